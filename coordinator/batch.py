@@ -1,0 +1,132 @@
+"""One micro-batch as Spark hands it to foreachBatch: who asks, which input, and running sinks over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from coordinator.decisions import BatchFacts
+from coordinator.errors import CheckpointError
+from sinks.base import TwoPhaseCommitSink
+from sinks.task import ACK_SCHEMA, Ack, SinkTask, with_row_hash
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Sink = TwoPhaseCommitSink[Any]
+
+
+class MicroBatch(Protocol):
+    """What the protocol needs of a batch. `run_id` tells one start of the query from the next."""
+
+    facts: BatchFacts
+    run_id: str
+
+    def schema(self, sink: Sink) -> pa.Schema: ...
+    def partitions(self, sink: Sink) -> int: ...
+    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
+        """Run each task over the batch, side by side; one ack per partition that ran, by sink name."""
+
+    @property
+    def active(self) -> bool:
+        """False once the query is being stopped."""
+
+    def drain(self) -> None:
+        """Compute the batch without writing it."""
+
+
+class SparkBatch:
+    """A batch of a classic (not Connect) streaming query.
+
+    The query is found through the local properties that Spark's stream execution sets on its thread; offsets are read
+    from its offset log in the checkpointLocation, where Spark has written them before it calls foreachBatch.
+    """
+
+    def __init__(self, df: DataFrame, batch_id: int) -> None:
+        self._df = df
+        session = df.sparkSession
+        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+        jvm: Any = session.sparkContext._jvm
+        queries = session._jsparkSession.sharedState().activeStreamingQueries()
+        execution = query_id and queries.get(jvm.java.util.UUID.fromString(query_id))
+        if not execution:
+            raise CheckpointError(
+                "the coordinator has to be called by a running streaming query: "
+                "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start()"
+            )
+        self.run_id: str = execution.runId().toString()
+        path = jvm.org.apache.hadoop.fs.Path(f"{execution.resolvedCheckpointRoot()}/offsets/{batch_id}")
+        conf = session._jsparkSession.sessionState().newHadoopConf()
+        stream = path.getFileSystem(conf).open(path)
+        try:
+            lines = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")).split("\n")
+        finally:
+            stream.close()
+        self.facts = BatchFacts(batch_id, query_id, tuple(lines[2:]))
+
+        self._execution = execution
+
+    @property
+    def active(self) -> bool:
+        return bool(self._execution.isActive())
+
+    def schema(self, sink: Sink) -> pa.Schema:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return to_arrow_schema(self._written(sink).schema)
+
+    def partitions(self, sink: Sink) -> int:
+        return int(self._written(sink)._jdf.queryExecution().toRdd().getNumPartitions())
+
+    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
+        if len(tasks) == 1:
+            [(name, task)] = tasks.items()
+            return {name: self._collect(task)}
+        with _persisted(self._df):
+            return _side_by_side({name: lambda task=task: self._collect(task) for name, task in tasks.items()})
+
+    def drain(self) -> None:
+        self._df.write.format("noop").mode("overwrite").save()
+
+    def _written(self, sink: Sink) -> DataFrame:
+        return sink.transform(self._df) if sink.transform else self._df
+
+    def _collect(self, task: SinkTask) -> list[Ack]:
+        rows = with_row_hash(self._written(task.sink)).mapInArrow(task, ACK_SCHEMA).collect()
+        return [Ack.from_json(row.ack) for row in rows]
+
+
+@contextmanager
+def _persisted(df: DataFrame) -> Iterator[None]:
+    df.persist()
+    try:
+        yield
+    finally:
+        df.unpersist()
+
+
+def _side_by_side(calls: Mapping[str, Callable[[], list[Ack]]]) -> dict[str, list[Ack]]:
+    """Run the calls in threads that inherit the query's job group, so that query.stop() cancels them. Raises the first
+    error after all have ended."""
+    from pyspark import InheritableThread
+
+    results: dict[str, list[Ack]] = {}
+    errors: list[BaseException] = []
+
+    def run(name: str, call: Callable[[], list[Ack]]) -> None:
+        try:
+            results[name] = call()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [InheritableThread(target=run, args=item) for item in calls.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,445 @@
+"""The checkpoint coordinator: `__call__` and `_checkpoint` are the protocol on one screen."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from coordinator import decisions
+from coordinator.batch import MicroBatch, Sink, SparkBatch
+from coordinator.config import CheckpointConfig
+from coordinator.decisions import Call, Complete, Participant
+from coordinator.errors import CheckpointFailed, InDoubtError, Superseded, UnknownSink
+from coordinator.listener import CheckpointListener, Step
+from coordinator.records import CheckpointStore, Record
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from sinks.errors import CommittedError, SinkError
+from sinks.task import Ack, SinkTask
+from sinks.transaction import Checkpoint, Committable, CommitOutcome, unnamed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
+
+_RETRIES_WHEN_BLOCKED = 2
+
+
+class CheckpointCoordinator:
+    """The function for `foreachBatch` that makes its sinks exactly-once.
+
+    `job` names the job for ever: its records, transactions and ledgers carry it. `storage` is where complete checkpoints
+    are recorded (`file:///…`, any SQLAlchemy URL, `memory:NAME`), best not the folder of Spark's checkpointLocation.
+    One object serves one query at a time, over any number of starts. Raises the errors in `coordinator.errors`; each
+    stops the query, and none has lost or doubled a row.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        sinks: Sequence[Sink],
+        storage: str | CheckpointStorage,
+        config: CheckpointConfig | None = None,
+        listeners: Sequence[CheckpointListener] = (),
+    ) -> None:
+        names = [sink.name for sink in sinks]
+        if not job:
+            raise ValueError("a job needs a name: it is how a restarted driver finds its checkpoints again")
+        if not sinks:
+            raise ValueError("a coordinator needs at least one sink")
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sinks have the same name in {names}; set name= on one of them")
+        self.job = job
+        self.sinks = {sink.name: sink for sink in sinks}
+        self.config = config or CheckpointConfig()
+        self._store = CheckpointStore(open_storage(storage), job)
+        self._listeners = list(listeners)
+        self._run_id: str | None = None
+        self._generation = 0
+        self._newest: Complete | None = None
+        self._checked: dict[str, pa.Schema] = {}
+        self._swept_at = 0.0
+
+    # ------------------------------------------------------------------ the protocol
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        self.process(SparkBatch(df, batch_id))
+
+    def process(self, batch: MicroBatch) -> None:
+        """See one micro-batch through: when this returns, all of its rows are visible, once."""
+        if batch.run_id != self._run_id:
+            self.recover()
+            self._run_id = batch.run_id
+        call = self._decide(batch, reloaded=False)
+        if call is Call.RELOAD:
+            self._load_and_settle()
+            call = self._decide(batch, reloaded=True)
+        if call is Call.WRITE:
+            if time.monotonic() - self._swept_at > self.config.sweep_interval:
+                self._sweep_as_newest()
+            self._newest = self._make_visible(batch, self._checkpoint(batch))
+        else:
+            if call is Call.FINISH and self._newest:
+                self._newest = self._make_visible(batch, self._newest)
+            batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
+        self._tell(Step.DONE, batch.facts.checkpoint_id)
+
+    def recover(self) -> None:
+        """Become the newest driver, commit the newest complete checkpoint again, and abort what no record names.
+
+        Runs by itself at the first batch of each query run; call it to settle a job without starting its query.
+        """
+        for sink in self.sinks.values():
+            sink.open()
+        self._checked.clear()
+        self._generation = self._store.claim_generation()
+        self._tell(Step.GENERATION_CLAIMED, generation=self._generation)
+        self._load_and_settle()
+
+    def _decide(self, batch: MicroBatch, *, reloaded: bool) -> Call:
+        call = decisions.on_call(batch.facts, self._newest, adopt=self.config.adopt, reloaded=reloaded)
+        if call is Call.SKIP:
+            decisions.require_same_offsets(batch.facts, self._store.get(batch.facts.checkpoint_id, 0))
+        return call
+
+    def _load_and_settle(self) -> None:
+        rounds = self._store.load_newest()
+        self._newest = Complete(rounds) if rounds else None
+        self._tell(Step.LOADED, checkpoint=self._newest.checkpoint_id if self._newest else -1, rounds=len(rounds))
+        if self._newest:
+            unknown = sorted({c.sink for c in self._newest.every_committable()} - set(self.sinks))
+            if unknown:
+                raise UnknownSink(
+                    f"checkpoint {self._newest.checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
+                    f"does not have (it has {sorted(self.sinks)}). A sink's name must be stable over restarts."
+                )
+            self._newest = self._commit(self._newest)
+            lost = [decisions.describe(p, c) for p, c in self._newest.lost().items()]
+            self._tell(Step.RECOVERED, self._newest.checkpoint_id, committed=self._newest.committed(), lost=lost)
+        self._sweep()
+
+    def _checkpoint(self, batch: MicroBatch) -> Complete:
+        """Write and pre-commit the batch, and complete it. Fails with nothing visible and nothing decided."""
+        failures = blocked = 0
+        while True:
+            started = _now()
+            self._tell(Step.TRIGGERED, batch.facts.checkpoint_id, offsets=batch.facts.offsets)
+            acks: list[tuple[str, Ack]] = []
+            try:
+                self._check_schemas(batch)
+                acks = self._run(batch, attempt=failures + blocked)
+                self._validate(batch, acks)
+            except (Superseded, InDoubtError):
+                raise
+            except Exception as error:
+                self._abort(acks)
+                self._tell(Step.FAILED, batch.facts.checkpoint_id, error=error)
+                if not batch.active:
+                    raise
+                if isinstance(error, SinkError) and error.retryable and blocked < _RETRIES_WHEN_BLOCKED:
+                    blocked += 1  # R8: an orphan may hold the lock; settling and sweeping frees it
+                elif failures < self.config.tolerable_failed_checkpoints:
+                    failures += 1
+                else:
+                    self._sweep()
+                    if isinstance(error, SinkError):
+                        raise
+                    raise CheckpointFailed(
+                        f"checkpoint {batch.facts.checkpoint_id} of job {self.job!r} failed before it was complete; "
+                        f"nothing of it is visible: {error}"
+                    ) from error
+                logger.warning("checkpoint %d failed, trying again: %s", batch.facts.checkpoint_id, error)
+                self._load_and_settle()
+                if decisions.on_call(batch.facts, self._newest, adopt=self.config.adopt, reloaded=True) != Call.WRITE:
+                    raise Superseded(f"another driver completed checkpoint {batch.facts.checkpoint_id}") from error
+                continue
+            return self._complete(batch, acks, started)
+
+    def _complete(self, batch: MicroBatch, acks: list[tuple[str, Ack]], started: int) -> Complete:
+        """The commit point: put the record, unless somebody else did."""
+        record = self._record(batch, acks, 0, started, {name: batch.partitions(s) for name, s in self.sinks.items()})
+        complete = Complete((self._put(record, acks),))
+        decisions.require_same_offsets(batch.facts, complete.record)
+        self._store.delete_older_than(record.checkpoint_id - self.config.retained_checkpoints + 1)
+        return complete
+
+    def _make_visible(self, batch: MicroBatch, complete: Complete) -> Complete:
+        """Commit until all of the checkpoint is visible, writing again what the external system lost."""
+        while True:
+            complete = self._commit(complete)
+            lost = decisions.settle(complete).lost
+            if not lost:
+                self._tell(Step.COMMITTED, complete.checkpoint_id)
+                return complete
+            complete = self._replay(batch, complete, lost)
+
+    def _replay(self, batch: MicroBatch, complete: Complete, lost: Sequence[Participant]) -> Complete:
+        round = complete.rounds[-1].round + 1  # R3: the successor of the round whose outcomes are final here
+        self._require_newest("replay")  # R6
+        reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in lost}
+        logger.warning("checkpoint %d: writing lost transactions again: %s", complete.checkpoint_id, reasons)
+        self._tell(Step.REPLAYING, complete.checkpoint_id, lost=reasons, round=round)
+        sinks = [self.sinks[name] for name in {sink for sink, _ in lost}]
+        partitions = {sink.name: batch.partitions(sink) for sink in sinks}
+        decisions.require_same_layout(complete.record, partitions, lost)
+        started, blocked = _now(), 0
+        while True:
+            acks = self._run(batch, attempt=blocked, round=round, lost=lost)
+            errors = _errors(acks)
+            if not errors:
+                break
+            self._abort(acks)
+            if not errors[0].retryable or blocked == _RETRIES_WHEN_BLOCKED:
+                raise errors[0]
+            blocked += 1
+            self._sweep_as_newest(complete)
+        try:
+            decisions.require_same_rows(complete.lost(), {(s, a.subtask): a for s, a in acks if a.committable})
+        except InDoubtError:
+            self._abort(acks)
+            raise
+        self._tell(Step.REPLAY_PRE_COMMITTED, complete.checkpoint_id)
+        return complete.superseded_by(self._put(self._record(batch, acks, round, started, partitions), acks))
+
+    # ------------------------------------------------------------------ its steps
+    def _run(
+        self,
+        batch: MicroBatch,
+        *,
+        attempt: int,
+        round: int = 0,
+        lost: Sequence[Participant] | None = None,
+    ) -> list[tuple[str, Ack]]:
+        """Pre-commit on all participants (or the lost ones), and collect their acks."""
+        names = self.sinks if lost is None else {sink for sink, _ in lost}
+        tasks = {
+            name: SinkTask(
+                self.sinks[name],
+                self.job,
+                self._store.lineage,
+                batch.facts.checkpoint_id,
+                self._generation,
+                round,
+                attempt,
+                None if lost is None else frozenset(subtask for sink, subtask in lost if sink == name),
+                self.config.exactly_once,
+            )
+            for name in names
+        }
+        return [(name, ack) for name, acks in batch.run(tasks).items() for ack in acks]
+
+    def _validate(self, batch: MicroBatch, acks: list[tuple[str, Ack]]) -> None:
+        if errors := _errors(acks):
+            raise errors[0]
+        self._tell(
+            Step.PRE_COMMITTED,
+            batch.facts.checkpoint_id,
+            participants=sum(ack.committable is not None for _, ack in acks),
+            rows=_rows(acks),
+        )
+        for name, sink in self.sinks.items():
+            if committables := [ack.committable for n, ack in acks if n == name and ack.committable]:
+                sink.validate_all(self._about(batch.facts.checkpoint_id), committables)
+        self._tell(Step.VALIDATED, batch.facts.checkpoint_id)
+
+    def _put(self, record: Record, acks: list[tuple[str, Ack]]) -> Record:
+        """Decide by put-if-absent; answers the record that decides. Then R1: stop if a newer checkpoint is complete."""
+        step = Step.REPLAY_COMPLETE if record.round else Step.COMPLETE
+        try:
+            self._require_newest("complete")
+            decided: Record | None = record
+            if not self._store.put(record):
+                decided = self._store.get(record.checkpoint_id, record.round)
+                if decided:
+                    self._abort(acks, keep=decided.committables)
+        except Superseded:
+            self._abort(acks)
+            raise
+        except StorageError as error:
+            # The put may still land, so nothing is aborted: the next recovery commits or sweeps what is pre-committed.
+            raise CheckpointFailed(
+                f"the record of checkpoint {record.checkpoint_id} of job {self.job!r} could not be written; start the "
+                f"query again when the storage answers: {error}"
+            ) from error
+        self._tell(step, record.checkpoint_id, adopted=decided is not record)
+        if decided is None or (newest := self._store.newest_complete()) > record.checkpoint_id:
+            self._abort(acks)
+            raise Superseded(
+                f"checkpoint {record.checkpoint_id} of job {self.job!r} was completed and followed by another driver; "
+                "this one stops. Two drivers of one job were running."
+            ) if decided is None else Superseded(
+                f"checkpoint {newest} of job {self.job!r} is complete already while this driver was at "
+                f"{record.checkpoint_id}; it stops. Two drivers of one job were running."
+            )
+        return decided
+
+    def _commit(self, complete: Complete) -> Complete:
+        """Ask for every outcome that is not final, again and again within the commit timeout."""
+        self._tell(Step.COMMITTING, complete.checkpoint_id, participants=len(complete.pending()))
+        about, errors = self._about(complete.checkpoint_id), dict[Participant, Exception]()
+        asked_before = False
+        try:
+            for attempt in Retrying(
+                stop=stop_after_delay(self.config.commit_timeout),
+                wait=wait_random_exponential(multiplier=0.1, max=10),
+                retry=retry_if_exception_type(_AskAgain),
+                reraise=True,
+            ):
+                with attempt:
+                    if asked_before:
+                        self._sweep(complete)  # R7: what is in the way may be an orphan
+                    asked_before = True
+                    outcomes: dict[Participant, CommitOutcome] = {}
+                    errors.clear()
+                    for name, sink in self.sinks.items():
+                        asked = [p for p in complete.pending() if p[0] == name]
+                        told = _notify(sink, about, [complete.named[p] for p in asked])
+                        for participant, outcome in zip(asked, told, strict=True):
+                            if isinstance(outcome, Exception):
+                                errors[participant] = outcome
+                            else:
+                                outcomes[participant] = outcome
+                    complete = complete.told(outcomes)
+                    if errors:
+                        logger.warning(
+                            "checkpoint %d: asking again for %d transaction(s), e.g. %s",
+                            complete.checkpoint_id,
+                            len(errors),
+                            next(iter(errors.values())),
+                        )
+                        raise _AskAgain
+        except _AskAgain:
+            raise decisions.still_asked(complete, errors, self.config.commit_timeout) from next(iter(errors.values()))
+        decisions.settle(complete)
+        return complete
+
+    def _sweep(self, complete: Complete | None = None) -> None:
+        """Abort every pre-committed transaction of this job that no record names (presumed abort)."""
+        complete = complete or self._newest
+        named = [c.transaction for c in complete.every_committable()] if complete else []
+        aborted: dict[str, list[dict[str, Any]]] = {}
+        for name, sink in self.sinks.items():
+            for transaction in unnamed(sink.in_doubt(self.job), named):
+                try:
+                    sink.abort(transaction)
+                except CommittedError:
+                    continue  # listed, then committed by whoever it belongs to
+                aborted.setdefault(name, []).append(dict(transaction))
+        self._swept_at = time.monotonic()
+        if aborted:
+            logger.info("job %s: aborted orphaned transactions %s", self.job, aborted)
+        self._tell(Step.SWEPT, aborted=aborted)
+
+    def _sweep_as_newest(self, complete: Complete | None = None) -> None:
+        self._require_newest("sweep")
+        self._sweep(complete)
+
+    def _abort(self, acks: list[tuple[str, Ack]], keep: Sequence[Committable] = ()) -> None:
+        """Abort one's own transactions but those that a record names. What fails is left to the next sweep."""
+        for name, sink in self.sinks.items():
+            own = [ack.committable for n, ack in acks if n == name and ack.committable]
+            for transaction in unnamed([c.transaction for c in own], [c.transaction for c in keep]):
+                try:
+                    sink.abort(transaction)
+                except Exception:
+                    logger.warning("could not abort %s; left to the next sweep", dict(transaction), exc_info=True)
+
+    def _require_newest(self, what: str) -> None:
+        newest = self._store.newest_generation()
+        if newest > self._generation:
+            raise Superseded(
+                f"generation {newest} of job {self.job!r} has started; this driver (generation {self._generation}) may "
+                f"not {what} any more. Two drivers of one job were running."
+            )
+
+    def _check_schemas(self, batch: MicroBatch) -> None:
+        for name, sink in self.sinks.items():
+            schema = batch.schema(sink)
+            if self._checked.get(name) != schema:
+                sink.check(schema)
+                self._checked[name] = schema
+
+    def _record(
+        self,
+        batch: MicroBatch,
+        acks: list[tuple[str, Ack]],
+        round: int,
+        started: int,
+        partitions: Mapping[str, int],
+    ) -> Record:
+        return Record(
+            self.job,
+            self._store.lineage,
+            batch.facts.checkpoint_id,
+            round,
+            self._generation,
+            batch.facts.query_id,
+            batch.facts.offsets,
+            partitions,
+            tuple(ack.committable for _, ack in acks if ack.committable),
+            self.config.mode.value,
+            _rows(acks),
+            started,
+            _now(),
+        )
+
+    def _about(self, checkpoint_id: int) -> Checkpoint:
+        oldest = max(0, checkpoint_id - self.config.retained_checkpoints)
+        return Checkpoint(self.job, self._store.lineage, checkpoint_id, oldest)
+
+    def _tell(self, step: Step, checkpoint_id: int = -1, **facts: Any) -> None:
+        logger.debug("job %s checkpoint %d: %s %s", self.job, checkpoint_id, step.value, facts)
+        for listener in self._listeners:
+            try:
+                listener.on_step(step, checkpoint_id, facts)
+            except Exception:
+                logger.exception("listener %r failed at %s", listener, step)
+
+    # ------------------------------------------------------------------ life
+    def close(self) -> None:
+        """Release what sinks and storage hold on the driver. Transactions are left as they are."""
+        for sink in self.sinks.values():
+            sink.close()
+        self._store.storage.close()
+
+    def __enter__(self) -> CheckpointCoordinator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _AskAgain(Exception):
+    """Some participant answered with an exception instead of an outcome."""
+
+
+def _notify(
+    sink: Sink, checkpoint: Checkpoint, committables: Sequence[Committable]
+) -> Sequence[CommitOutcome | Exception]:
+    try:
+        return sink.notify_checkpoint_complete(checkpoint, committables)
+    except Exception as error:
+        return [error] * len(committables)
+
+
+def _errors(acks: list[tuple[str, Ack]]) -> list[SinkError]:
+    """Those that trying again cannot mend come first."""
+    return sorted((ack.error for _, ack in acks if ack.error), key=lambda error: error.retryable)
+
+
+def _rows(acks: list[tuple[str, Ack]]) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    for name, ack in acks:
+        rows[name] = rows.get(name, 0) + ack.fingerprint.rows
+    return rows
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,235 @@
+"""The protocol's decisions: pure functions of facts that were read. Nothing here reads or writes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from coordinator.errors import (
+    CheckpointGap,
+    CheckpointLocationMismatch,
+    FirstCheckpointError,
+    InDoubtError,
+    ReplayMismatch,
+)
+from coordinator.records import Record
+from sinks.task import Ack
+from sinks.transaction import Committable, CommitOutcome, CommitState
+
+Participant = tuple[str, int]
+"""Sink name and subtask."""
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source."""
+
+    checkpoint_id: int
+    query_id: str
+    offsets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Complete:
+    """A complete checkpoint as this driver knows it: the decision rounds it has evaluated, what they name together, and
+    the final outcomes seen so far."""
+
+    rounds: tuple[Record, ...]
+    outcomes: Mapping[Participant, CommitOutcome] = field(default_factory=dict)
+
+    @property
+    def record(self) -> Record:
+        return self.rounds[0]
+
+    @property
+    def checkpoint_id(self) -> int:
+        return self.record.checkpoint_id
+
+    @property
+    def named(self) -> dict[Participant, Committable]:
+        """The participants' current committables: those of round 0, replaced round by round."""
+        return {(c.sink, c.subtask): c for record in self.rounds for c in record.committables}
+
+    def every_committable(self) -> list[Committable]:
+        return [c for record in self.rounds for c in record.committables]
+
+    def pending(self) -> list[Participant]:
+        """Participants that have to be asked (again)."""
+        return [p for p in self.named if self._state(p) in (None, CommitState.HELD)]
+
+    def lost(self) -> dict[Participant, Committable]:
+        return {p: c for p, c in self.named.items() if self._state(p) is CommitState.LOST}
+
+    def committed(self) -> int:
+        return sum(self._state(p) is CommitState.COMMITTED for p in self.named)
+
+    def told(self, outcomes: Mapping[Participant, CommitOutcome]) -> Complete:
+        return replace(self, outcomes={**self.outcomes, **outcomes})
+
+    def superseded_by(self, replay: Record) -> Complete:
+        """With one more decision round; the outcomes of those that it replaces are open again."""
+        fresh = {(c.sink, c.subtask) for c in replay.committables}
+        return Complete(
+            (*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh}
+        )
+
+    def _state(self, participant: Participant) -> CommitState | None:
+        outcome = self.outcomes.get(participant)
+        return outcome.state if outcome else None
+
+
+class Call(Enum):
+    WRITE = auto()  # the next checkpoint: run the protocol
+    FINISH = auto()  # this checkpoint is complete: see to it that all of it is visible
+    SKIP = auto()  # it and a later one are complete, so it is visible
+    RELOAD = auto()  # what was loaded is older than what Spark knows: read the newest again
+
+
+def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded: bool) -> Call:
+    """What to do when Spark calls for a batch. `reloaded`: the newest checkpoint was read after this call came in."""
+    n = batch.checkpoint_id
+    if newest is None:
+        if n == 0 or adopt:
+            return Call.WRITE
+        if not reloaded:
+            return Call.RELOAD
+        raise FirstCheckpointError(
+            f"Spark asks for batch {n}, but checkpoint storage holds no checkpoint of this job. Either the storage was "
+            "wiped or points elsewhere (restore it, or rows may be doubled), or the query ran without this coordinator "
+            "before: then start once with CheckpointConfig(adopt=True)."
+        )
+    c = newest.record
+    if batch.query_id != c.query_id:
+        raise CheckpointLocationMismatch(
+            f"the newest checkpoint {c.checkpoint_id} was written by query {c.query_id}, but query {batch.query_id} asks "
+            f"for batch {n}: Spark's checkpointLocation was replaced, so its batch numbers and offsets started anew. "
+            "Start with the old checkpointLocation, or give the job a new name to process the input from the start."
+        )
+    if n > c.checkpoint_id + 1 or (n == c.checkpoint_id + 1 and newest.lost()):
+        if not reloaded:
+            return Call.RELOAD
+        if newest.lost():
+            raise InDoubtError(
+                f"checkpoint {c.checkpoint_id} has lost transactions, but Spark has moved on to batch {n}. "
+                f"Roll Spark's commit log back to batch {c.checkpoint_id - 1} (delete commits/{c.checkpoint_id} in the "
+                "checkpointLocation) to have them written again.",
+                [dict(committable.transaction) for committable in newest.lost().values()],
+            )
+        raise CheckpointGap(
+            f"Spark asks for batch {n}, but the newest complete checkpoint in storage is {c.checkpoint_id}: "
+            f"{n - c.checkpoint_id - 1} checkpoint(s) are missing. The storage is older than Spark's checkpointLocation; "
+            "restore the storage that belongs to it."
+        )
+    if n == c.checkpoint_id + 1:
+        return Call.WRITE
+    if n < c.checkpoint_id:
+        return Call.SKIP
+    require_same_offsets(batch, c)
+    return Call.FINISH
+
+
+def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
+    """R12: a batch counts as done only if the record is of the very same input."""
+    if record is not None and record.offsets == batch.offsets and record.query_id == batch.query_id:
+        return
+    known = "has other offsets" if record else "is no longer retained, so its input cannot be compared"
+    raise CheckpointLocationMismatch(
+        f"batch {batch.checkpoint_id} is complete in storage, but its record {known}; Spark now reads {batch.offsets}"
+        + (f", the record says {record.offsets}" if record else "")
+        + ". Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?). Restore the "
+        "newest checkpointLocation; counting this batch as done would lose its rows."
+    )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the final outcomes of a complete checkpoint ask for."""
+
+    lost: tuple[Participant, ...]
+
+
+def settle(complete: Complete) -> Settled:
+    """Raises `InDoubtError` where an outcome is unknown. Call it when no participant is left to ask (R3)."""
+    named, outcomes = complete.named, complete.outcomes
+    unknown = [p for p in named if p in outcomes and outcomes[p].state is CommitState.UNKNOWN]
+    if unknown:
+        raise InDoubtError(
+            _list(
+                f"checkpoint {complete.checkpoint_id} is complete, but it cannot be told whether these transactions took "
+                "effect:",
+                [f"{describe(p, named[p])}: {outcomes[p].reason}" for p in unknown],
+                "Look into the external system. Then either commit the transaction there, or roll it back for good, and "
+                "start the query again: it asks again and goes on from what it finds.",
+            ),
+            [dict(named[p].transaction) for p in unknown],
+        )
+    lost = tuple(sorted(complete.lost()))
+    held = [p for p in complete.pending()]
+    if held and not lost:
+        raise InDoubtError(
+            _list(
+                f"checkpoint {complete.checkpoint_id}: these transactions are held for a lost sibling that is not there:",
+                [describe(p, named[p]) for p in held],
+                "This is a defect of the sink; its `commit_all` may answer HELD only beside LOST.",
+            ),
+            [dict(named[p].transaction) for p in held],
+        )
+    return Settled(lost)
+
+
+def still_asked(complete: Complete, errors: Mapping[Participant, Exception], waited: float) -> InDoubtError:
+    named = complete.named
+    return InDoubtError(
+        _list(
+            f"checkpoint {complete.checkpoint_id} is complete, but could not be made visible within {waited:.0f} s:",
+            [f"{describe(p, named[p])}: {error}" for p, error in errors.items()],
+            "Nothing is lost: start the query again when the external system answers, and it commits them. (A larger "
+            "CheckpointConfig.commit_timeout waits longer.)",
+        ),
+        [dict(named[p].transaction) for p in errors],
+    )
+
+
+def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Iterable[Participant]) -> None:
+    """R13: lost partitions can be written again only under the partition layout that they were written with."""
+    for sink in sorted({sink for sink, _ in lost}):
+        then, now = record.partitions.get(sink), partitions.get(sink)
+        if then != now:
+            raise ReplayMismatch(
+                f"checkpoint {record.checkpoint_id} of sink {sink!r} was written in {then} partitions, the batch now has "
+                f"{now}, so its lost transactions cannot be written again partition by partition. Start the query with "
+                f"the settings of then: the same spark.sql.shuffle.partitions, spark.default.parallelism / number of "
+                f"cores and spark.sql.files.maxPartitionBytes, to get {then} partitions. Nothing was changed.",
+                [dict(c.transaction) for c in record.committables if c.sink == sink],
+            )
+
+
+def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Participant, Ack]) -> None:
+    """A replay must write what was lost, to the row."""
+    different = [
+        f"{describe(p, c)}: {c.fingerprint.rows} rows (hash {c.fingerprint.hash:016x}) then, "
+        f"{acks[p].fingerprint.rows} rows (hash {acks[p].fingerprint.hash:016x}) now"
+        if p in acks
+        else f"{describe(p, c)}: not written now"
+        for p, c in lost.items()
+        if p not in acks or acks[p].fingerprint != c.fingerprint
+    ]
+    if different:
+        raise ReplayMismatch(
+            _list(
+                "lost transactions cannot be replayed, because the batch now has other rows in their partitions:",
+                different,
+                "Make the query deterministic (no current time, random numbers or changing lookups before the sink; a "
+                "source that still holds the data) and start it again. Nothing was changed.",
+            ),
+            [dict(c.transaction) for c in lost.values()],
+        )
+
+
+def describe(participant: Participant, committable: Committable) -> str:
+    return f"sink {participant[0]!r}, subtask {participant[1]}, transaction {dict(committable.transaction)}"
+
+
+def _list(head: str, items: Sequence[str], tail: str) -> str:
+    return "\n".join([head, *(f"  - {item}" for item in items), tail])

@@ -1,0 +1,70 @@
+"""Errors of the coordinator. All stop the query; none is ever handled by skipping rows.
+
+* CheckpointError
+    * CheckpointLocationMismatch - Spark's checkpointLocation is not the one that the stored checkpoints belong to
+    * CheckpointGap - checkpoints are missing between storage and Spark
+    * FirstCheckpointError - storage is empty, but Spark's query is not at its first batch
+    * WrongJob - the records in storage belong to another job
+    * CorruptRecord - a record in storage cannot be trusted
+    * UnknownSink - a record names a sink that this coordinator does not have
+    * Superseded - a newer driver runs this job; this one is a zombie
+    * CheckpointFailed - the checkpoint was aborted before it was complete; nothing of it is visible
+    * InDoubtError - complete, but the outcome of some transactions cannot be told (yet); `transactions` names them
+        * ReplayMismatch - lost transactions cannot be written again as they were
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class CheckpointError(Exception):
+    """Base of the coordinator's errors."""
+
+
+class CheckpointLocationMismatch(CheckpointError):
+    pass
+
+
+class CheckpointGap(CheckpointError):
+    pass
+
+
+class FirstCheckpointError(CheckpointError):
+    pass
+
+
+class WrongJob(CheckpointError):
+    pass
+
+
+class CorruptRecord(CheckpointError):
+    pass
+
+
+class UnknownSink(CheckpointError):
+    pass
+
+
+class Superseded(CheckpointError):
+    pass
+
+
+class CheckpointFailed(CheckpointError):
+    pass
+
+
+class InDoubtError(CheckpointError):
+    """`transactions` holds the identities whose outcome the operator has to settle."""
+
+    def __init__(self, message: str, transactions: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(message, transactions)
+        self.transactions = list(transactions)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ReplayMismatch(InDoubtError):
+    pass

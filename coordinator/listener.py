@@ -1,0 +1,34 @@
+"""The protocol's steps, as an observer sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+
+class Step(str, Enum):
+    """In the order of an undisturbed checkpoint after recovery. Each is told after it happened."""
+
+    GENERATION_CLAIMED = "generation claimed"  # generation
+    LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds
+    RECOVERED = "newest checkpoint committed again"  # committed, lost
+    SWEPT = "orphans aborted"  # aborted: identities by sink
+    TRIGGERED = "checkpoint triggered"  # offsets
+    PRE_COMMITTED = "all participants pre-committed"  # participants, rows
+    VALIDATED = "sinks have no objection"
+    COMPLETE = "complete record written"  # adopted: another driver's record was there
+    COMMITTING = "about to commit"  # participants
+    COMMITTED = "all participants visible"
+    FAILED = "checkpoint aborted before it was complete"  # error
+    REPLAYING = "about to write lost participants again"  # lost: participants with reasons, round
+    REPLAY_PRE_COMMITTED = "replacements pre-committed"
+    REPLAY_COMPLETE = "replay record written"  # adopted
+    DONE = "about to return to Spark"
+
+
+class CheckpointListener:
+    """Subclass and override `on_step`. Called on the driver, in the query's thread; an exception is logged and ignored."""
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        """`checkpoint_id` is -1 where no checkpoint is under way; `facts` are named beside each step."""

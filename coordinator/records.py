@@ -1,0 +1,184 @@
+"""The checkpoint metadata in storage, and the only code that knows its keys.
+
+JOB/lineage/NUMBER                  the lineages of a job; the highest number is the current one
+JOB/generation/NUMBER               one claim per driver incarnation; the highest is the newest driver
+JOB/LINEAGE/checkpoint/N/ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coordinator.errors import CorruptRecord, WrongJob
+from coordinator.storage import CheckpointStorage
+from sinks.transaction import Committable, token
+
+FORMAT = 1
+_KEPT_GENERATIONS = 10
+
+
+@dataclass(frozen=True)
+class Record:
+    """One decision: checkpoint `checkpoint_id` is complete with these committables (round 0), or these replace lost ones.
+
+    `offsets` are the source offsets of Spark's offset log, one JSON text per source. `partitions` is the layout: number
+    of partitions per sink. Times are milliseconds since the epoch.
+    """
+
+    job: str
+    lineage: str
+    checkpoint_id: int
+    round: int
+    generation: int
+    query_id: str
+    offsets: tuple[str, ...]
+    partitions: Mapping[str, int]
+    committables: tuple[Committable, ...]
+    mode: str
+    rows: Mapping[str, int]
+    triggered_at: int
+    completed_at: int
+
+    def to_bytes(self) -> bytes:
+        body = asdict(self) | {"committables": [committable.to_json() for committable in self.committables]}
+        return seal(body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Record:
+        body = unseal(data, where)
+        try:
+            return cls(
+                **body
+                | {
+                    "offsets": tuple(body["offsets"]),
+                    "committables": tuple(Committable.from_json(value) for value in body["committables"]),
+                }
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptRecord(f"{where} lacks or misuses a field: {error!r}") from error
+
+
+def seal(body: Mapping[str, Any]) -> bytes:
+    """JSON with format number and checksum."""
+    text = json.dumps(body, sort_keys=True)
+    return json.dumps({"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}).encode()
+
+
+def unseal(data: bytes, where: str) -> dict[str, Any]:
+    mend = "Restore it from a backup of the storage; nothing was changed."
+    try:
+        sealed = json.loads(data)
+        version, checksum, body = sealed["format"], sealed["sha256"], sealed["body"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptRecord(f"{where} is truncated or not a record of this library ({error!r}). {mend}") from error
+    if version != FORMAT:
+        raise CorruptRecord(f"{where} has format {version}, this version reads format {FORMAT}. Use the newer library.")
+    if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != checksum:
+        raise CorruptRecord(f"{where} was changed after it was written: its checksum does not match. {mend}")
+    return dict(body)
+
+
+class CheckpointStore:
+    """The records of one job."""
+
+    def __init__(self, storage: CheckpointStorage, job: str) -> None:
+        self.storage = storage
+        self.job = job
+        self._root = token(job)
+        self.lineage = ""
+
+    # ------------------------------------------------------------------ generations
+    def claim_generation(self) -> int:
+        """Become the newest driver of this job. Never hands out a number twice."""
+        self.lineage = self._current_lineage()
+        while True:
+            number = self.newest_generation() + 1
+            claimed = self.storage.put_if_absent(self._generation_key(number), seal({"job": self.job}))
+            if claimed and self.newest_generation() == number:
+                break
+        for key in self.storage.list(f"{self._root}/generation/"):
+            if int(key.rsplit("/", 1)[1]) <= number - _KEPT_GENERATIONS:
+                self.storage.delete(key)
+        return number
+
+    def newest_generation(self) -> int:
+        return max((int(key.rsplit("/", 1)[1]) for key in self.storage.list(f"{self._root}/generation/")), default=0)
+
+    def _generation_key(self, number: int) -> str:
+        return f"{self._root}/generation/{number:010d}"
+
+    def _current_lineage(self) -> str:
+        while not (keys := self.storage.list(f"{self._root}/lineage/")):
+            body = {"job": self.job, "lineage": secrets.token_hex(4)}
+            self.storage.put_if_absent(f"{self._root}/lineage/{1:010d}", seal(body))
+        data = self.storage.get(keys[-1])
+        if data is None:
+            raise CorruptRecord(f"{keys[-1]} in {self.storage.uri} vanished while it was read")
+        body = unseal(data, self._where(keys[-1]))
+        self._require_own(body["job"], keys[-1])
+        return str(body["lineage"])
+
+    # ------------------------------------------------------------------ records
+    def put(self, record: Record) -> bool:
+        """Put-if-absent. True also if what is there is this very record (a put that was retried)."""
+        key, data = self._record_key(record.checkpoint_id, record.round), record.to_bytes()
+        return self.storage.put_if_absent(key, data) or self.storage.get(key) == data
+
+    def get(self, checkpoint_id: int, round: int) -> Record | None:
+        key = self._record_key(checkpoint_id, round)
+        data = self.storage.get(key)
+        if data is None:
+            return None
+        record = Record.from_bytes(data, self._where(key))
+        self._require_own(record.job, key)
+        if (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, round):
+            raise CorruptRecord(f"{self._where(key)} is the record of another checkpoint: it was copied or renamed.")
+        return record
+
+    def newest_complete(self) -> int:
+        """Id of the newest complete checkpoint, -1 if there is none."""
+        return max((id for id, round in self._ids() if round == 0), default=-1)
+
+    def load_newest(self) -> tuple[Record, ...]:
+        """The newest complete record and its replay records in order; () if there is none (R9: read again when
+        retention cut in)."""
+        while True:
+            newest = self.newest_complete()
+            if newest < 0:
+                return ()
+            rounds: list[Record] = []
+            while record := self.get(newest, len(rounds)):
+                rounds.append(record)
+            if rounds and self.newest_complete() == newest:
+                return tuple(rounds)
+
+    def delete_older_than(self, checkpoint_id: int) -> None:
+        for id, round in self._ids():
+            if id < checkpoint_id:
+                self.storage.delete(self._record_key(id, round))
+
+    def _ids(self) -> list[tuple[int, int]]:
+        prefix = f"{self._root}/{self.lineage}/checkpoint/"
+        try:
+            pairs = [key[len(prefix) :].split("/") for key in self.storage.list(prefix)]
+            return [(int(id), int(round)) for id, round in pairs]
+        except ValueError as error:
+            raise CorruptRecord(f"a foreign key below {prefix} in {self.storage.uri}: {error}") from error
+
+    def _record_key(self, checkpoint_id: int, round: int) -> str:
+        return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}/{round:06d}"
+
+    def _where(self, key: str) -> str:
+        return f"record {key} in {self.storage.uri}"
+
+    def _require_own(self, job: str, key: str) -> None:
+        if job != self.job:
+            raise WrongJob(
+                f"{self._where(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and do not "
+                "copy records between jobs."
+            )

@@ -1,0 +1,92 @@
+"""A sink of one's own: Parquet files that appear under their final name only when their checkpoint is committed.
+
+    python -m examples.custom_sink OUTPUT_FOLDER
+
+The whole sink is `FileSink`. `rename` is atomic, so a file is either hidden (pre-committed), visible (committed) or
+withdrawn (aborted), and each state stays provable. `tests/test_custom_sink.py` runs the conformance kit over it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
+from sinks.errors import CommittedError
+from sinks.transaction import TransactionId, token
+
+
+class FileSink(TwoPhaseCommitSink[tuple[str, pq.ParquetWriter]]):
+    def __init__(self, folder: str | Path, name: str = "files") -> None:
+        super().__init__(name=name)
+        self.folder = Path(folder)
+
+    def begin_transaction(self, context: TransactionContext) -> tuple[str, pq.ParquetWriter]:
+        file = context.transaction_id + ".parquet"
+        return file, pq.ParquetWriter(self.folder / f".{file}", context.schema)
+
+    def write(self, transaction: tuple[str, pq.ParquetWriter], batch: pa.RecordBatch) -> None:
+        transaction[1].write_batch(batch)
+
+    def pre_commit(self, transaction: tuple[str, pq.ParquetWriter]) -> Identity:
+        file, writer = transaction
+        writer.close()
+        for path in (self.folder / f".{file}", self.folder):  # contents, then name
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+        return {"file": file}
+
+    def rollback(self, transaction: tuple[str, pq.ParquetWriter]) -> None:
+        transaction[1].close()
+        (self.folder / f".{transaction[0]}").unlink(missing_ok=True)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        file = committable.transaction["file"]
+        try:
+            (self.folder / f".{file}").rename(self.folder / file)
+        except FileNotFoundError:
+            if (self.folder / f".withdrawn-{file}").exists():
+                return CommitOutcome.lost(f"{file} was withdrawn")
+            if not (self.folder / file).exists():
+                return CommitOutcome.unknown(f"{file} is neither hidden, visible nor withdrawn; was it deleted?")
+        return CommitOutcome.COMMITTED
+
+    def abort(self, transaction: Identity) -> None:
+        file = transaction["file"]
+        try:
+            (self.folder / f".{file}").rename(self.folder / f".withdrawn-{file}")
+        except FileNotFoundError:
+            if (self.folder / file).exists():
+                raise CommittedError(f"{file} is committed") from None
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        for path in self.folder.glob(f".{TransactionId.prefix(job)}*.parquet"):
+            if TransactionId.parse(path.stem[1:]).sink == token(self.name):
+                yield {"file": path.name[1:]}
+
+
+def main(output: str) -> None:
+    from pyspark.sql import SparkSession
+
+    from coordinator import CheckpointCoordinator
+
+    spark = SparkSession.builder.master("local[2]").getOrCreate()
+    Path(output, "rows").mkdir(parents=True, exist_ok=True)
+    coordinator = CheckpointCoordinator(
+        job="custom-sink-example",
+        sinks=[FileSink(Path(output, "rows"))],
+        storage=Path(output, "checkpoints").absolute().as_uri(),
+    )
+    numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
+    writer = numbers.writeStream.foreachBatch(coordinator).option("checkpointLocation", f"{output}/spark")
+    writer.trigger(processingTime="1 second").start().awaitTermination(20)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,21 @@
+"""Two-phase-commit sinks: the contract (`TwoPhaseCommitSink`) and one folder per external system."""
+
+from sinks.base import TwoPhaseCommitSink
+from sinks.transaction import (
+    Checkpoint,
+    Committable,
+    CommitOutcome,
+    CommitState,
+    Identity,
+    TransactionContext,
+)
+
+__all__ = [
+    "Checkpoint",
+    "CommitOutcome",
+    "CommitState",
+    "Committable",
+    "Identity",
+    "TransactionContext",
+    "TwoPhaseCommitSink",
+]

@@ -1,0 +1,160 @@
+"""The contract of a sink."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+import pyarrow as pa
+
+from sinks.transaction import (
+    Checkpoint,
+    Committable,
+    CommitOutcome,
+    Identity,
+    TransactionContext,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Transaction = TypeVar("Transaction")
+
+
+class TwoPhaseCommitSink(ABC, Generic[Transaction]):
+    """Writes a checkpoint in transactions that become visible on all partitions, or never.
+
+    Subclass it, implement the seven abstract methods, and hand an instance to `coordinator.CheckpointCoordinator`.
+    `sinks.testing.SinkConformance` is the test suite that tells whether the subclass keeps the contract.
+
+    One transaction belongs to one *participant*: one Spark task that writes the rows of one partition of one checkpoint.
+
+    ==================== ======== ======================================================= ======== ==================
+    method               where    order                                                   repeated may fail
+    ==================== ======== ======================================================= ======== ==================
+    check                driver   before the first batch of a run, again on a new schema  yes      yes, stops the query
+    open                 both     first in each task; first on the driver                 yes      yes
+    begin_transaction    task     before the first row; never for a partition without     no       task fails
+    write                task     once per Arrow record batch                             no       task fails
+    pre_commit           task     after the last row                                      no       task fails
+    rollback             task     after a failed begin/write/pre_commit                   no       logged
+    validate_all         driver   all acks are in, nothing is decided                     yes      checkpoint fails
+    commit / commit_all  driver   after the checkpoint is complete, and in recovery       yes      asked again
+    abort                driver   for every pre-committed transaction that no record names yes      asked again
+    in_doubt             driver   recovery, and every so often                            yes      asked again
+    close                both     last                                                    yes      logged
+    ==================== ======== ======================================================= ======== ==================
+
+    The object is pickled and sent to the executors: open handles belong into what `begin_transaction` returns, or into
+    attributes set in `open` and dropped in `__getstate__`. Raise `sinks.errors.SinkError` for what cannot get better by
+    trying again; any other exception in a task is left to Spark's task retries.
+    """
+
+    def __init__(self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None) -> None:
+        """`name` is the sink's uid: unique within its coordinator and stable over restarts, because records and
+        transactions carry it. `transform` maps the batch's DataFrame to the one that this sink writes."""
+        if not name:
+            raise ValueError("a sink needs a name: it is how a restarted job finds the transactions of this sink again")
+        self.name = name
+        self.transform = transform
+
+    # ------------------------------------------------------------------ in both
+    def open(self) -> None:
+        """Acquire what the sink needs to work in this process. Default: nothing."""
+
+    def close(self) -> None:
+        """Release it. Called even when `open` failed; must not touch pre-committed transactions. Default: nothing."""
+
+    # ------------------------------------------------------------------ in the task
+    @abstractmethod
+    def begin_transaction(self, context: TransactionContext) -> Transaction:
+        """Start a transaction under a name derived from `context.transaction_id` and return the handle of it."""
+
+    @abstractmethod
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        """Write the rows of one Arrow record batch (schema: `context.schema`). They must stay invisible."""
+
+    @abstractmethod
+    def pre_commit(self, transaction: Transaction) -> Identity | Committable:
+        """Make the transaction durable but invisible, such that any other process can commit or abort it by what is
+        returned: its identity (a dict of JSON values that `in_doubt` would list), or a `Committable` that adds proof.
+        After this returns the task may die at any moment; the transaction must live on."""
+
+    @abstractmethod
+    def rollback(self, transaction: Transaction) -> None:
+        """Throw away a transaction that was not pre-committed, or whose pre-commit raised."""
+
+    def commit_directly(self, transaction: Transaction) -> None:
+        """At-least-once mode: make the rows visible now, in the task. Default: `pre_commit`, then `commit`."""
+        outcome = self.commit(_committable(self.pre_commit(transaction)))
+        if outcome != CommitOutcome.COMMITTED:
+            raise RuntimeError(f"sink {self.name!r} could not commit: {outcome}")
+
+    # ------------------------------------------------------------------ on the driver
+    def check(self, schema: pa.Schema) -> None:
+        """Raise `ConfigurationError` if the target cannot take rows of this schema, naming all reasons at once."""
+
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        """Last chance to refuse a checkpoint, for what can only be seen with all participants together. Raise
+        `SinkError` to fail the checkpoint: after it is complete it *must* be committed. Default: nothing."""
+
+    @abstractmethod
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Make one pre-committed transaction visible. Idempotent: COMMITTED also if it already was. LOST only with proof
+        that it was rolled back ("not found" is no proof); UNKNOWN if nobody can tell. An exception means: ask again."""
+
+    def commit_all(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome | Exception]:
+        """Commit all participants of this sink; one outcome each, in order, or the exception to ask again for. Default:
+        `commit` in 16 threads. Override it where a checkpoint must become visible as a whole."""
+
+        def one(committable: Committable) -> CommitOutcome | Exception:
+            try:
+                return self.commit(committable)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(max_workers=16, thread_name_prefix=f"commit-{self.name}") as pool:
+            return list(pool.map(one, committables))
+
+    @abstractmethod
+    def abort(self, transaction: Identity) -> None:
+        """Roll back a pre-committed transaction by its identity. Not an error if it is gone already; raises
+        `CommittedError` if it finds it committed."""
+
+    @abstractmethod
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        """The identities of all transactions of this job and sink, of any lineage, that are pre-committed and
+        unresolved, as the external system lists them now."""
+
+    # ------------------------------------------------------------------ Flink's names
+    @final
+    def snapshot_state(self, barrier: Transaction) -> Committable:
+        """On the barrier (the end of the micro-batch's partition): pre-commit the running transaction."""
+        return _committable(self.pre_commit(barrier))
+
+    @final
+    def notify_checkpoint_complete(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome | Exception]:
+        """The checkpoint is durably complete: commit its transactions."""
+        return self.commit_all(checkpoint, committables) if committables else []
+
+    @final
+    def notify_checkpoint_aborted(self, committables: Sequence[Committable]) -> None:
+        """The checkpoint will never be complete: abort its transactions."""
+        for committable in committables:
+            self.abort(committable.transaction)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "transform"} | {"transform": None}
+
+
+def _committable(result: Identity | Committable) -> Committable:
+    return result if isinstance(result, Committable) else Committable(transaction=result)

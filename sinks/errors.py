@@ -1,0 +1,56 @@
+"""Errors of the sinks.
+
+* SinkError - base; `retryable` tells whether trying the same checkpoint again can help
+    * ConfigurationError - the sink was set up wrongly, or its target cannot take what it was given
+        * SchemaMismatch - the batch and the target do not fit; names every mismatch at once
+    * BadValue - a row that the target refuses (type, range, constraint); names table, column and row
+    * TransactionBlocked - a bounded lock wait ran out; the coordinator sweeps orphans and tries again
+    * CommittedError - abort found the transaction committed
+
+All are picklable and survive the way from a Spark task to the driver (`to_json` / `from_json`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SinkError(Exception):
+    """Base of all errors that a sink raises on purpose. The message says what happened, where, and what to do."""
+
+    retryable: ClassVar[bool] = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": type(self).__name__, "message": str(self)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> SinkError:
+        return _BY_NAME.get(value["type"], SinkError)(value["message"])
+
+
+class ConfigurationError(SinkError):
+    """The sink, its server or its rights are not as the sink needs them."""
+
+
+class SchemaMismatch(ConfigurationError):
+    """The columns of the batch do not fit the target."""
+
+
+class BadValue(SinkError):
+    """The target refuses a value of the batch."""
+
+
+class TransactionBlocked(SinkError):
+    """A lock wait ran into its limit. Somebody else's open, or an orphaned pre-committed, transaction holds the lock."""
+
+    retryable = True
+
+
+class CommittedError(SinkError):
+    """`abort` was asked to abort a transaction that is committed."""
+
+
+_BY_NAME: dict[str, type[SinkError]] = {
+    cls.__name__: cls
+    for cls in (SinkError, ConfigurationError, SchemaMismatch, BadValue, TransactionBlocked, CommittedError)
+}

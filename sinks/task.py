@@ -1,0 +1,168 @@
+"""What runs inside an executor: one sink driven through one participant, and the ack that goes back to the driver."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.base import TwoPhaseCommitSink
+from sinks.errors import SinkError
+from sinks.transaction import Committable, Fingerprint, TransactionContext, TransactionId
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+logger = logging.getLogger(__name__)
+
+HASH_COLUMN = "__tpc_row_hash"
+ACK_SCHEMA = "subtask int, ack string"
+_ACK_ARROW = pa.schema([("subtask", pa.int32()), ("ack", pa.string())])
+
+
+@dataclass(frozen=True)
+class Ack:
+    """One participant's acknowledgement. `committable` is None for a partition without rows and after an error."""
+
+    subtask: int
+    fingerprint: Fingerprint
+    committable: Committable | None = None
+    error: SinkError | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "subtask": self.subtask,
+                "fingerprint": self.fingerprint.to_json(),
+                "committable": self.committable and self.committable.to_json(),
+                "error": self.error and self.error.to_json(),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Ack:
+        value: dict[str, Any] = json.loads(text)
+        return cls(
+            value["subtask"],
+            Fingerprint.from_json(value["fingerprint"]),
+            value["committable"] and Committable.from_json(value["committable"]),
+            value["error"] and SinkError.from_json(value["error"]),
+        )
+
+
+@dataclass(frozen=True)
+class SinkTask:
+    """The function given to `DataFrame.mapInArrow`. Batches carry the row hash as their last column.
+
+    A `SinkError` comes back in the ack, since Spark's retries cannot help; anything else fails the Spark task.
+    With `only`, all partitions but those are drained: a replay rewrites lost participants alone.
+    """
+
+    sink: TwoPhaseCommitSink[Any]
+    job: str
+    lineage: str
+    checkpoint_id: int
+    generation: int
+    round: int = 0
+    attempt: int = 0
+    only: frozenset[int] | None = None
+    exactly_once: bool = True
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None, "a SinkTask runs inside a Spark task"
+        ack = self.run(batches, task.partitionId(), task.taskAttemptId())
+        yield pa.RecordBatch.from_pylist([{"subtask": ack.subtask, "ack": ack.to_json()}], schema=_ACK_ARROW)
+
+    def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int) -> Ack:
+        batches = iter(batches)
+        if self.only is not None and subtask not in self.only:
+            _drain(batches)
+            return Ack(subtask, Fingerprint())
+        try:
+            self.sink.open()
+            return self._participate(batches, subtask, task_attempt)
+        except SinkError as error:
+            logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
+            _drain(batches)
+            return Ack(subtask, Fingerprint(), error=error)
+        finally:
+            self.sink.close()
+
+    def _participate(self, batches: Iterator[pa.RecordBatch], subtask: int, task_attempt: int) -> Ack:
+        fingerprint = Fingerprint()
+        transaction, schema = None, None
+        try:
+            for batch in batches:
+                if batch.num_rows == 0:
+                    continue
+                if schema is None:
+                    schema = batch.schema.remove(batch.num_columns - 1)
+                    transaction = self.sink.begin_transaction(self._context(schema, subtask, task_attempt))
+                *columns, hashes = batch.columns
+                self.sink.write(transaction, pa.RecordBatch.from_arrays(columns, schema=schema))
+                fingerprint = fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())
+            if schema is None:
+                return Ack(subtask, fingerprint)
+            if not self.exactly_once:
+                self.sink.commit_directly(transaction)
+                return Ack(subtask, fingerprint)
+            committable = self.sink.snapshot_state(transaction)
+            return Ack(subtask, fingerprint, committable.of(self.sink.name, subtask, fingerprint))
+        except BaseException:
+            if transaction is not None:
+                try:
+                    self.sink.rollback(transaction)
+                except Exception:
+                    logger.warning("rollback of subtask %d failed; it is left to the sweep", subtask, exc_info=True)
+            raise
+
+    def _context(self, schema: pa.Schema, subtask: int, task_attempt: int) -> TransactionContext:
+        name = TransactionId(
+            self.job,
+            self.lineage,
+            self.checkpoint_id,
+            self.sink.name,
+            subtask,
+            self.generation,
+            self.round,
+            self.attempt,
+            task_attempt,
+        )
+        return TransactionContext(
+            self.job,
+            self.lineage,
+            self.checkpoint_id,
+            self.sink.name,
+            subtask,
+            f"g{self.generation}r{self.round}t{self.attempt}a{task_attempt}",
+            schema,
+            str(name),
+        )
+
+
+def with_row_hash(df: DataFrame) -> DataFrame:
+    """`df` with Spark's xxhash64 of each row as last column. Maps and variants, which have no hash, go in as JSON."""
+    from pyspark.sql import functions as F
+
+    return df.withColumn(HASH_COLUMN, F.xxhash64(*[_hashable(df, f.name, f.dataType.jsonValue()) for f in df.schema]))
+
+
+def _hashable(df: DataFrame, name: str, data_type: Any) -> Column:
+    from pyspark.sql import functions as F
+
+    column = df[f"`{name.replace('`', '``')}`"]
+    kinds = json.dumps(data_type)
+    return F.to_json(F.struct(column)) if '"map"' in kinds or '"variant"' in kinds else column
+
+
+def _drain(batches: Iterator[pa.RecordBatch]) -> None:
+    for _ in batches:
+        pass

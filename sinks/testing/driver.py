@@ -1,0 +1,160 @@
+"""Driver processes that are killed with SIGKILL where a test wants it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from sinks.base import TwoPhaseCommitSink
+from sinks.testing.local import LocalQuery, Partitions
+from sinks.transaction import Checkpoint, Committable, CommitOutcome, Identity, TransactionContext
+
+KILLED = -signal.SIGKILL
+
+
+def die() -> None:
+    """SIGKILL to oneself: no handler, no finally, no flush."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass
+class KillAt(CheckpointListener):
+    """Dies at the n-th time that the driver comes to `step` (of `checkpoint_id`, if given)."""
+
+    step: Step
+    nth: int = 1
+    checkpoint_id: int | None = None
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if step is self.step and self.checkpoint_id in (None, checkpoint_id):
+            self.nth -= 1
+            if self.nth == 0:
+                die()
+
+
+class Hooked(TwoPhaseCommitSink[Any]):
+    """A sink around a sink, that calls `hook` before or after the n-th call of one of its methods. The hook is `die`,
+    or anything else picklable that a test wants to happen there."""
+
+    def __init__(
+        self,
+        inner: TwoPhaseCommitSink[Any],
+        method: str,
+        nth: int = 1,
+        *,
+        after: bool = False,
+        hook: Callable[[], None] = die,
+    ) -> None:
+        super().__init__(name=inner.name, transform=inner.transform)
+        self.inner, self.method, self.nth, self.after, self.hook = inner, method, nth, after, hook
+        self.calls = 0
+
+    def _call(self, method: str, *args: Any) -> Any:
+        due = False
+        if method == self.method:
+            self.calls += 1
+            due = self.calls == self.nth
+        if due and not self.after:
+            self.hook()
+        result = getattr(self.inner, method)(*args)
+        if due and self.after:
+            self.hook()
+        return result
+
+    def open(self) -> None:
+        self._call("open")
+
+    def close(self) -> None:
+        self._call("close")
+
+    def check(self, schema: pa.Schema) -> None:
+        self._call("check", schema)
+
+    def begin_transaction(self, context: TransactionContext) -> Any:
+        return self._call("begin_transaction", context)
+
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        self._call("write", transaction, batch)
+
+    def pre_commit(self, transaction: Any) -> Identity | Committable:
+        result: Identity | Committable = self._call("pre_commit", transaction)
+        return result
+
+    def rollback(self, transaction: Any) -> None:
+        self._call("rollback", transaction)
+
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        self._call("validate_all", checkpoint, committables)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        outcome: CommitOutcome = self._call("commit", committable)
+        return outcome
+
+    def commit_all(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome | Exception]:
+        if type(self.inner).commit_all is TwoPhaseCommitSink.commit_all:
+            return super().commit_all(checkpoint, committables)
+        outcomes: Sequence[CommitOutcome | Exception] = self._call("commit_all", checkpoint, committables)
+        return outcomes
+
+    def abort(self, transaction: Identity) -> None:
+        self._call("abort", transaction)
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        return list(self._call("in_doubt", job))
+
+
+@dataclass
+class Driver:
+    """One start of a job in a process of its own."""
+
+    job: str
+    sink: TwoPhaseCommitSink[Any]
+    storage: str
+    folder: Path
+    input: Sequence[Partitions]
+    listeners: Sequence[CheckpointListener] = ()
+    config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(commit_timeout=30))
+    kill_after: float | None = None
+    """Seconds from the first step after which the process dies, wherever it is."""
+
+    def run_here(self) -> None:
+        if self.kill_after is not None:
+            threading.Timer(self.kill_after, die).start()
+        with CheckpointCoordinator(self.job, [self.sink], self.storage, self.config, self.listeners) as coordinator:
+            LocalQuery(self.folder, self.input).run(coordinator)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".driver", delete=False) as file:
+            cloudpickle.dump(self, file)
+        return subprocess.Popen([sys.executable, "-m", "sinks.testing.driver", file.name, os.pathsep.join(sys.path)])
+
+    def run(self, timeout: float = 60) -> int:
+        """Run it to its end and return its exit code; `KILLED` if it was killed."""
+        process = self.start()
+        try:
+            return process.wait(timeout)
+        finally:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    sys.path[:] = sys.argv[2].split(os.pathsep)
+    with open(sys.argv[1], "rb") as pickled:
+        driver: Driver = cloudpickle.load(pickled)
+    driver.run_here()

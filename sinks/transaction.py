@@ -1,0 +1,190 @@
+"""The values that travel between tasks, driver, checkpoint storage and external systems."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+Identity = Mapping[str, Any]
+"""What the external system itself can list of a pre-committed transaction: a dict of JSON values. Compared as a whole."""
+
+
+def token(name: str) -> str:
+    """A short name-safe form of any string: a readable part and a hash, of [a-z0-9-] only, at most 31 characters.
+
+    >>> token("Täglich/Orders")
+    't-glich-orders-0e45a1999a'
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:20]
+    return f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:10]}".lstrip("-")
+
+
+@dataclass(frozen=True)
+class TransactionId:
+    """Name of one participant's transaction, never used twice.
+
+    The text form has at most 199 characters (PostgreSQL's limit for a gid) of [a-z0-9.-]:
+    `tpc.JOB.LINEAGE.CHECKPOINT.SINK.SUBTASK.gGENERATIONrROUNDtTRYaATTEMPT`, with JOB and SINK as `token`.
+    """
+
+    job: str
+    lineage: str
+    checkpoint: int
+    sink: str
+    subtask: int
+    generation: int
+    round: int
+    attempt: int
+    task_attempt: int
+
+    LIMIT: ClassVar[int] = 199
+    _FORM: ClassVar[re.Pattern[str]] = re.compile(
+        r"tpc\.([a-z0-9-]+)\.([a-z0-9]+)\.(\d+)\.([a-z0-9-]+)\.(\d+)\.g(\d+)r(\d+)t(\d+)a(\d+)"
+    )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prefix(self.job, self.lineage)}{self.checkpoint}.{token(self.sink)}.{self.subtask}"
+            f".g{self.generation}r{self.round}t{self.attempt}a{self.task_attempt}"
+        )
+
+    @staticmethod
+    def prefix(job: str, lineage: str | None = None) -> str:
+        """What the names of all transactions of a job (and a lineage) start with, and no other job's."""
+        return f"tpc.{token(job)}." + (f"{lineage}." if lineage is not None else "")
+
+    @classmethod
+    def parse(cls, text: str) -> TransactionId:
+        """The parts of a name; `job` and `sink` come back as their tokens. Raises ValueError on any other text."""
+        match = cls._FORM.fullmatch(text)
+        if not match:
+            raise ValueError(f"not a transaction name of this library: {text!r}")
+        job, lineage, checkpoint, sink, *numbers = match.groups()
+        return cls(job, lineage, int(checkpoint), sink, *map(int, numbers))
+
+
+@dataclass(frozen=True)
+class TransactionContext:
+    """What a sink is told when a transaction begins. `transaction_id` is unique for ever; use it, or part of it, as the name."""
+
+    job: str
+    lineage: str
+    checkpoint_id: int
+    sink: str
+    subtask: int
+    attempt: str
+    schema: pa.Schema
+    transaction_id: str
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Count and order-free content hash (sum modulo 2**64 of Spark's xxhash64 per row) of the rows of one participant."""
+
+    rows: int = 0
+    hash: int = 0
+
+    def add(self, rows: int, hash_sum: int) -> Fingerprint:
+        return Fingerprint(self.rows + rows, (self.hash + hash_sum) & (2**64 - 1))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rows": self.rows, "hash": f"{self.hash:016x}"}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Fingerprint:
+        return cls(int(value["rows"]), int(value["hash"], 16))
+
+
+@dataclass(frozen=True)
+class Committable:
+    """One pre-committed transaction: what the driver needs to commit it, from any process, after any crash.
+
+    `transaction` is the identity, the only part that is ever compared. `proof` helps to tell the outcome later.
+    The framework fills in `sink`, `subtask` and `fingerprint`.
+    """
+
+    transaction: Identity
+    proof: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Fingerprint = Fingerprint()
+    sink: str = ""
+    subtask: int = -1
+
+    def of(self, sink: str, subtask: int, fingerprint: Fingerprint) -> Committable:
+        return replace(self, sink=sink, subtask=subtask, fingerprint=fingerprint)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sink": self.sink,
+            "subtask": self.subtask,
+            "transaction": dict(self.transaction),
+            "proof": dict(self.proof),
+            "fingerprint": self.fingerprint.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Committable:
+        return cls(
+            value["transaction"],
+            value["proof"],
+            Fingerprint.from_json(value["fingerprint"]),
+            value["sink"],
+            int(value["subtask"]),
+        )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a sink is told about the checkpoint whose outcome it settles. `oldest_retained` is the oldest checkpoint of
+    this lineage that recovery can still ask about: proofs of older ones may be removed."""
+
+    job: str
+    lineage: str
+    checkpoint_id: int
+    oldest_retained: int = 0
+
+
+class CommitState(str, Enum):
+    COMMITTED = "committed"  # visible; also when it already was
+    LOST = "lost"  # proven: rolled back, and it can never become visible
+    UNKNOWN = "unknown"  # cannot be told; halts the query with an error that names the choices
+    HELD = "held"  # intact, waiting for the replay of a lost sibling
+
+
+@dataclass(frozen=True)
+class CommitOutcome:
+    """The answer of `commit`. Anything that may change by asking again is an exception, not an outcome."""
+
+    state: CommitState
+    reason: str = ""
+
+    COMMITTED: ClassVar[CommitOutcome]
+    HELD: ClassVar[CommitOutcome]
+
+    @classmethod
+    def lost(cls, reason: str) -> CommitOutcome:
+        return cls(CommitState.LOST, reason)
+
+    @classmethod
+    def unknown(cls, reason: str) -> CommitOutcome:
+        return cls(CommitState.UNKNOWN, reason)
+
+
+CommitOutcome.COMMITTED = CommitOutcome(CommitState.COMMITTED)
+CommitOutcome.HELD = CommitOutcome(CommitState.HELD)
+
+
+def unnamed(listed: Iterable[Identity], named: Iterable[Identity]) -> list[Identity]:
+    """Those of the listed identities that are not named, compared as a whole."""
+    known = {_key(identity) for identity in named}
+    return [identity for identity in listed if _key(identity) not in known]
+
+
+def _key(identity: Identity) -> str:
+    return json.dumps(dict(identity), sort_keys=True)
