@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -52,7 +54,7 @@ class SparkBatch:
         jvm: Any = session.sparkContext._jvm
         queries = session._jsparkSession.sharedState().activeStreamingQueries()
         execution = query_id and queries.get(jvm.java.util.UUID.fromString(query_id))
-        if not execution:
+        if not query_id or not execution:
             raise CheckpointError(
                 "the coordinator has to be called by a running streaming query: "
                 "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start()"
@@ -76,7 +78,10 @@ class SparkBatch:
     def schema(self, sink: Sink) -> pa.Schema:
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        return to_arrow_schema(self._written(sink).schema)
+        zone = self._df.sparkSession.conf.get("spark.sql.session.timeZone")
+        accepts_zone = "timezone" in inspect.signature(to_arrow_schema).parameters  # since PySpark 4.2
+        options: Any = {"timezone": zone} if accepts_zone else {}
+        return to_arrow_schema(self._written(sink).schema, **options)
 
     def partitions(self, sink: Sink) -> int:
         return int(self._written(sink)._jdf.queryExecution().toRdd().getNumPartitions())
@@ -86,7 +91,7 @@ class SparkBatch:
             [(name, task)] = tasks.items()
             return {name: self._collect(task)}
         with _persisted(self._df):
-            return _side_by_side({name: lambda task=task: self._collect(task) for name, task in tasks.items()})
+            return _side_by_side({name: partial(self._collect, task) for name, task in tasks.items()})
 
     def drain(self) -> None:
         self._df.write.format("noop").mode("overwrite").save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -21,7 +22,7 @@ from coordinator.records import CheckpointStore, Record
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from sinks.errors import CommittedError, SinkError
 from sinks.task import Ack, SinkTask
-from sinks.transaction import Checkpoint, Committable, CommitOutcome, unnamed
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, unnamed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,8 +35,9 @@ _RETRIES_WHEN_BLOCKED = 2
 class CheckpointCoordinator:
     """The function for `foreachBatch` that makes its sinks exactly-once.
 
-    `job` names the job for ever: its records, transactions and ledgers carry it. `storage` is where complete checkpoints
-    are recorded (`file:///…`, any SQLAlchemy URL, `memory:NAME`), best not the folder of Spark's checkpointLocation.
+    `job` names the job for ever: its records, transactions and ledgers carry it. `storage` is where the complete
+    checkpoints are recorded (`file:///…`, any SQLAlchemy URL, `memory:NAME`), best outside Spark's
+    checkpointLocation.
     One object serves one query at a time, over any number of starts. Raises the errors in `coordinator.errors`; each
     stops the query, and none has lost or doubled a row.
     """
@@ -73,15 +75,16 @@ class CheckpointCoordinator:
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
         if batch.run_id != self._run_id:
-            self.recover()
+            self._become_newest()
+            self._load_and_commit()
             self._run_id = batch.run_id
         call = self._decide(batch, reloaded=False)
         if call is Call.RELOAD:
-            self._load_and_settle()
+            self._load_and_commit()
             call = self._decide(batch, reloaded=True)
+        if time.monotonic() - self._swept_at > self.config.sweep_interval:
+            self._sweep_as_newest()
         if call is Call.WRITE:
-            if time.monotonic() - self._swept_at > self.config.sweep_interval:
-                self._sweep_as_newest()
             self._newest = self._make_visible(batch, self._checkpoint(batch))
         else:
             if call is Call.FINISH and self._newest:
@@ -90,16 +93,21 @@ class CheckpointCoordinator:
         self._tell(Step.DONE, batch.facts.checkpoint_id)
 
     def recover(self) -> None:
-        """Become the newest driver, commit the newest complete checkpoint again, and abort what no record names.
+        """Commit the newest complete checkpoint again, and abort what no record names: what a query's first batch does
+        by itself. For settling a job without starting its query. With no checkpoint in storage nothing is aborted,
+        since that storage may be the wrong one."""
+        self._become_newest()
+        self._load_and_commit()
+        if self._newest:
+            self._sweep_as_newest()
 
-        Runs by itself at the first batch of each query run; call it to settle a job without starting its query.
-        """
+    def _become_newest(self) -> None:
         for sink in self.sinks.values():
             sink.open()
         self._checked.clear()
+        self._swept_at = -math.inf
         self._generation = self._store.claim_generation()
         self._tell(Step.GENERATION_CLAIMED, generation=self._generation)
-        self._load_and_settle()
 
     def _decide(self, batch: MicroBatch, *, reloaded: bool) -> Call:
         call = decisions.on_call(batch.facts, self._newest, adopt=self.config.adopt, reloaded=reloaded)
@@ -107,7 +115,7 @@ class CheckpointCoordinator:
             decisions.require_same_offsets(batch.facts, self._store.get(batch.facts.checkpoint_id, 0))
         return call
 
-    def _load_and_settle(self) -> None:
+    def _load_and_commit(self) -> None:
         rounds = self._store.load_newest()
         self._newest = Complete(rounds) if rounds else None
         self._tell(Step.LOADED, checkpoint=self._newest.checkpoint_id if self._newest else -1, rounds=len(rounds))
@@ -121,7 +129,6 @@ class CheckpointCoordinator:
             self._newest = self._commit(self._newest)
             lost = [decisions.describe(p, c) for p, c in self._newest.lost().items()]
             self._tell(Step.RECOVERED, self._newest.checkpoint_id, committed=self._newest.committed(), lost=lost)
-        self._sweep()
 
     def _checkpoint(self, batch: MicroBatch) -> Complete:
         """Write and pre-commit the batch, and complete it. Fails with nothing visible and nothing decided."""
@@ -143,7 +150,7 @@ class CheckpointCoordinator:
                     raise
                 if isinstance(error, SinkError) and error.retryable and blocked < _RETRIES_WHEN_BLOCKED:
                     blocked += 1  # R8: an orphan may hold the lock; settling and sweeping frees it
-                elif failures < self.config.tolerable_failed_checkpoints:
+                elif not isinstance(error, SinkError) and failures < self.config.tolerable_failed_checkpoints:
                     failures += 1
                 else:
                     self._sweep()
@@ -151,10 +158,11 @@ class CheckpointCoordinator:
                         raise
                     raise CheckpointFailed(
                         f"checkpoint {batch.facts.checkpoint_id} of job {self.job!r} failed before it was complete; "
-                        f"nothing of it is visible: {error}"
+                        f"nothing of it is visible: {type(error).__name__}: {error}"
                     ) from error
                 logger.warning("checkpoint %d failed, trying again: %s", batch.facts.checkpoint_id, error)
-                self._load_and_settle()
+                self._load_and_commit()
+                self._sweep_as_newest()
                 if decisions.on_call(batch.facts, self._newest, adopt=self.config.adopt, reloaded=True) != Call.WRITE:
                     raise Superseded(f"another driver completed checkpoint {batch.facts.checkpoint_id}") from error
                 continue
@@ -269,12 +277,16 @@ class CheckpointCoordinator:
         self._tell(step, record.checkpoint_id, adopted=decided is not record)
         if decided is None or (newest := self._store.newest_complete()) > record.checkpoint_id:
             self._abort(acks)
-            raise Superseded(
-                f"checkpoint {record.checkpoint_id} of job {self.job!r} was completed and followed by another driver; "
-                "this one stops. Two drivers of one job were running."
-            ) if decided is None else Superseded(
-                f"checkpoint {newest} of job {self.job!r} is complete already while this driver was at "
-                f"{record.checkpoint_id}; it stops. Two drivers of one job were running."
+            raise (
+                Superseded(
+                    f"checkpoint {record.checkpoint_id} of job {self.job!r} was completed and left by another driver; "
+                    "this one stops. Two drivers of one job were running."
+                )
+                if decided is None
+                else Superseded(
+                    f"checkpoint {newest} of job {self.job!r} is complete already while this driver was at "
+                    f"{record.checkpoint_id}; it stops. Two drivers of one job were running."
+                )
             )
         return decided
 
@@ -402,7 +414,12 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:
-        """Release what sinks and storage hold on the driver. Transactions are left as they are."""
+        """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver."""
+        if self._generation:
+            try:
+                self._sweep_as_newest()
+            except Exception:
+                logger.warning("last sweep of job %s failed; the next start sweeps", self.job, exc_info=True)
         for sink in self.sinks.values():
             sink.close()
         self._store.storage.close()

@@ -15,7 +15,7 @@ from coordinator.errors import (
 )
 from coordinator.records import Record
 from sinks.task import Ack
-from sinks.transaction import Committable, CommitOutcome, CommitState
+from sinks.transaction import CommitOutcome, CommitState, Committable
 
 Participant = tuple[str, int]
 """Sink name and subtask."""
@@ -55,8 +55,13 @@ class Complete:
         return [c for record in self.rounds for c in record.committables]
 
     def pending(self) -> list[Participant]:
-        """Participants that have to be asked (again)."""
-        return [p for p in self.named if self._state(p) in (None, CommitState.HELD)]
+        """Participants that have to be asked (again). Those HELD for a lost sibling wait for its replacement."""
+        waiting = {sink for sink, _ in self.lost()}
+        return [
+            p
+            for p in self.named
+            if self._state(p) is None or (self._state(p) is CommitState.HELD and p[0] not in waiting)
+        ]
 
     def lost(self) -> dict[Participant, Committable]:
         return {p: c for p, c in self.named.items() if self._state(p) is CommitState.LOST}
@@ -70,9 +75,7 @@ class Complete:
     def superseded_by(self, replay: Record) -> Complete:
         """With one more decision round; the outcomes of those that it replaces are open again."""
         fresh = {(c.sink, c.subtask) for c in replay.committables}
-        return Complete(
-            (*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh}
-        )
+        return Complete((*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh})
 
     def _state(self, participant: Participant) -> CommitState | None:
         outcome = self.outcomes.get(participant)
@@ -102,8 +105,8 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
     c = newest.record
     if batch.query_id != c.query_id:
         raise CheckpointLocationMismatch(
-            f"the newest checkpoint {c.checkpoint_id} was written by query {c.query_id}, but query {batch.query_id} asks "
-            f"for batch {n}: Spark's checkpointLocation was replaced, so its batch numbers and offsets started anew. "
+            f"the newest checkpoint {c.checkpoint_id} was written by query {c.query_id}, but query {batch.query_id} "
+            f"asks for batch {n}: Spark's checkpointLocation was replaced, so its batches are numbered anew. "
             "Start with the old checkpointLocation, or give the job a new name to process the input from the start."
         )
     if n > c.checkpoint_id + 1 or (n == c.checkpoint_id + 1 and newest.lost()):
@@ -118,7 +121,7 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
             )
         raise CheckpointGap(
             f"Spark asks for batch {n}, but the newest complete checkpoint in storage is {c.checkpoint_id}: "
-            f"{n - c.checkpoint_id - 1} checkpoint(s) are missing. The storage is older than Spark's checkpointLocation; "
+            f"{n - c.checkpoint_id - 1} checkpoint(s) are missing. Storage is older than Spark's checkpointLocation: "
             "restore the storage that belongs to it."
         )
     if n == c.checkpoint_id + 1:
@@ -156,20 +159,19 @@ def settle(complete: Complete) -> Settled:
     if unknown:
         raise InDoubtError(
             _list(
-                f"checkpoint {complete.checkpoint_id} is complete, but it cannot be told whether these transactions took "
-                "effect:",
+                f"checkpoint {complete.checkpoint_id} is complete, but nobody can tell whether these took effect:",
                 [f"{describe(p, named[p])}: {outcomes[p].reason}" for p in unknown],
-                "Look into the external system. Then either commit the transaction there, or roll it back for good, and "
-                "start the query again: it asks again and goes on from what it finds.",
+                "Look into the external system. Then either commit the transaction there, or roll it back for good, "
+                "and start the query again: it asks again and goes on from what it finds.",
             ),
             [dict(named[p].transaction) for p in unknown],
         )
     lost = tuple(sorted(complete.lost()))
-    held = [p for p in complete.pending()]
+    held = complete.pending()
     if held and not lost:
         raise InDoubtError(
             _list(
-                f"checkpoint {complete.checkpoint_id}: these transactions are held for a lost sibling that is not there:",
+                f"checkpoint {complete.checkpoint_id}: held for a lost sibling that is not there:",
                 [describe(p, named[p]) for p in held],
                 "This is a defect of the sink; its `commit_all` may answer HELD only beside LOST.",
             ),
@@ -197,10 +199,10 @@ def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Ite
         then, now = record.partitions.get(sink), partitions.get(sink)
         if then != now:
             raise ReplayMismatch(
-                f"checkpoint {record.checkpoint_id} of sink {sink!r} was written in {then} partitions, the batch now has "
-                f"{now}, so its lost transactions cannot be written again partition by partition. Start the query with "
-                f"the settings of then: the same spark.sql.shuffle.partitions, spark.default.parallelism / number of "
-                f"cores and spark.sql.files.maxPartitionBytes, to get {then} partitions. Nothing was changed.",
+                f"checkpoint {record.checkpoint_id} of sink {sink!r} was written in {then} partitions, the batch now "
+                f"has {now}, so its lost transactions cannot be written again partition by partition. Start the query "
+                f"with the settings of then: the same spark.sql.shuffle.partitions, spark.default.parallelism / number "
+                f"of cores and spark.sql.files.maxPartitionBytes, to get {then} partitions. Nothing was changed.",
                 [dict(c.transaction) for c in record.committables if c.sink == sink],
             )
 

@@ -24,7 +24,7 @@ _KEPT_GENERATIONS = 10
 
 @dataclass(frozen=True)
 class Record:
-    """One decision: checkpoint `checkpoint_id` is complete with these committables (round 0), or these replace lost ones.
+    """One decision: a checkpoint is complete with these committables (round 0), or these replace lost ones.
 
     `offsets` are the source offsets of Spark's offset log, one JSON text per source. `partitions` is the layout: number
     of partitions per sink. Times are milliseconds since the epoch.
@@ -179,6 +179,6 @@ class CheckpointStore:
     def _require_own(self, job: str, key: str) -> None:
         if job != self.job:
             raise WrongJob(
-                f"{self._where(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and do not "
-                "copy records between jobs."
+                f"{self._where(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and "
+                "do not copy records between jobs."
             )

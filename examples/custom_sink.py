@@ -76,6 +76,7 @@ def main(output: str) -> None:
 
     from coordinator import CheckpointCoordinator
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the Python that has this library
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     Path(output, "rows").mkdir(parents=True, exist_ok=True)
     coordinator = CheckpointCoordinator(

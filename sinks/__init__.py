@@ -3,9 +3,9 @@
 from sinks.base import TwoPhaseCommitSink
 from sinks.transaction import (
     Checkpoint,
-    Committable,
     CommitOutcome,
     CommitState,
+    Committable,
     Identity,
     TransactionContext,
 )

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from sinks.transaction import (
     Checkpoint,
-    Committable,
     CommitOutcome,
+    Committable,
     Identity,
     TransactionContext,
 )
@@ -29,7 +29,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     Subclass it, implement the seven abstract methods, and hand an instance to `coordinator.CheckpointCoordinator`.
     `sinks.testing.SinkConformance` is the test suite that tells whether the subclass keeps the contract.
 
-    One transaction belongs to one *participant*: one Spark task that writes the rows of one partition of one checkpoint.
+    One transaction belongs to one *participant*: a Spark task that writes the rows of one partition of one checkpoint.
 
     ==================== ======== ======================================================= ======== ==================
     method               where    order                                                   repeated may fail
@@ -102,8 +102,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     @abstractmethod
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Make one pre-committed transaction visible. Idempotent: COMMITTED also if it already was. LOST only with proof
-        that it was rolled back ("not found" is no proof); UNKNOWN if nobody can tell. An exception means: ask again."""
+        """Make one pre-committed transaction visible. Idempotent: COMMITTED also if it already was. LOST only with
+        proof that it was rolled back ("not found" is none); UNKNOWN if nobody can tell. Exceptions mean: ask again."""
 
     def commit_all(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]

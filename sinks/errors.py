@@ -41,7 +41,7 @@ class BadValue(SinkError):
 
 
 class TransactionBlocked(SinkError):
-    """A lock wait ran into its limit. Somebody else's open, or an orphaned pre-committed, transaction holds the lock."""
+    """A lock wait ran into its limit: an open transaction, or an orphaned pre-committed one, holds the lock."""
 
     retryable = True
 

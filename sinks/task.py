@@ -150,17 +150,19 @@ class SinkTask:
 
 def with_row_hash(df: DataFrame) -> DataFrame:
     """`df` with Spark's xxhash64 of each row as last column. Maps and variants, which have no hash, go in as JSON."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions
 
-    return df.withColumn(HASH_COLUMN, F.xxhash64(*[_hashable(df, f.name, f.dataType.jsonValue()) for f in df.schema]))
+    return df.withColumn(
+        HASH_COLUMN, functions.xxhash64(*[_hashable(df, f.name, f.dataType.jsonValue()) for f in df.schema])
+    )
 
 
 def _hashable(df: DataFrame, name: str, data_type: Any) -> Column:
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions
 
     column = df[f"`{name.replace('`', '``')}`"]
     kinds = json.dumps(data_type)
-    return F.to_json(F.struct(column)) if '"map"' in kinds or '"variant"' in kinds else column
+    return functions.to_json(functions.struct(column)) if '"map"' in kinds or '"variant"' in kinds else column
 
 
 def _drain(batches: Iterator[pa.RecordBatch]) -> None:

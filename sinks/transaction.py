@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 Identity = Mapping[str, Any]
-"""What the external system itself can list of a pre-committed transaction: a dict of JSON values. Compared as a whole."""
+"""What the external system can list of a pre-committed transaction: a dict of JSON values. Compared as a whole."""
 
 
 def token(name: str) -> str:
@@ -72,7 +72,7 @@ class TransactionId:
 
 @dataclass(frozen=True)
 class TransactionContext:
-    """What a sink is told when a transaction begins. `transaction_id` is unique for ever; use it, or part of it, as the name."""
+    """What a sink is told when a transaction begins. `transaction_id` is unique for ever: use it as the name."""
 
     job: str
     lineage: str
@@ -86,7 +86,7 @@ class TransactionContext:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Count and order-free content hash (sum modulo 2**64 of Spark's xxhash64 per row) of the rows of one participant."""
+    """Count and order-free content hash (sum modulo 2**64 of Spark's xxhash64 per row) of a participant's rows."""
 
     rows: int = 0
     hash: int = 0

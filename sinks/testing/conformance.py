@@ -32,9 +32,9 @@ from sinks.testing.driver import KILLED, Driver, Hooked, KillAt
 from sinks.testing.local import LocalQuery, Partitions
 from sinks.transaction import (
     Checkpoint,
-    Committable,
     CommitOutcome,
     CommitState,
+    Committable,
     Fingerprint,
     TransactionContext,
     TransactionId,
@@ -84,7 +84,9 @@ class SinkConformance:
         raise NotImplementedError("override `visible`: read the ids without the sink")
 
     # ------------------------------------------------------------------ helpers
-    def pre_committed(self, sink: Sink, table: pa.Table, subtask: int = 0, attempt: int = 1, job: str = "") -> Committable:
+    def pre_committed(
+        self, sink: Sink, table: pa.Table, subtask: int = 0, attempt: int = 1, job: str = ""
+    ) -> Committable:
         """What a task does, up to its ack."""
         handle = self.begun(sink, subtask, attempt, job)
         sink.write(handle, table.combine_chunks().to_batches()[0])

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +21,12 @@ from pyspark import cloudpickle
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from sinks.base import TwoPhaseCommitSink
 from sinks.testing.local import LocalQuery, Partitions
-from sinks.transaction import Checkpoint, Committable, CommitOutcome, Identity, TransactionContext
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 
 KILLED = -signal.SIGKILL
+
+
+_CALLS: Counter[str] = Counter()
 
 
 def die() -> None:
@@ -46,7 +51,7 @@ class KillAt(CheckpointListener):
 
 class Hooked(TwoPhaseCommitSink[Any]):
     """A sink around a sink, that calls `hook` before or after the n-th call of one of its methods. The hook is `die`,
-    or anything else picklable that a test wants to happen there."""
+    or anything else picklable that a test wants to happen there. Calls are counted per process, over all copies."""
 
     def __init__(
         self,
@@ -59,13 +64,13 @@ class Hooked(TwoPhaseCommitSink[Any]):
     ) -> None:
         super().__init__(name=inner.name, transform=inner.transform)
         self.inner, self.method, self.nth, self.after, self.hook = inner, method, nth, after, hook
-        self.calls = 0
+        self.key = uuid.uuid4().hex
 
     def _call(self, method: str, *args: Any) -> Any:
         due = False
         if method == self.method:
-            self.calls += 1
-            due = self.calls == self.nth
+            _CALLS[self.key] += 1
+            due = _CALLS[self.key] == self.nth
         if due and not self.after:
             self.hook()
         result = getattr(self.inner, method)(*args)
@@ -140,7 +145,7 @@ class Driver:
     def start(self) -> subprocess.Popen[bytes]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".driver", delete=False) as file:
-            cloudpickle.dump(self, file)
+            file.write(cloudpickle.dumps(self))  # type: ignore[no-untyped-call]
         return subprocess.Popen([sys.executable, "-m", "sinks.testing.driver", file.name, os.pathsep.join(sys.path)])
 
     def run(self, timeout: float = 60) -> int:

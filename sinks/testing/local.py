@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 
 from coordinator import CheckpointCoordinator
 from coordinator.decisions import BatchFacts
@@ -45,7 +46,8 @@ class LocalBatch:
         for name, task in tasks.items():
             for subtask, rows in enumerate(self._partitions):
                 self._attempts += 1
-                acks.setdefault(name, []).append(task.run(with_row_hash(rows), subtask, self._attempts))
+                copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
+                acks.setdefault(name, []).append(copy.run(with_row_hash(rows), subtask, self._attempts))
         return acks
 
     def drain(self) -> None:
@@ -85,4 +87,5 @@ def with_row_hash(rows: pa.Table) -> list[pa.RecordBatch]:
     hashes = [
         int.from_bytes(hashlib.sha256(repr(row).encode()).digest()[:8], "big", signed=True) for row in rows.to_pylist()
     ]
-    return rows.append_column(HASH_COLUMN, pa.array(hashes, pa.int64())).to_batches(max_chunksize=100)
+    batches: list[pa.RecordBatch] = rows.append_column(HASH_COLUMN, pa.array(hashes, pa.int64())).to_batches(100)
+    return batches

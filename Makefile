@@ -1,0 +1,43 @@
+# make demo | test | lint | bench | clean. Each sets up .venv first, once, and again only when pyproject.toml changed.
+# Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
+PYTHON ?= python3
+JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
+BIN := .venv/bin
+READY := .venv/.ready
+
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+
+.PHONY: demo test lint bench clean java
+.DEFAULT_GOAL := test
+
+demo: java $(READY)
+	@$(BIN)/python -m examples.flights_demo
+
+test: java $(READY)
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: java $(READY)
+	@$(BIN)/python -m benchmarks.postgres $(ARGS)
+
+lint: $(READY)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+clean:
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Python 3.10 or newer is needed; $(PYTHON) is: $$($(PYTHON) --version 2>&1). Choose another: make PYTHON=…" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv || \
+		{ echo "$(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+java:
+	@version=$$("$(JAVA)" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
+	[ "$${version:-0}" -ge 17 ] || \
+		{ echo "Java 17 or newer is needed; $(JAVA) is: $${version:-missing}. Choose another: make JAVA_HOME=…" >&2; exit 1; }

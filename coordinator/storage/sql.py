@@ -1,0 +1,251 @@
+"""Checkpoint storage in a table of any database that SQLAlchemy knows."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    DateTime,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    func,
+    inspect,
+    select,
+)
+from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.sql import Executable
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from coordinator.storage.base import SUPPORTED, CheckpointStorage, StorageError, check_folder, check_key
+
+_log = logging.getLogger(__name__)
+
+# What a URL without a driver means.
+_DRIVERS = {
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+}
+
+# Connection parameters that the URL may override: limits for waiting on a lock (sqlite) or on a host that is gone.
+_LIBPQ = {"connect_timeout": "10", "tcp_user_timeout": "30000", "keepalives_idle": "30", "keepalives_interval": "10"}
+_DEFAULTS = {"pysqlite": {"timeout": "30"}, "psycopg": _LIBPQ, "psycopg2": _LIBPQ}
+
+# Run on each new connection, by dialect.
+_DURABLE = {
+    "sqlite": "PRAGMA synchronous = EXTRA",
+    "postgresql": "SELECT set_config('synchronous_commit', 'local', false)"
+    " WHERE current_setting('synchronous_commit') = 'off'",
+}
+
+_SECRET = re.compile("pass|secret|token|credential", re.IGNORECASE)
+
+_URL_ADVICE = (
+    "Write DIALECT://USER:PASSWORD@HOST:PORT/DATABASE, with '@', ':', '/', '?', '#' and '%' in the password as "
+    "%40, %3A, %2F, %3F, %23 and %25"
+)
+
+_ADVICE = (
+    ("disk is full|No space left", "Free space there; the query can then be restarted, nothing torn was left"),
+    ("permission denied|read-?only|unable to open", "Let this user create and write the table, or the file"),
+    ("is locked", "Another process keeps the sqlite file locked; stop it, or use a server database"),
+    ("password|authentication", "Check user and password"),
+    ("connection|connect|resolve", "Check that the server runs and can be reached from the driver"),
+)
+
+# Keys are compared byte by byte, whatever the collation of the database.
+_KEY_TYPE = (
+    String(512)
+    .with_variant(String(512, collation="C"), "postgresql")
+    .with_variant(VARCHAR(512, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+)
+_TABLE = Table(
+    "checkpoint_storage",
+    MetaData(),
+    Column("key", _KEY_TYPE, primary_key=True),
+    Column("value", LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb"), nullable=False),
+    Column("created", DateTime(timezone=True), server_default=func.now(), nullable=False),
+)
+
+
+class SQLStorage(CheckpointStorage):
+    """`sqlite:////FILE`, `postgresql://...`, `mysql://...`: the rows of the table `checkpoint_storage`, which is made
+    if it is missing.
+
+    Every call is one autocommitted statement, so none can be left half done or hold a lock that others wait for. A lost
+    connection is made anew for up to `retry_seconds`. If it was lost during a put, the put is done again; when that
+    meets a value, the two are compared, so that a put whose answer got lost is told from one that came second.
+
+    Durable when answered: sqlite runs with synchronous=EXTRA (FULL may undo a commit on a power loss, as it does not
+    sync the removal of the journal: https://sqlite.org/pragma.html#pragma_synchronous) and PostgreSQL sessions with
+    synchronous_commit at least local. A pooler in front of PostgreSQL must not undo that setting.
+    """
+
+    def __init__(self, uri: str, *, retry_seconds: float = 30.0) -> None:
+        """Connects, and raises StorageError at once if that fails: retries are for connections that worked before."""
+        url = _parse(uri)
+        secrets = _secrets(url)
+        self.uri = url.difference_update_query(secrets).render_as_string(hide_password=True)
+        self._secrets = sorted(secrets.values(), key=len, reverse=True)
+        with self._errors("cannot load the driver"):
+            self._engine = _engine(url)
+        try:
+            with self._errors("cannot connect"):
+                self._engine.connect().close()
+            self._make_table()
+        except BaseException:
+            self.close()
+            raise
+        self._retry_seconds = retry_seconds
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        retrying = self._retrying()
+        with self._errors(f"cannot write {len(value)} bytes", check_key(key)):
+            try:
+                retrying(self._execute, _TABLE.insert().values(key=key, value=value))
+            except IntegrityError:
+                return retrying.statistics["attempt_number"] > 1 and self.get(key) == value
+            return True
+
+    def get(self, key: str) -> bytes | None:
+        with self._errors("cannot read", check_key(key)):
+            rows = self._retrying()(self._execute, select(_TABLE.c.value).where(_TABLE.c.key == key))
+            return bytes(rows[0]) if rows else None
+
+    def list(self, prefix: str) -> list[str]:
+        folder = check_folder(prefix)
+        query = select(_TABLE.c.key)
+        if folder:
+            end = folder[:-1] + chr(ord("/") + 1)
+            query = query.where(_TABLE.c.key >= folder, _TABLE.c.key < end)
+        with self._errors(f"cannot list {folder!r}"):
+            return sorted(self._retrying()(self._execute, query))
+
+    def delete(self, key: str) -> None:
+        with self._errors("cannot delete", check_key(key)):
+            self._retrying()(self._execute, _TABLE.delete().where(_TABLE.c.key == key))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _execute(self, statement: Executable) -> Sequence[Any]:
+        """One statement, one transaction; the first column of its rows."""
+        with self._engine.connect() as connection:
+            result = connection.execute(statement)
+            return result.scalars().all() if result.returns_rows else ()
+
+    def _retrying(self) -> Retrying:
+        return Retrying(
+            retry=retry_if_exception(_connection_failed),
+            stop=stop_after_delay(self._retry_seconds),
+            wait=wait_random_exponential(multiplier=0.1, max=2.0),
+            before_sleep=self._log_retry,
+            reraise=True,
+        )
+
+    def _log_retry(self, state: RetryCallState) -> None:
+        _log.warning("checkpoint storage %s: connection failed, attempt %d", self.uri, state.attempt_number)
+
+    def _make_table(self) -> None:
+        with self._errors(f"cannot make the table {_TABLE.name}"):
+            try:
+                _TABLE.create(self._engine, checkfirst=True)
+            except DBAPIError:  # another process may have made it at the same time
+                if not inspect(self._engine).has_table(_TABLE.name):
+                    raise
+            found = {column["name"] for column in inspect(self._engine).get_columns(_TABLE.name)}
+        if found != set(_TABLE.columns.keys()):
+            raise StorageError(
+                self.uri,
+                "",
+                f"the table {_TABLE.name} has the columns {sorted(found)} instead of {sorted(_TABLE.columns.keys())}",
+                "It belongs to something else; use another database or schema",
+            )
+
+    @contextmanager
+    def _errors(self, action: str, key: str = "") -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            text = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+            reason = text
+            for secret in self._secrets:
+                reason = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", reason)
+            advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text, re.IGNORECASE)), "")
+            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from (error if reason == text else None)
+
+
+def _parse(uri: str) -> URL:
+    """The URL with its driver. Nothing of a URL that cannot be parsed is repeated: it may hold a password."""
+    scheme = uri.partition(":")[0]
+    try:
+        url = make_url(uri)
+    except (ArgumentError, ValueError):
+        raise StorageError(f"{scheme}:...", "", "this is no database URL", _URL_ADVICE) from None
+    if url.host and "@" in url.host:
+        raise StorageError(f"{scheme}:...", "", "the host of the database URL holds an '@'", _URL_ADVICE)
+    url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
+    try:
+        url.get_dialect()
+    except NoSuchModuleError:
+        raise StorageError(f"{scheme}:...", "", f"unknown scheme {scheme!r}", SUPPORTED) from None
+    if url.get_backend_name() == "sqlite" and not (url.database and url.database.startswith("/")):
+        raise StorageError(
+            uri, "", "no absolute path", "Write sqlite:////PATH with four slashes, or memory:NAME for a test"
+        )
+    return url
+
+
+def _secrets(url: URL) -> dict[str, str]:
+    """Query parameters of the URL that are secret, and its password as ''."""
+    secrets = {name: str(value) for name, value in url.query.items() if _SECRET.search(name)}
+    return secrets | ({"": str(url.password)} if url.password else {})
+
+
+def _engine(url: URL) -> Engine:
+    defaults = _DEFAULTS.get(url.get_driver_name(), {})
+    engine = create_engine(
+        url.update_query_dict({**defaults, **url.query}),
+        isolation_level="AUTOCOMMIT",
+        pool_pre_ping=True,
+        hide_parameters=True,
+    )
+    setting = _DURABLE.get(engine.dialect.name)
+
+    if setting:
+
+        @event.listens_for(engine, "connect")
+        def make_durable(connection: DBAPIConnection, _: object) -> None:
+            cursor = connection.cursor()
+            cursor.execute(setting)
+            cursor.close()
+            connection.commit()
+
+    return engine
+
+
+def _connection_failed(error: BaseException) -> bool:
+    """Whether the connection could not be made (then there is no statement yet), or was lost in the middle."""
+    return isinstance(error, DBAPIError) and (
+        error.connection_invalidated or (isinstance(error, OperationalError) and error.statement is None)
+    )

@@ -1,0 +1,63 @@
+"""Real services for all tests. A service is started once, by the first test that asks for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sinks.testing.servers.postgres import PostgresService, postgres_service
+
+# Python workers must be those of this environment, also in sessions that a test starts itself.
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresService]:
+    """PostgreSQL that takes prepared transactions."""
+    with postgres_service({"max_prepared_transactions": "64"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_unprepared() -> Iterator[PostgresService]:
+    """PostgreSQL as most servers are: PREPARE TRANSACTION is off."""
+    with postgres_service({"max_prepared_transactions": "0"}) as server:
+        yield server
+
+
+@pytest.fixture
+def pg_database(postgres: PostgresService) -> Iterator[str]:
+    """The DSN of a fresh database on `postgres`."""
+    with postgres.database() as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A quiet local session on two cores."""
+    folder: Path = tmp_path_factory.mktemp("spark")
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("tests")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={folder}")
+        .config("spark.local.dir", str(folder / "local"))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.forceDeleteTempCheckpointLocation", "true")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

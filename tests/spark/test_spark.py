@@ -1,0 +1,171 @@
+"""The protocol inside real Spark queries, with a sink that needs no server."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from coordinator import Step
+from examples.custom_sink import FileSink
+from sinks.testing import Hooked
+from sinks.testing.driver import die
+from tests.spark.job import KILLED, KillGroupAt, Once, SparkJob, write_input
+
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+}
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> FileSink:
+    (tmp_path / "rows").mkdir()
+    return FileSink(tmp_path / "rows")
+
+
+def visible(sink: FileSink) -> list[dict[str, Any]]:
+    return [row for file in sink.folder.glob("[!.]*.parquet") for row in pq.read_table(file).to_pylist()]
+
+
+def assert_exactly_once(sink: FileSink, ids: list[int], job: str = "spark-job") -> None:
+    seen = Counter(row["id"] for row in visible(sink))
+    assert [id for id, count in seen.items() if count > 1] == []
+    assert sorted(seen) == ids
+    assert list(sink.in_doubt(job)) == []
+
+
+@pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE, Step.DONE])
+def test_killed_and_restarted(tmp_path: Path, sink: FileSink, step: Step) -> None:
+    ids = write_input(tmp_path / "input")
+    assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(step, 1)]).run() == KILLED
+    job = SparkJob(tmp_path, [sink])
+    assert job.run() == 0, job.output()
+    assert_exactly_once(sink, ids)
+
+
+def count_by_remainder(df: Any) -> Any:
+    return df.groupBy((df.id % 10).alias("key")).count()
+
+
+@pytest.mark.parametrize("conf", [{}, ROCKSDB], ids=["hdfs-backed", "rocksdb-v2"])
+def test_stateful_query_killed_between_complete_and_sparks_commit(
+    tmp_path: Path, sink: FileSink, conf: dict[str, str]
+) -> None:
+    """R10: the restart has nothing to write for that batch, yet Spark needs it to run for the state store."""
+    ids = write_input(tmp_path / "input")
+
+    def job(**options: Any) -> SparkJob:
+        return SparkJob(tmp_path, [sink], shape=count_by_remainder, output_mode="update", conf=conf, **options)
+
+    assert job(listeners=[KillGroupAt(Step.DONE, 1)]).run() == KILLED
+    assert job(listeners=[KillGroupAt(Step.COMPLETE, 2)]).run() == KILLED
+    last = job()
+    assert last.run() == 0, last.output()
+    final: dict[int, int] = {}
+    for row in visible(sink):
+        final[row["key"]] = max(final.get(row["key"], 0), row["count"])
+    assert final == Counter(id % 10 for id in ids)
+    assert len(visible(sink)) == 3 * 10, "each of the three checkpoints emits each key once"
+
+
+@pytest.mark.parametrize(("method", "after"), [("write", True), ("pre_commit", False), ("pre_commit", True)])
+def test_python_worker_killed(tmp_path: Path, sink: FileSink, method: str, after: bool) -> None:
+    """Spark runs the task again; what the dead worker left behind is swept."""
+    ids = write_input(tmp_path / "input")
+    hooked = Hooked(sink, method, after=after, hook=Once(tmp_path / "killed", die))
+    job = SparkJob(tmp_path, [hooked])
+    assert job.run() == 0, job.output()
+    assert (tmp_path / "killed").exists()
+    assert_exactly_once(sink, ids)
+
+
+def fail() -> None:
+    raise OSError("the disk hiccupped")
+
+
+def test_task_that_fails_and_succeeds_on_retry(tmp_path: Path, sink: FileSink) -> None:
+    ids = write_input(tmp_path / "input")
+    job = SparkJob(tmp_path, [Hooked(sink, "write", hook=Once(tmp_path / "failed", fail))])
+    assert job.run() == 0, job.output()
+    assert (tmp_path / "failed").exists()
+    assert_exactly_once(sink, ids)
+
+
+def linger() -> None:
+    time.sleep(20)
+
+
+def test_speculative_loser(tmp_path: Path, sink: FileSink) -> None:
+    """On two executors with speculation: the copy wins, and the straggler's transaction never becomes visible."""
+    ids = write_input(tmp_path / "input", batches=2)
+    conf = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.5",
+        "spark.executor.memory": "512m",
+    }
+    hooked = Hooked(sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))
+    job = SparkJob(tmp_path, [hooked], master="local-cluster[2,1,1024]", conf=conf)
+    started = time.monotonic()
+    assert job.run() == 0, job.output()
+    assert (tmp_path / "lingered").exists()
+    assert_exactly_once(sink, ids)
+    assert len(os.listdir(sink.folder)) > 6, "there was no loser"
+    assert time.monotonic() - started < 90
+
+
+def test_two_sinks_in_one_checkpoint(tmp_path: Path, sink: FileSink) -> None:
+    ids = write_input(tmp_path / "input")
+    (tmp_path / "others").mkdir()
+    other = FileSink(tmp_path / "others", name="others")
+    assert SparkJob(tmp_path, [sink, other], listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
+    job = SparkJob(tmp_path, [sink, other])
+    assert job.run() == 0, job.output()
+    assert_exactly_once(sink, ids)
+    assert_exactly_once(other, ids)
+
+
+def withdraw_one(folder: Path) -> None:
+    sink = FileSink(folder)
+    sink.abort(sorted(sink.in_doubt("spark-job"), key=str)[0])
+
+
+def test_a_lost_transaction_is_replayed_from_the_same_partition(tmp_path: Path, sink: FileSink) -> None:
+    ids = write_input(tmp_path / "input")
+    assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
+    withdraw_one(sink.folder)
+    job = SparkJob(tmp_path, [sink])
+    assert job.run() == 0, job.output()
+    assert_exactly_once(sink, ids)
+
+
+def test_replay_under_another_partition_layout_stops_and_names_the_settings(tmp_path: Path, sink: FileSink) -> None:
+    """R13"""
+    ids = write_input(tmp_path / "input")
+    assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
+    withdraw_one(sink.folder)
+    job = SparkJob(tmp_path, [sink], conf={"spark.sql.files.maxPartitionBytes": "100000000"})
+    assert job.run() == 1
+    assert "was written in 3 partitions, the batch now has 1" in job.output()
+    job = SparkJob(tmp_path, [sink])
+    assert job.run() == 0, job.output()
+    assert_exactly_once(sink, ids)
+
+
+def test_replaced_checkpoint_location(tmp_path: Path, sink: FileSink) -> None:
+    ids = write_input(tmp_path / "input")
+    assert SparkJob(tmp_path, [sink]).run() == 0
+    (tmp_path / "spark").rename(tmp_path / "spark-before")
+    job = SparkJob(tmp_path, [sink])
+    assert job.run() == 1
+    assert "checkpointLocation was replaced" in job.output()
+    assert_exactly_once(sink, ids)

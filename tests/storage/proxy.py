@@ -1,0 +1,83 @@
+"""A TCP proxy that can cut connections at a chosen byte sequence."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+
+class Proxy:
+    """Listens on `port` and forwards to `target`. With `cut_at` set, the next client chunk that holds it cuts its
+    connection: before it is forwarded, or, with `after_answer`, when the server has answered it and the client has not
+    heard. Then `on_cut` is called.
+    """
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self.cut_at: bytes | None = None
+        self.after_answer = False
+        self.on_cut: Callable[[], object] = lambda: None
+        self.cuts = 0
+        self.refuse = False
+        self.refused = 0
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_all(self) -> None:
+        for end in self._open:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut_all()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self.refuse:
+                    self.refused += 1
+                    client.close()
+                    continue
+                server = socket.create_connection(self._target)
+                self._open += [client, server]
+                silent = threading.Event()
+                threading.Thread(target=self._up, args=(client, server, silent), daemon=True).start()
+                threading.Thread(target=self._down, args=(client, server, silent), daemon=True).start()
+
+    def _up(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
+        with suppress(OSError), client, server:
+            while chunk := client.recv(65536):
+                if self.cut_at is not None and self.cut_at in chunk:
+                    self.cut_at = None
+                    if self.after_answer:
+                        silent.set()
+                        server.sendall(chunk)
+                        return  # `_down` cuts
+                    self._cut(client, server)
+                    return
+                server.sendall(chunk)
+
+    def _down(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
+        server, client = server.dup(), client.dup()
+        with suppress(OSError), client, server:
+            try:
+                while chunk := server.recv(65536):
+                    if silent.is_set():
+                        self._cut(client, server)
+                        return
+                    client.sendall(chunk)
+            finally:
+                client.shutdown(socket.SHUT_RDWR)  # the server ended it, perhaps by a reset
+
+    def _cut(self, client: socket.socket, server: socket.socket) -> None:
+        self.cuts += 1
+        self.on_cut()
+        client.shutdown(socket.SHUT_RDWR)
+        server.shutdown(socket.SHUT_RDWR)

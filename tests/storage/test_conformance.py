@@ -1,0 +1,278 @@
+"""One suite for all checkpoint storages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+import pytest
+from obstore.store import LocalStore, MemoryStore
+
+from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage.objects import ObjectStorage
+from tests.storage import writer
+from tests.storage.writer import is_whole, value_of
+
+WRITER = [sys.executable, writer.__file__]
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """The writers find the library where the tests found it."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+class StorageConformance:
+    """What every storage must do. A subclass gives `reopen`, which opens the same storage once more."""
+
+    @pytest.fixture
+    def reopen(self) -> Callable[[], CheckpointStorage]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def storage(self, reopen: Callable[[], CheckpointStorage]) -> Iterator[CheckpointStorage]:
+        storage = reopen()
+        yield storage
+        storage.close()
+
+    def test_a_value_is_read_back_by_oneself_and_by_others(self, storage, reopen):
+        assert storage.put_if_absent("job/1/record", b"value") is True
+        other = reopen()
+        for reader in (storage, other):
+            assert reader.get("job/1/record") == b"value"
+            assert reader.list("job") == ["job/1/record"]
+        other.close()
+
+    def test_a_value_outlives_close(self, storage, reopen):
+        storage.put_if_absent("a", b"1")
+        storage.close()
+        storage.close()
+        again = reopen()
+        assert again.get("a") == b"1"
+        again.close()
+
+    @pytest.mark.parametrize("value", [b"", b"\0", bytes(range(256)) * 5, b"'; \\ %s {}\r\n"], ids=repr)
+    def test_any_bytes(self, storage, value):
+        assert storage.put_if_absent("a", value) is True
+        got = storage.get("a")
+        assert type(got) is bytes
+        assert got == value
+
+    def test_five_megabytes(self, storage):
+        value = os.urandom(5_000_000)
+        assert storage.put_if_absent("job/large", value) is True
+        assert storage.get("job/large") == value
+
+    def test_the_first_put_stays(self, storage):
+        assert storage.put_if_absent("a/1", b"first") is True
+        assert storage.put_if_absent("a/1", b"second") is False
+        assert storage.put_if_absent("a/1", b"first") is False
+        assert storage.get("a/1") == b"first"
+
+    def test_an_absent_key(self, storage):
+        assert storage.get("nowhere/at/all") is None
+        storage.delete("nowhere/at/all")
+        assert storage.list("nowhere") == []
+        assert storage.list("") == []
+
+    def test_list_is_sorted_and_holds_to_folders(self, storage):
+        inside = ["a/1/x", "a/1/B", "a/1/b", "a/1/0-9", "a/1/10", "a/1/9", "a/1/deep/er", "a/1/_", "a/1/x.y"]
+        outside = ["a/10", "a/10x/x", "a/1-/x", "a/1.5/x", "a/0", "A/1/x", "b/a/1/x", "aa/1/x", "a_1/x"]
+        for key in inside + outside:
+            assert storage.put_if_absent(key, b"")
+        assert storage.list("a/1") == sorted(inside)
+        assert storage.list("a/1/") == sorted(inside)
+        assert storage.list("a/1/deep") == ["a/1/deep/er"]
+        assert storage.list("") == sorted(inside + outside)
+
+    def test_a_pattern_sign_is_no_pattern(self, storage):
+        storage.put_if_absent("a_b/1", b"")
+        storage.put_if_absent("acb/1", b"")
+        assert storage.list("a_b") == ["a_b/1"]
+
+    def test_case_counts(self, storage):
+        assert storage.put_if_absent("job/Key", b"upper") is True
+        assert storage.put_if_absent("job/key", b"lower") is True
+        assert storage.get("job/Key") == b"upper"
+
+    def test_delete_frees_the_key(self, storage):
+        storage.put_if_absent("a/1", b"1")
+        storage.put_if_absent("a/2", b"2")
+        storage.delete("a/1")
+        assert storage.get("a/1") is None
+        assert storage.list("a") == ["a/2"]
+        assert storage.put_if_absent("a/1", b"new") is True
+        assert storage.get("a/1") == b"new"
+
+    @pytest.mark.parametrize(
+        "key",
+        ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "a b", "a#1", "ä", "a\n", "a%2Fb", "a\\b", "a/*", "\0",
+         "s" * 201, "/".join(["s" * 100] * 6)],
+        ids=lambda key: repr(key)[:20],
+    )  # fmt: skip
+    def test_what_is_no_key(self, storage, key):
+        with pytest.raises(ValueError, match="not a key"):
+            storage.put_if_absent(key, b"")
+        with pytest.raises(ValueError, match="not a key"):
+            storage.get(key)
+        with pytest.raises(ValueError, match="not a key"):
+            storage.delete(key)
+        if key not in ("", "a/"):
+            with pytest.raises(ValueError, match="not a key"):
+                storage.list(key)
+
+    def test_the_longest_key(self, storage):
+        key = "/".join(["s" * 200, "t" * 200, "u" * 110])
+        assert len(key) == 512
+        assert storage.put_if_absent(key, b"1") is True
+        assert storage.list("s" * 200) == [key]
+        assert storage.get(key) == b"1"
+
+    def test_threads_race_for_each_key(self, storage):
+        won: list[tuple[str, str]] = []
+        start = threading.Barrier(8)
+
+        def run(name: str) -> None:
+            start.wait()
+            for key in (f"race/{number}" for number in range(50)):
+                if storage.put_if_absent(key, value_of(name, key, 100)):
+                    won.append((key, name))
+
+        threads = [threading.Thread(target=run, args=(str(number),)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(key for key, _ in won) == storage.list("race")
+        assert len(won) == 50
+        for key, name in won:
+            assert storage.get(key) == value_of(name, key, 100)
+
+
+class ProcessConformance(StorageConformance):
+    """What a storage that several processes share must do besides. A subclass gives `uri`."""
+
+    @pytest.fixture
+    def uri(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def reopen(self, uri: str) -> Callable[[], CheckpointStorage]:
+        return lambda: open_storage(uri)
+
+    def test_processes_race_for_each_key(self, uri, reopen, environment):
+        """Eight processes also meet in making the storage, which none has opened before."""
+        processes = [
+            subprocess.Popen(
+                [*WRITER, "race", uri, str(number), "200"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
+            )
+            for number in range(8)
+        ]  # fmt: skip
+        for process in processes:
+            assert _pipe(process.stdout).readline() == "ready\n"
+        for process in processes:
+            _pipe(process.stdin).write("go\n")
+            _pipe(process.stdin).flush()
+        won = [
+            (key, str(number)) for number, process in enumerate(processes) for key in process.communicate()[0].split()
+        ]
+        assert [process.returncode for process in processes] == [0] * 8
+        storage = reopen()
+        assert sorted(key for key, _ in won) == storage.list("race") == sorted(f"race/{n}" for n in range(200))
+        assert len({name for _, name in won}) > 1, "there was no race"
+        for key, name in won:
+            assert storage.get(key) == value_of(name, key, 2_000)
+        storage.close()
+
+    @pytest.mark.chaos
+    @pytest.mark.parametrize("size", [500, 1_000_000], ids=["small", "1MB"])
+    def test_a_killed_writer_leaves_whole_values_only(self, uri, reopen, environment, size):
+        storage = reopen()
+        for attempt in range(8):
+            process = subprocess.Popen(
+                [*WRITER, "run_on", uri, str(attempt), str(size)], stdout=subprocess.PIPE, env=environment, text=True
+            )
+            first = _pipe(process.stdout).readline()
+            time.sleep(0.02 + 0.013 * attempt)
+            process.kill()
+            told = [first.strip()] + [line.strip() for line in _pipe(process.stdout) if line.endswith("\n")]
+            process.wait()
+            _pipe(process.stdout).close()
+            listed = storage.list(f"run/{attempt}")
+            assert set(told) <= set(listed)
+            for key in listed:
+                value = storage.get(key)
+                assert value is not None
+                assert is_whole(value), f"torn: {key} has {len(value)} bytes"
+            after = f"run/{attempt}/{len(listed)}"
+            deadline = time.monotonic() + 10
+            while storage.get(after) is None:  # the put that was cut off can be done by another
+                if storage.put_if_absent(after, value_of("after", after, size)):
+                    break
+                assert time.monotonic() < deadline
+            value = storage.get(after)
+            assert value is not None
+            assert is_whole(value)
+            for key in storage.list(f"run/{attempt}"):
+                storage.delete(key)
+        assert storage.list("run") == []
+        storage.close()
+
+
+class TestMemory(StorageConformance):
+    @pytest.fixture
+    def reopen(self) -> Callable[[], CheckpointStorage]:
+        name = uuid4().hex
+        return lambda: open_storage(f"memory:{name}")
+
+    def test_names_are_apart(self, storage):
+        storage.put_if_absent("a", b"1")
+        assert open_storage(f"memory:{uuid4().hex}").get("a") is None
+
+
+class TestObjectsInMemory(StorageConformance):
+    """The part that cloud stores will share, on obstore's own in-memory store."""
+
+    @pytest.fixture
+    def reopen(self) -> Callable[[], CheckpointStorage]:
+        store = MemoryStore()
+        return lambda: ObjectStorage("objects:memory", store)
+
+
+class TestObjectsInFiles(StorageConformance):
+    """The same, on obstore's own local store."""
+
+    @pytest.fixture
+    def reopen(self, tmp_path: Path) -> Callable[[], CheckpointStorage]:
+        return lambda: ObjectStorage("objects:local", LocalStore(tmp_path))
+
+
+class TestFile(ProcessConformance):
+    @pytest.fixture
+    def uri(self, tmp_path: Path) -> str:
+        return (tmp_path / "not yet" / "there").as_uri()
+
+
+class TestSqlite(ProcessConformance):
+    @pytest.fixture
+    def uri(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/check points.db"
+
+
+class TestPostgres(ProcessConformance):
+    @pytest.fixture
+    def uri(self, pg_database: str) -> str:
+        return pg_database
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe

@@ -1,0 +1,387 @@
+"""What each storage does when it cannot do its work, and what it says."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.engine import make_url
+
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage.sql import SQLStorage
+from tests.storage import writer
+from tests.storage.proxy import Proxy
+
+
+def _can_mount() -> bool:
+    try:
+        return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+needs_mount = pytest.mark.skipif(not _can_mount(), reason="mounting a small tmpfs needs root and unshare")
+
+
+def in_small_tmpfs(folder: Path, command: list[str]) -> str:
+    """What a command prints when `folder` is a tmpfs of 1 MB, in a mount namespace that ends with it."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(folder), *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class TestOpen:
+    def test_a_storage_is_returned_as_it_is(self):
+        storage = open_storage("memory:as-it-is")
+        assert open_storage(storage) is storage
+
+    @pytest.mark.parametrize("form", ["{}", "file://{}", "file:{}", "file://localhost{}"])
+    def test_forms_of_a_directory(self, tmp_path, form):
+        storage = open_storage(form.format(tmp_path))
+        assert storage.uri == f"file://{tmp_path}"
+        storage.put_if_absent("a/b", b"1")
+        assert (tmp_path / "a" / "b").read_bytes() == b"1"
+
+    def test_odd_characters_in_a_directory(self, tmp_path):
+        folder = tmp_path / "a #1?%20 ü"
+        storage = open_storage(f"file://{quote(str(folder))}")
+        assert storage.put_if_absent("k/1", b"1")
+        assert storage.get("k/1") == b"1"
+        assert storage.list("") == ["k/1"]
+        assert (folder / "k" / "1").exists()
+
+    @pytest.mark.parametrize(
+        ("uri", "says"),
+        [
+            ("s3://bucket/x", "unknown scheme 's3'.*Supported are file:///.*postgresql://.*memory:NAME"),
+            ("memory:", "no database URL"),
+            ("", "neither a URI nor an absolute path.*Supported are"),
+            ("checkpoints/orders", "neither a URI nor an absolute path"),
+            ("file://checkpoints", "no absolute path.*three slashes"),
+            ("file:checkpoints", "no absolute path"),
+            ("file:///a?b", "no absolute path.*%3F"),
+            ("sqlite:///checkpoints.db", "no absolute path.*four slashes"),
+            ("sqlite://", "no absolute path.*memory:NAME"),
+            ("oracle+cx_oracle://h/d", "cx_Oracle.*Install the package"),
+        ],
+    )
+    def test_what_cannot_be_opened(self, uri, says):
+        with pytest.raises(StorageError, match=says):
+            open_storage(uri)
+
+    def test_what_is_no_uri(self):
+        with pytest.raises(TypeError, match="not int"):
+            open_storage(1)  # type: ignore[arg-type]
+
+    def test_an_error_can_be_pickled(self):
+        error = StorageError("file:///a", "b", "cannot write", "Free space")
+        again = pickle.loads(pickle.dumps(error))
+        assert str(again) == str(error) == "checkpoint storage file:///a, key 'b': cannot write. Free space"
+        assert (again.uri, again.key, again.reason, again.advice) == ("file:///a", "b", "cannot write", "Free space")
+
+
+class TestSecrets:
+    SECRET = "S3cr3tWord"
+
+    def assert_hidden(self, error: BaseException) -> None:
+        told = "".join(traceback.format_exception(error)) + repr(error)
+        # the source line of the call is not part of the message
+        assert self.SECRET not in told.replace("self.SECRET", ""), told
+
+    def test_a_wrong_password(self, pg_database):
+        dsn = make_url(pg_database).set(password=self.SECRET).render_as_string(hide_password=False)
+        with psycopg.connect(pg_database, autocommit=True) as admin:
+            admin.execute("CREATE ROLE login_only LOGIN PASSWORD 'another'")
+        try:
+            started = time.monotonic()
+            with pytest.raises(
+                StorageError, match=r"password authentication failed.*Check user and password"
+            ) as caught:
+                open_storage(make_url(dsn).set(username="login_only").render_as_string(hide_password=False))
+            assert time.monotonic() - started < 5, "a wrong password is no passing fault"
+            self.assert_hidden(caught.value)
+            assert "login_only" in str(caught.value)
+        finally:
+            with psycopg.connect(pg_database, autocommit=True) as admin:
+                admin.execute("DROP ROLE login_only")
+
+    def test_where_it_works(self, pg_database):
+        storage = open_storage(pg_database)
+        password = conninfo_to_dict(pg_database).get("password")
+        assert password, "this test needs a server that asks for a password"
+        assert str(password) not in storage.uri + repr(storage)
+        storage.close()
+
+    @pytest.mark.parametrize(
+        "uri",
+        [
+            "postgresql://u:x@{}@127.0.0.1:1/d",
+            "postgresql://u:{}@127.0.0.1:port/d",
+            "postgresql://u:{}@127.0.0.1:1/d",
+            "postgresql://127.0.0.1:1/d?user=u&password={}",
+            "postgresql://127.0.0.1:1/d?sslpassword={}",
+            "postgresql://u:{}@/d?host=/nowhere",
+            "mysql+nodriver://u:{}@127.0.0.1/d",
+            "nodb://u:{}@127.0.0.1/d",
+            "host=h password={} port=1",
+            "host=h password=p:{}",
+            "u:{}",
+        ],
+    )
+    def test_urls_that_fail(self, uri):
+        with pytest.raises(StorageError) as caught:
+            open_storage(uri.format(self.SECRET))
+        self.assert_hidden(caught.value)
+
+
+class TestFile:
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> CheckpointStorage:
+        return open_storage(str(tmp_path / "root"))
+
+    def test_a_path_below_a_file(self, tmp_path):
+        (tmp_path / "plain").write_text("")
+        for uri in (f"file://{tmp_path}/plain/storage", f"file://{tmp_path}/plain"):
+            with pytest.raises(StorageError, match=r"cannot make the directory.*use another directory") as caught:
+                open_storage(uri)
+            assert caught.value.uri == uri
+
+    @needs_mount
+    def test_a_mount_that_became_read_only(self, tmp_path):
+        script = (
+            "import subprocess, sys; from coordinator.storage import *; storage = open_storage(sys.argv[1])\n"
+            "storage.put_if_absent('a/1', b'1')\n"
+            "subprocess.run(['mount', '-o', 'remount,ro', sys.argv[1]], check=True)\n"
+            "for call in (lambda: storage.put_if_absent('a/2', b'2'), lambda: storage.delete('a/1')):\n"
+            "    try: call()\n"
+            "    except StorageError as error: print(error)\n"
+            "print(storage.get('a/1'), storage.get('a/2'), storage.list(''))"
+        )
+        folder = tmp_path / "small"
+        put, delete, then = in_small_tmpfs(folder, [sys.executable, "-c", script, str(folder)]).splitlines()
+        assert put.startswith(
+            f"checkpoint storage file://{folder}, key 'a/2': cannot write 1 bytes: Read-only file system"
+        )
+        assert "mount it for writing" in put
+        assert delete.startswith(f"checkpoint storage file://{folder}, key 'a/1': cannot delete:")
+        assert "Read-only file system" in delete
+        assert then == "b'1' None ['a/1']"
+
+    def test_what_a_killed_writer_left_is_no_key_and_goes_with_it(self, storage, tmp_path):
+        storage.put_if_absent("a/1", b"1")
+        left = tmp_path / "root" / "a" / "1#123"
+        left.write_bytes(b"to")
+        other = tmp_path / "root" / "a" / "10#4"
+        other.write_bytes(b"to")
+        assert storage.list("") == ["a/1"]
+        storage.delete("a/1")
+        assert not left.exists()
+        assert other.exists()
+
+    def test_what_others_put_there_is_no_key(self, storage, tmp_path):
+        storage.put_if_absent("a/1", b"1")
+        (tmp_path / "root" / "a" / "not a key.txt").write_text("")
+        assert storage.list("") == ["a/1"]
+
+    def test_nothing_is_left_of_a_put(self, storage, tmp_path):
+        storage.put_if_absent("a/1", b"1")
+        storage.put_if_absent("a/1", b"2")
+        assert os.listdir(tmp_path / "root" / "a") == ["1"]
+
+    def test_a_key_below_a_key(self, storage):
+        storage.put_if_absent("a/1", b"1")
+        with pytest.raises(StorageError, match="key 'a/1/x': cannot write"):
+            storage.put_if_absent("a/1/x", b"2")
+        with pytest.raises(StorageError, match="key 'a': cannot write 1 bytes: Is a directory"):
+            storage.put_if_absent("a", b"2")
+
+    def test_fsync_of_the_value_before_and_of_its_folders_after_it_can_be_seen(self, storage, tmp_path, monkeypatch):
+        root = tmp_path / "root"
+        synced: list[tuple[str, bool]] = []
+        fsync = os.fsync
+
+        def watched(descriptor: int) -> None:
+            fsync(descriptor)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            synced.append((str(path.relative_to(root)).partition("#")[0], (root / "job/r/1").exists()))
+
+        monkeypatch.setattr(os, "fsync", watched)
+        storage.put_if_absent("job/r/1", b"1")
+        assert synced == [("job/r/1", False), ("job/r", True), ("job", True), (".", True)]
+        synced.clear()
+        storage.get("job/r/1")
+        assert synced == [("job/r", True), ("job", True), (".", True)]
+
+    def test_list_while_others_put_and_delete(self, storage):
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        def churn() -> None:
+            number = 0
+            try:
+                while not stop.is_set():
+                    storage.put_if_absent(f"c/{number}", b"1")
+                    storage.delete(f"c/{number - 3}")
+                    number += 1
+            except BaseException as error:
+                failed.append(error)
+
+        storage.put_if_absent("c/stays", b"1")
+        thread = threading.Thread(target=churn)
+        thread.start()
+        for _ in range(300):
+            assert "c/stays" in storage.list("c")
+        stop.set()
+        thread.join()
+        assert not failed
+
+
+class TestSqlite:
+    @pytest.mark.parametrize("below", ["plain/x.db", "missing/x.db"])
+    def test_a_path_that_cannot_be(self, tmp_path, below):
+        (tmp_path / "plain").write_text("")
+        with pytest.raises(StorageError, match=r"unable to open database file.*Let this user"):
+            open_storage(f"sqlite:///{tmp_path}/{below}")
+
+    def test_a_file_that_is_no_database(self, tmp_path):
+        (tmp_path / "x.db").write_bytes(b"not a database" * 100)
+        with pytest.raises(StorageError, match=r"file is not a database"):
+            open_storage(f"sqlite:///{tmp_path}/x.db")
+
+
+@needs_mount
+@pytest.mark.parametrize(
+    ("form", "size"), [("file://{}", 150_000), ("sqlite:///{}/x.db", 120_000)], ids=["file", "sqlite"]
+)
+def test_a_full_disk(tmp_path, form, size):
+    folder = tmp_path / "small"
+    printed = in_small_tmpfs(
+        folder, [sys.executable, writer.__file__, "fill", form.format(folder), str(size), str(folder)]
+    )
+    told = dict(line.split(" ", 1) for line in printed.splitlines())
+    refused = told.pop("refused")
+    assert f", key 'full/{int(told['written']):03}': cannot write {size} bytes: " in refused
+    assert "Free space there" in refused
+    assert int(told.pop("written")) >= 3
+    assert told == {"listed": "True", "absent": "True", "whole": "True", "again": "True"}
+
+
+class TestPostgres:
+    @pytest.fixture
+    def proxy(self, pg_database: str) -> Iterator[Proxy]:
+        server = conninfo_to_dict(pg_database)
+        proxy = Proxy((str(server["host"]), int(str(server["port"]))))
+        yield proxy
+        proxy.close()
+
+    @pytest.fixture
+    def storage(self, pg_database: str, proxy: Proxy) -> Iterator[SQLStorage]:
+        uri = make_url(pg_database).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        storage = SQLStorage(uri, retry_seconds=5.0)
+        yield storage
+        storage.close()
+
+    @pytest.fixture
+    def direct(self, pg_database: str) -> Iterator[CheckpointStorage]:
+        storage = open_storage(pg_database)
+        yield storage
+        storage.close()
+
+    def test_a_put_whose_answer_is_lost_is_known_as_ones_own(self, storage, direct, proxy):
+        seen: list[bytes | None] = []
+        proxy.cut_at, proxy.after_answer, proxy.on_cut = b"INSERT INTO", True, lambda: seen.append(direct.get("a"))
+        assert storage.put_if_absent("a", b"mine") is True
+        assert seen == [b"mine"], "the value was there before the connection was cut"
+        assert proxy.cuts == 1
+
+    def test_a_put_that_did_not_arrive_is_done_again(self, storage, direct, proxy):
+        proxy.cut_at = b"INSERT INTO"
+        assert storage.put_if_absent("a", b"mine") is True
+        assert proxy.cuts == 1
+        assert direct.get("a") == b"mine"
+
+    def test_a_put_that_did_not_arrive_and_lost_the_race(self, storage, direct, proxy):
+        proxy.cut_at, proxy.on_cut = b"INSERT INTO", lambda: direct.put_if_absent("a", b"theirs")
+        assert storage.put_if_absent("a", b"mine") is False
+        assert proxy.cuts == 1
+        assert direct.get("a") == b"theirs"
+
+    def test_idle_connections_that_were_cut(self, storage, pg_database):
+        storage.put_if_absent("a", b"1")
+        with psycopg.connect(pg_database, autocommit=True) as admin:
+            ended = admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            ).fetchall()
+        assert ended
+        assert storage.get("a") == b"1"
+        assert storage.put_if_absent("a", b"1") is False
+
+    def test_a_server_that_is_away_for_a_while(self, storage, proxy):
+        proxy.refuse = True
+        proxy.cut_all()
+        timer = threading.Timer(1.0, lambda: setattr(proxy, "refuse", False))
+        timer.start()
+        assert storage.put_if_absent("a", b"1") is True
+        assert storage.list("") == ["a"]
+        assert proxy.refused >= 2
+        timer.join()
+
+    def test_a_server_that_stays_away(self, pg_database, proxy):
+        uri = make_url(pg_database).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        storage = SQLStorage(uri, retry_seconds=1.0)
+        proxy.refuse = True
+        proxy.cut_all()
+        started = time.monotonic()
+        with pytest.raises(
+            StorageError, match=r"key 'a': cannot write 1 bytes: .*connection.*Check that the server runs"
+        ):
+            storage.put_if_absent("a", b"1")
+        assert 0.9 < time.monotonic() - started < 8
+        for call in (lambda: storage.get("a"), lambda: storage.list("a"), lambda: storage.delete("a")):
+            with pytest.raises(StorageError, match="Check that the server runs"):
+                call()
+        storage.close()
+
+    def test_every_put_is_durable_even_if_the_database_says_otherwise(self, direct, pg_database):
+        name = conninfo_to_dict(pg_database)["dbname"]
+        for setting, runs_with in (("off", "local"), ("remote_apply", "remote_apply")):
+            with psycopg.connect(pg_database, autocommit=True) as admin:
+                admin.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = {setting}')
+            storage = SQLStorage(pg_database)
+            with storage._engine.connect() as connection:
+                assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == runs_with
+            storage.close()
+
+    def test_a_table_of_somebody_else(self, pg_database):
+        with psycopg.connect(pg_database, autocommit=True) as admin:
+            admin.execute("CREATE TABLE checkpoint_storage (key text, owner text NOT NULL)")
+        with pytest.raises(StorageError, match=r"columns \['key', 'owner'\].*belongs to something else"):
+            open_storage(pg_database)
+
+    def test_no_right_to_make_the_table(self, pg_database):
+        with psycopg.connect(pg_database, autocommit=True) as admin:
+            admin.execute("CREATE ROLE reader LOGIN PASSWORD 'p'")
+            admin.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        try:
+            with pytest.raises(StorageError, match=r"cannot make the table.*permission denied.*Let this user"):
+                open_storage(make_url(pg_database).set(username="reader", password="p").render_as_string(False))
+        finally:
+            with psycopg.connect(pg_database, autocommit=True) as admin:
+                admin.execute("DROP ROLE reader")

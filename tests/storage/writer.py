@@ -1,0 +1,72 @@
+"""Processes that write to a checkpoint storage, started by the tests: `python writer.py ROLE URI ...`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+from coordinator.storage import StorageError, open_storage
+
+
+def value_of(writer: str, key: str, size: int) -> bytes:
+    """A value that tells its writer and key, and whether it is whole."""
+    head = f"{writer} {key} {size} ".encode()
+    return head + b"x" * (size - len(head) - 4) + b" end"
+
+
+def is_whole(value: bytes) -> bool:
+    writer, key, size = value.split(b" ", 3)[:3]
+    return value == value_of(writer.decode(), key.decode(), int(size))
+
+
+def race(uri: str, writer: str, keys: int) -> None:
+    """Put a value under every key, and print the keys that were won."""
+    storage = open_storage(uri)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for key in (f"race/{number}" for number in range(keys)):
+        if storage.put_if_absent(key, value_of(writer, key, 2_000)):
+            print(key)
+    storage.close()
+
+
+def run_on(uri: str, writer: str, size: int) -> None:
+    """Put under ever new keys, printing each when it is done, until killed."""
+    storage = open_storage(uri)
+    for number in itertools.count():
+        key = f"run/{writer}/{number}"
+        storage.put_if_absent(key, value_of(writer, key, size))
+        print(key, flush=True)
+
+
+def fill(uri: str, size: int, folder: str) -> None:
+    """Put until the disk is full, make room, and go on. Prints what happened, one word a line."""
+    ballast = Path(folder, "ballast")
+    ballast.write_bytes(bytes(400_000))
+    storage = open_storage(uri)
+    keys = [f"full/{number:03}" for number in range(100)]
+    written = []
+    for key in keys:
+        try:
+            storage.put_if_absent(key, value_of("fill", key, size))
+        except StorageError as error:
+            print("refused", error)
+            break
+        written.append(key)
+    print("written", len(written))
+    print("listed", storage.list("full") == written)
+    print("absent", storage.get(keys[len(written)]) is None)
+    print("whole", all(is_whole(storage.get(key) or b"") for key in written))
+    ballast.unlink()
+    print("again", storage.put_if_absent("full/again", value_of("fill", "full/again", size)))
+
+
+if __name__ == "__main__":
+    role, uri, *arguments = sys.argv[1:]
+    if role == "race":
+        race(uri, arguments[0], int(arguments[1]))
+    elif role == "run_on":
+        run_on(uri, arguments[0], int(arguments[1]))
+    elif role == "fill":
+        fill(uri, int(arguments[0]), arguments[1])

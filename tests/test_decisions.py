@@ -1,0 +1,163 @@
+"""The protocol's decisions are pure functions; these tests read as its rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.decisions import (
+    BatchFacts,
+    Call,
+    Complete,
+    on_call,
+    require_same_layout,
+    require_same_offsets,
+    require_same_rows,
+    settle,
+    still_asked,
+)
+from coordinator.errors import (
+    CheckpointGap,
+    CheckpointLocationMismatch,
+    FirstCheckpointError,
+    InDoubtError,
+    ReplayMismatch,
+)
+from coordinator.records import Record
+from sinks.task import Ack
+from sinks.transaction import CommitOutcome, Committable, Fingerprint
+
+LOST, UNKNOWN = CommitOutcome.lost("timed out"), CommitOutcome.unknown("permission denied")
+
+
+def committable(subtask: int, round: int = 0, sink: str = "s", rows: int = 3) -> Committable:
+    return Committable({"id": f"{sink}-{subtask}-{round}"}, {}, Fingerprint(rows, 7), sink, subtask)
+
+
+def record(n: int, round: int = 0, subtasks: tuple[int, ...] = (0, 1), sink: str = "s", offsets: str = "7") -> Record:
+    return Record(
+        "job", "aa", n, round, 1, "query", (offsets,), {sink: 2},
+        tuple(committable(subtask, round, sink) for subtask in subtasks), "exactly_once", {sink: 6}, 0, 1,
+    )  # fmt: skip
+
+
+def batch(n: int, query: str = "query", offsets: str = "7") -> BatchFacts:
+    return BatchFacts(n, query, (offsets,))
+
+
+def call(n: int, newest: Complete | None, *, adopt: bool = False, reloaded: bool = True, **facts: str) -> Call:
+    return on_call(batch(n, **facts), newest, adopt=adopt, reloaded=reloaded)
+
+
+def test_the_first_batch_of_a_new_job_is_written():
+    assert call(0, None) is Call.WRITE
+
+
+def test_empty_storage_at_a_later_batch_is_an_error_that_offers_adoption():
+    with pytest.raises(FirstCheckpointError, match=r"batch 5.*adopt=True"):
+        call(5, None)
+
+
+def test_empty_storage_at_a_later_batch_is_read_again_first():
+    assert call(5, None, reloaded=False) is Call.RELOAD
+
+
+def test_adopt_starts_at_whatever_batch_spark_is_at():
+    assert call(5, None, adopt=True) is Call.WRITE
+
+
+def test_adopt_does_not_excuse_a_gap():
+    with pytest.raises(CheckpointGap):
+        call(5, Complete((record(3),)), adopt=True)
+
+
+def test_the_successor_is_written():
+    assert call(4, Complete((record(3),))) is Call.WRITE
+
+
+def test_a_complete_batch_is_finished_not_written():
+    assert call(3, Complete((record(3),))) is Call.FINISH
+
+
+def test_an_older_batch_is_skipped():
+    assert call(2, Complete((record(3),))) is Call.SKIP
+
+
+def test_a_gap_is_read_again_first_then_an_error():
+    """R9: the newest that was loaded may be stale, so a gap is only believed after a second look."""
+    assert call(5, Complete((record(3),)), reloaded=False) is Call.RELOAD
+    with pytest.raises(CheckpointGap, match=r"batch 5.*newest complete checkpoint in storage is 3: 1 checkpoint"):
+        call(5, Complete((record(3),)))
+
+
+def test_another_query_id_is_an_error():
+    with pytest.raises(CheckpointLocationMismatch, match="checkpointLocation was replaced"):
+        call(0, Complete((record(3),)), query="other")
+
+
+def test_a_complete_batch_with_other_offsets_is_an_error():
+    """R12"""
+    with pytest.raises(CheckpointLocationMismatch, match="other offsets"):
+        call(3, Complete((record(3),)), offsets="8")
+
+
+def test_an_older_batch_whose_record_is_gone_cannot_be_compared():
+    """R12"""
+    with pytest.raises(CheckpointLocationMismatch, match="no longer retained"):
+        require_same_offsets(batch(1), None)
+
+
+def test_lost_transactions_of_c_when_spark_is_past_it_are_read_again_first():
+    """Somebody else has replayed them, or Spark could not have moved on."""
+    newest = Complete((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
+    assert call(4, newest, reloaded=False) is Call.RELOAD
+    with pytest.raises(InDoubtError, match="Spark has moved on"):
+        call(4, newest)
+
+
+def test_a_replay_record_replaces_lost_participants_only():
+    complete = Complete((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.COMMITTED})
+    replayed = complete.superseded_by(record(3, 1, (0,)))
+    assert replayed.named == {("s", 0): committable(0, 1), ("s", 1): committable(1, 0)}
+    assert replayed.pending() == [("s", 0)]
+    assert len(replayed.every_committable()) == 3, "a sweep spares what any round names"
+
+
+def test_held_participants_are_not_asked_before_their_lost_sibling_is_replaced():
+    """Or an atomic sink would make the rest of the checkpoint visible without it."""
+    complete = Complete((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.HELD})
+    assert complete.pending() == []
+    assert settle(complete).lost == (("s", 0),)
+    assert complete.superseded_by(record(3, 1, (0,))).pending() == [("s", 0), ("s", 1)]
+
+
+def test_an_unknown_outcome_halts_and_names_the_transaction():
+    complete = Complete((record(3),), {("s", 0): UNKNOWN, ("s", 1): LOST})
+    with pytest.raises(InDoubtError, match=r"s-0-0.*permission denied") as error:
+        settle(complete)
+    assert error.value.transactions == [{"id": "s-0-0"}]
+
+
+def test_held_without_a_lost_sibling_halts():
+    with pytest.raises(InDoubtError, match="defect of the sink"):
+        settle(Complete((record(3),), {("s", 0): CommitOutcome.HELD, ("s", 1): CommitOutcome.COMMITTED}))
+
+
+def test_running_out_of_time_names_the_transactions_and_their_causes():
+    error = still_asked(Complete((record(3),)), {("s", 1): OSError("connection refused")}, 600)
+    assert "connection refused" in str(error)
+    assert error.transactions == [{"id": "s-1-0"}]
+
+
+def test_another_layout_stops_the_replay():
+    """R13"""
+    require_same_layout(record(3), {"s": 2}, [("s", 0)])
+    with pytest.raises(ReplayMismatch, match="2 partitions, the batch now has 5"):
+        require_same_layout(record(3), {"s": 5}, [("s", 0)])
+
+
+@pytest.mark.parametrize("now", [Fingerprint(3, 8), Fingerprint(2, 7), None])
+def test_other_rows_stop_the_replay(now: Fingerprint | None):
+    lost = {("s", 0): committable(0)}
+    require_same_rows(lost, {("s", 0): Ack(0, Fingerprint(3, 7))})
+    with pytest.raises(ReplayMismatch, match="other rows"):
+        require_same_rows(lost, {("s", 0): Ack(0, now)} if now else {})

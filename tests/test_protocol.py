@@ -1,0 +1,416 @@
+"""The protocol's rules, each in the race that it was made for. Real sink, real storage; the other driver is called at
+the very point where it hurts."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator.errors import (
+    CheckpointFailed,
+    CheckpointLocationMismatch,
+    CorruptRecord,
+    FirstCheckpointError,
+    InDoubtError,
+    Superseded,
+    UnknownSink,
+    WrongJob,
+)
+from coordinator.records import CheckpointStore
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from examples.custom_sink import FileSink
+from sinks import CommitOutcome, Committable, TransactionContext
+from sinks.errors import BadValue, TransactionBlocked
+from sinks.testing import Hooked, LocalBatch, LocalQuery
+from sinks.testing.conformance import example_input, ids
+from sinks.testing.local import Partitions
+from sinks.transaction import TransactionId
+
+
+class HookedStorage(CheckpointStorage):
+    """Calls the hook once, before the first call of `method` on a key that contains `part`."""
+
+    def __init__(self, inner: CheckpointStorage, method: str, part: str, hook: Callable[[], object]) -> None:
+        self.inner, self.method, self.part, self.hook = inner, method, part, hook
+        self.uri = inner.uri
+        self.due = True
+
+    def _call(self, method: str, key: str, *more: Any) -> Any:
+        if self.due and method == self.method and self.part in key:
+            self.due = False
+            self.hook()
+        return getattr(self.inner, method)(key, *more)
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        return bool(self._call("put_if_absent", key, value))
+
+    def get(self, key: str) -> bytes | None:
+        return self._call("get", key)
+
+    def list(self, prefix: str) -> list[str]:
+        return self._call("list", prefix)
+
+    def delete(self, key: str) -> None:
+        self._call("delete", key)
+
+    def close(self) -> None:
+        pass
+
+
+class Steps(CheckpointListener):
+    def __init__(self) -> None:
+        self.seen: list[tuple[Step, int]] = []
+        self.facts: list[dict[str, Any]] = []
+
+    def on_step(self, step, checkpoint_id, facts) -> None:
+        self.seen.append((step, checkpoint_id))
+        self.facts.append(dict(facts))
+
+
+class Job:
+    """One job: a folder for rows and Spark's logs, a storage, an input."""
+
+    def __init__(self, folder: Path, batches: int = 3) -> None:
+        (folder / "rows").mkdir()
+        self.sink = FileSink(folder / "rows")
+        self.folder = folder
+        self.input: Sequence[Partitions] = example_input(batches)
+        self.storage = open_storage(f"memory:{uuid.uuid4().hex}")
+
+    def coordinator(self, sink: Any = None, storage: Any = None, **options: Any) -> CheckpointCoordinator:
+        config = CheckpointConfig(retained_checkpoints=2, commit_timeout=2, **options.pop("config", {}))
+        return CheckpointCoordinator("job", [sink or self.sink], storage or self.storage, config, **options)
+
+    def query(self, batches: int | None = None) -> LocalQuery:
+        return LocalQuery(self.folder / "query", self.input[:batches])
+
+    def run(self, batches: int | None = None, **options: Any) -> None:
+        self.query(batches).run(self.coordinator(**options))
+
+    def visible(self) -> Counter[int]:
+        files = self.sink.folder.glob("[!.]*.parquet")
+        return Counter(id for file in files for id in pq.read_table(file)["id"].to_pylist())
+
+    def assert_exactly_once(self, batches: int | None = None) -> None:
+        assert self.visible() == Counter(ids(self.input[:batches]))
+        assert list(self.sink.in_doubt("job")) == []
+
+
+class CrashError(BaseException):
+    """Ends a driver on the spot, past all handlers, like a SIGKILL."""
+
+
+def crash() -> None:
+    raise CrashError
+
+
+def crash_at(step: Step, checkpoint_id: int) -> CheckpointListener:
+    class Crash(CheckpointListener):
+        def on_step(self, at, id, facts) -> None:
+            if (at, id) == (step, checkpoint_id):
+                raise CrashError
+
+    return Crash()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def complete_but_one_lost(job: Job, n: int = 0) -> None:
+    """Leaves checkpoint n complete with nothing committed and one transaction rolled back by an operator."""
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, n)])
+    job.sink.abort(min(job.sink.in_doubt("job"), key=str))
+
+
+def test_r1_a_zombie_that_puts_a_record_which_retention_has_deleted_commits_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path, batches=5)
+    storage = HookedStorage(job.storage, "put_if_absent", "/checkpoint/", job.run)
+    with pytest.raises(Superseded, match=r"checkpoint 4 .* complete already"):
+        job.run(storage=storage)
+    job.assert_exactly_once()
+
+
+def test_r2_not_found_is_not_taken_for_lost(job: Job) -> None:
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 0)])
+    hidden = next(path for path in job.sink.folder.iterdir())
+    hidden.unlink()
+    with pytest.raises(InDoubtError, match="neither hidden, visible nor withdrawn") as error:
+        job.run()
+    assert error.value.transactions == [{"file": hidden.name[1:]}]
+
+
+def test_r3_two_drivers_replay_and_only_one_replacement_wins(job: Job) -> None:
+    complete_but_one_lost(job)
+    storage = HookedStorage(job.storage, "put_if_absent", "/000001", lambda: job.run(batches=1))
+    steps = Steps()
+    coordinator = job.coordinator(storage=storage, listeners=[steps])
+    coordinator.process(job.query().batch(0, "late"))
+    assert {"adopted": True} in steps.facts
+    coordinator.close()
+    job.assert_exactly_once(batches=1)
+
+
+class Recording(FileSink):
+    names: list[str] = []  # noqa: RUF012 - shared by the copies that tasks get
+
+    def begin_transaction(self, context: TransactionContext) -> tuple[str, pq.ParquetWriter]:
+        self.names.append(context.transaction_id)
+        return super().begin_transaction(context)
+
+
+def test_r4_no_transaction_name_is_used_twice(job: Job) -> None:
+    Recording.names.clear()
+    sink = Recording(job.sink.folder)
+    for step in (Step.TRIGGERED, Step.PRE_COMMITTED, Step.COMPLETE, Step.COMMITTED):
+        with pytest.raises(CrashError):
+            job.run(sink=sink, listeners=[crash_at(step, 1)])
+        if step is Step.COMPLETE:
+            job.sink.abort(min(job.sink.in_doubt("job"), key=str))
+    failing = Hooked(sink, "validate_all", hook=fail)
+    job.run(sink=failing, config={"tolerable_failed_checkpoints": 1})
+    job.assert_exactly_once()
+    assert len(Recording.names) == len(set(Recording.names)) > 15
+    assert {TransactionId.parse(name).round for name in Recording.names} == {0, 1}
+
+
+def fail() -> None:
+    raise OSError("not today")
+
+
+def test_r6_a_driver_that_is_no_longer_the_newest_does_not_replay(job: Job) -> None:
+    complete_but_one_lost(job)
+    steps = Steps()
+
+    class OtherDriverStarts(CheckpointListener):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            if step is Step.SWEPT:
+                CheckpointStore(job.storage, "job").claim_generation()
+
+    with pytest.raises(Superseded, match="may not replay"):
+        job.run(listeners=[steps, OtherDriverStarts()])
+    assert Step.REPLAYING not in [step for step, _ in steps.seen]
+    job.run()
+    job.assert_exactly_once()
+
+
+class HeldBackByOrphans(FileSink):
+    """As a Kafka topic holds readers back: commit cannot tell as long as any stray transaction is open."""
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        if any("stray" in str(path) for path in self.folder.glob(".tpc.*stray*.parquet")):
+            raise TimeoutError("a transaction that is still open holds the last stable offset")
+        return super().commit(committable)
+
+    def in_doubt(self, job):
+        yield from super().in_doubt(job)
+        yield from ({"file": path.name[1:]} for path in self.folder.glob(".tpc.*stray*.parquet"))
+
+
+def test_r7_orphans_are_swept_while_a_commit_keeps_asking(job: Job) -> None:
+    def stray() -> None:
+        (job.sink.folder / ".tpc.stray.parquet").touch()
+
+    sink = HeldBackByOrphans(job.sink.folder)
+    job.run(sink=Hooked(sink, "commit", hook=stray))
+    job.assert_exactly_once()
+
+
+class Locking(FileSink):
+    """As row locks of an orphan do: a task is refused while another attempt's transaction of its subtask is there."""
+
+    def begin_transaction(self, context: TransactionContext) -> tuple[str, pq.ParquetWriter]:
+        name = context.transaction_id.rsplit(".", 1)[0]
+        if list(self.folder.glob(f".{name}.*.parquet")):
+            raise TransactionBlocked("lock timeout: another transaction holds the row")
+        return super().begin_transaction(context)
+
+
+def test_r8_a_task_blocked_by_an_orphan_of_a_dead_executor_goes_on_after_a_sweep(job: Job) -> None:
+    """The executor died after its pre-commit, before its ack: Spark's retry meets the orphan's locks."""
+
+    def executor_dies_after_pre_commit() -> None:
+        ready = next(job.sink.folder.glob(".tpc.*.0.files-*.0.g*.parquet"))
+        ready.rename(str(ready).replace("a1.parquet", "a77.parquet"))
+        raise TransactionBlocked("lock timeout: another transaction holds the row")
+
+    job.run(sink=Hooked(Locking(job.sink.folder), "pre_commit", after=True, hook=executor_dies_after_pre_commit))
+    job.assert_exactly_once()
+
+
+def test_a_task_that_stays_blocked_fails_the_checkpoint(job: Job) -> None:
+    def blocked() -> None:
+        raise TransactionBlocked("lock timeout on table t")
+
+    class Always(FileSink):
+        def write(self, transaction, batch: pa.RecordBatch) -> None:
+            blocked()
+
+    with pytest.raises(TransactionBlocked, match="table t"):
+        job.run(sink=Always(job.sink.folder))
+    assert list(job.sink.in_doubt("job")) == []
+
+
+def test_r9_a_load_that_retention_cuts_into_is_read_again(tmp_path: Path) -> None:
+    """While checkpoint 1 is being loaded, another driver goes on to 4 and deletes it."""
+    job = Job(tmp_path, batches=5)
+    job.run(batches=2)
+    steps = Steps()
+    coordinator = job.coordinator(storage=HookedStorage(job.storage, "get", "/checkpoint/", job.run), listeners=[steps])
+    with pytest.raises(Superseded):
+        coordinator.recover()
+    assert {"checkpoint": 4, "rounds": 1} in steps.facts
+    job.assert_exactly_once()
+
+
+def test_r9_a_gap_seen_from_a_stale_load_is_read_again(job: Job) -> None:
+    """Another driver completed checkpoints while this one's query was starting; Spark then asks for a later one."""
+    coordinator = job.coordinator()
+    coordinator.process(job.query().batch(0, "first"))
+    other = job.coordinator()
+    other.process(job.query().batch(0, "second"))
+    other.process(job.query().batch(1, "second"))
+    with pytest.raises(Superseded):
+        coordinator.process(job.query().batch(2, "first"))
+    other.process(job.query().batch(2, "second"))
+    job.assert_exactly_once()
+
+
+def test_r10_a_batch_with_nothing_left_to_write_is_still_run(job: Job) -> None:
+    job.run()
+    coordinator = job.coordinator()
+    for n in (2, 1):  # the newest, and one before it
+        batch = job.query().batch(n, "again")
+        coordinator.process(batch)
+        assert batch.drained == 1
+    job.assert_exactly_once()
+
+
+def test_r12_an_older_checkpoint_location_is_refused(job: Job) -> None:
+    job.run()
+    facts = job.query().batch(2, "restored").facts
+    restored = LocalBatch(type(facts)(2, facts.query_id, ('{"end":99}',)), "restored", job.input[0])
+    with pytest.raises(CheckpointLocationMismatch, match="other offsets"):
+        job.coordinator().process(restored)
+    job.assert_exactly_once()
+
+
+def test_wiped_storage_is_refused_and_nothing_is_aborted(job: Job) -> None:
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 1)])
+    before = sorted(map(str, job.sink.in_doubt("job")))
+    with pytest.raises(FirstCheckpointError, match="wiped"):
+        job.run(storage=open_storage(f"memory:{uuid.uuid4().hex}"))
+    assert sorted(map(str, job.sink.in_doubt("job"))) == before != []
+    job.run()
+    job.assert_exactly_once()
+
+
+def test_a_failed_batch_leaves_nothing_and_is_tried_again_as_often_as_tolerated(job: Job) -> None:
+    with pytest.raises(CheckpointFailed, match=r"checkpoint 0 of job 'job' failed.*OSError: not today"):
+        job.run(sink=Hooked(job.sink, "validate_all", hook=fail))
+    assert job.visible() == Counter()
+    assert list(job.sink.in_doubt("job")) == []
+    job.run(sink=Hooked(job.sink, "validate_all", hook=fail), config={"tolerable_failed_checkpoints": 1})
+    job.assert_exactly_once()
+
+
+def test_a_bad_value_fails_at_once_with_its_own_error(job: Job) -> None:
+    def bad() -> None:
+        raise BadValue("table t, column c, row 3: NUL")
+
+    with pytest.raises(BadValue, match="row 3"):
+        job.run(sink=Hooked(job.sink, "write", hook=bad), config={"tolerable_failed_checkpoints": 5})
+    assert list(job.sink.in_doubt("job")) == []
+
+
+def test_a_batch_without_rows_is_a_checkpoint_too(job: Job) -> None:
+    job.input = [job.input[0], [job.input[0][0].slice(0, 0)] * 4, job.input[2]]
+    job.run()
+    job.assert_exactly_once()
+
+
+def test_one_coordinator_serves_a_second_start(job: Job) -> None:
+    coordinator = job.coordinator()
+    job.query(1).run(coordinator)
+    job.query().run(coordinator)
+    job.assert_exactly_once()
+
+
+def test_a_storage_that_cannot_be_written_leaves_the_decision_to_recovery(job: Job) -> None:
+    def full() -> None:
+        raise StorageError(job.storage.uri, "key", "disk full", "free some space")
+
+    with pytest.raises(CheckpointFailed, match="disk full"):
+        job.run(storage=HookedStorage(job.storage, "put_if_absent", "/checkpoint/", full))
+    job.run()
+    job.assert_exactly_once()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-20], "truncated"),
+        (lambda data: b"", "truncated"),
+        (lambda data: b'{"some": "other file"}', "not a record"),
+        (lambda data: data.replace(b'"rows": 7', b'"rows": 8'), "checksum"),
+        (lambda data: data.replace(b'"format": 1', b'"format": 9'), "format 9"),
+    ],
+)
+def test_a_damaged_record_is_an_error_never_a_guess(job: Job, damage: Callable[[bytes], bytes], message: str) -> None:
+    job.run()
+    [key] = [key for key in job.storage.list("") if "/checkpoint/" in key and "002/" in key]
+    data = job.storage.get(key)
+    assert data
+    job.storage.delete(key)
+    job.storage.put_if_absent(key, damage(data))
+    with pytest.raises(CorruptRecord, match=message):
+        job.coordinator().recover()
+    job.assert_exactly_once()
+
+
+def test_records_copied_from_another_job_are_refused(job: Job) -> None:
+    job.run()
+    for key in job.storage.list(""):
+        data = job.storage.get(key)
+        assert data
+        job.storage.put_if_absent(key.replace(key.split("/")[0], CheckpointStore(job.storage, "job 2")._root), data)
+    with pytest.raises(WrongJob, match="belongs to job 'job', not to 'job 2'"):
+        CheckpointCoordinator("job 2", [job.sink], job.storage).recover()
+
+
+def test_a_sink_that_is_gone_is_an_error(job: Job) -> None:
+    job.run()
+    with pytest.raises(UnknownSink, match="files"):
+        job.coordinator(sink=FileSink(job.sink.folder, name="renamed")).recover()
+
+
+def test_sinks_need_different_names(job: Job) -> None:
+    with pytest.raises(ValueError, match="same name"):
+        CheckpointCoordinator("job", [job.sink, FileSink(job.folder)], job.storage)
+
+
+def test_a_listener_that_fails_changes_nothing(job: Job) -> None:
+    class Failing(CheckpointListener):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            raise RuntimeError
+
+    job.run(listeners=[Failing()])
+    job.assert_exactly_once()
+
+
+def test_at_least_once_mode_can_be_switched_to_exactly_once(job: Job) -> None:
+    job.run(batches=1, config={"mode": "at_least_once"})
+    job.run()
+    job.assert_exactly_once()
