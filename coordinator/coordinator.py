@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,8 @@ class CheckpointCoordinator:
         if call is Call.RELOAD:
             self._load_and_commit()
             call = self._decide(batch, reloaded=True)
+        if call is Call.WRITE:
+            self._check_schemas(batch)
         if time.monotonic() - self._swept_at > self.config.sweep_interval:
             self._sweep_as_newest()
         if call is Call.WRITE:
@@ -138,7 +141,6 @@ class CheckpointCoordinator:
             self._tell(Step.TRIGGERED, batch.facts.checkpoint_id, offsets=batch.facts.offsets)
             acks: list[tuple[str, Ack]] = []
             try:
-                self._check_schemas(batch)
                 acks = self._run(batch, attempt=failures + blocked)
                 self._validate(batch, acks)
             except (Superseded, InDoubtError):
@@ -331,18 +333,21 @@ class CheckpointCoordinator:
         return complete
 
     def _sweep(self, complete: Complete | None = None) -> None:
-        """Abort every pre-committed transaction of this job that no record names (presumed abort)."""
+        """Abort every pre-committed transaction of this job that no record names (presumed abort). What cannot be
+        listed or aborted now is left to the next sweep: nothing but locks and resources depends on it."""
         complete = complete or self._newest
         named = [c.transaction for c in complete.every_committable()] if complete else []
         aborted: dict[str, list[dict[str, Any]]] = {}
-        for name, sink in self.sinks.items():
-            for transaction in unnamed(sink.in_doubt(self.job), named):
-                try:
-                    sink.abort(transaction)
-                except CommittedError:
-                    continue  # listed, then committed by whoever it belongs to
-                aborted.setdefault(name, []).append(dict(transaction))
         self._swept_at = time.monotonic()
+        for name, sink in self.sinks.items():
+            try:
+                for transaction in unnamed(sink.in_doubt(self.job), named):
+                    with suppress(CommittedError):  # listed, then committed by whoever it belongs to
+                        sink.abort(transaction)
+                        aborted.setdefault(name, []).append(dict(transaction))
+            except Exception:
+                self._swept_at = -math.inf
+                logger.warning("sweep of sink %r failed and will be tried again", name, exc_info=True)
         if aborted:
             logger.info("job %s: aborted orphaned transactions %s", self.job, aborted)
         self._tell(Step.SWEPT, aborted=aborted)

@@ -1,0 +1,268 @@
+"""What the server says about the target: columns, constraints, indexes, rights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import errors, sql
+
+from sinks.errors import ConfigurationError
+from sinks.postgres.server import Connection
+from sinks.postgres.types import Column
+
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table, whose rows do not belong to the transaction here",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+    "t": "a TOAST table",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A CHECK constraint and the columns that it reads."""
+
+    name: str
+    expression: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unique:
+    """A unique index over plain columns. `arbiter`: ON CONFLICT may use it (it is checked at once, not deferred)."""
+
+    name: str
+    columns: tuple[str, ...]
+    arbiter: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table, or partitioned table, that rows go to.
+
+    `beyond` names what judges a row there and cannot be judged in a staging table: foreign keys, triggers and the like.
+    """
+
+    schema: str
+    name: str
+    oid: int
+    partitioned: bool
+    columns: tuple[Column, ...]
+    declarations: dict[str, str]
+    always_identity: frozenset[str]
+    checks: tuple[Check, ...]
+    uniques: tuple[Unique, ...]
+    beyond: tuple[str, ...]
+    referenced_by: tuple[str, ...]
+    row_security: bool
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def column(self, name: str) -> Column | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+    def overriding(self, written: Iterable[str]) -> sql.SQL:
+        """The clause that lets INSERT write identity columns that are GENERATED ALWAYS, as COPY does."""
+        return sql.SQL(" OVERRIDING SYSTEM VALUE" if self.always_identity & set(written) else "")
+
+
+def locate(connection: Connection, table: str) -> tuple[str, str]:
+    """Schema and name of a table as the user wrote it: `orders`, `shop.orders`, `"Shop"."Orders"`. It need not exist.
+
+    Raises ConfigurationError if it is no table name, or there is no schema for it.
+    """
+    try:
+        parts, oid = _row(connection, "SELECT parse_ident(%s), to_regclass(%s)::oid::bigint", [table, table])
+    except (errors.InvalidParameterValue, errors.InvalidName, errors.FeatureNotSupported, errors.SyntaxError) as error:
+        raise ConfigurationError(
+            f"{table!r} is not a table name ({error.diag.message_primary}); write name or schema.name, with "
+            'double quotes around a part that has capitals or special characters: shop."Daily Orders"'
+        ) from error
+    if len(parts) > 2:
+        raise ConfigurationError(f"{table!r} has {len(parts)} parts; write name or schema.name")
+    if oid is not None:
+        schema, name = _row(
+            connection,
+            "SELECT nspname::text, relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE c.oid = %s",
+            [oid],
+        )
+        return schema, name
+    if len(parts) == 2:
+        return parts[0], parts[1]
+    (schema,) = _row(connection, "SELECT current_schema()::text", [])
+    if schema is None:
+        raise ConfigurationError(f"table {table!r}: no schema of the search_path exists; write schema.name")
+    return schema, parts[0]
+
+
+def similar(connection: Connection, name: str) -> list[str]:
+    """Tables whose name differs only in case or schema, as hints."""
+    rows = connection.execute(
+        "SELECT format('%%I.%%I', nspname, relname) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+        " WHERE relkind IN ('r', 'p') AND lower(relname) = lower(%s) ORDER BY 1 LIMIT 5",
+        [name],
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def describe(connection: Connection, schema: str, name: str) -> Target | None:
+    """Read the target from the catalog; None if there is none. Raises ConfigurationError if it is not a table."""
+    found = connection.execute(
+        "SELECT c.oid::bigint, relkind::text, relpersistence::text, row_security_active(c.oid)"
+        " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
+        [schema, name],
+    ).fetchone()
+    if found is None:
+        return None
+    oid, kind, persistence, row_security = found
+    if kind not in "rp":
+        raise ConfigurationError(f"{schema}.{name} is {_KINDS.get(kind, 'not a table')}; rows can only go to a table")
+    if persistence == "t":
+        raise ConfigurationError(f"{schema}.{name} is a temporary table; no other session can see it")
+    columns, declarations, always = _columns(connection, oid)
+    uniques, special = _indexes(connection, oid)
+    beyond = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
+    beyond += [row[0] for row in connection.execute(_BEYOND, {"oid": oid}).fetchall()]
+    if row_security:
+        beyond.append("row-level security")
+    checks = connection.execute(
+        "SELECT conname::text, pg_get_expr(conbin, conrelid), ARRAY(SELECT attname::text FROM pg_attribute"
+        " WHERE attrelid = conrelid AND attnum = ANY(conkey)) FROM pg_constraint"
+        " WHERE conrelid = %s AND contype = 'c' AND convalidated ORDER BY conname",
+        [oid],
+    ).fetchall()
+    references = connection.execute(
+        "SELECT format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint"
+        " WHERE contype = 'f' AND confrelid = %s AND conparentid = 0 ORDER BY 1",
+        [oid],
+    ).fetchall()
+    return Target(
+        schema,
+        name,
+        oid,
+        kind == "p",
+        columns,
+        declarations,
+        always,
+        tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
+        uniques,
+        tuple(beyond),
+        tuple(row[0] for row in references),
+        row_security,
+    )
+
+
+_BEYOND = """
+WITH relations AS (SELECT %(oid)s::oid AS oid UNION SELECT relid::oid FROM pg_partition_tree(%(oid)s::oid::regclass))
+SELECT 'foreign key ' || conname FROM pg_constraint, relations
+ WHERE conrelid = relations.oid AND contype = 'f' AND conparentid = 0
+UNION ALL
+SELECT 'exclusion constraint ' || conname FROM pg_constraint, relations
+ WHERE conrelid = relations.oid AND contype = 'x' AND conparentid = 0
+UNION ALL
+SELECT 'check ' || conname || ' of partition ' || conrelid::regclass FROM pg_constraint, relations
+ WHERE conrelid = relations.oid AND contype = 'c' AND coninhcount = 0 AND conrelid <> %(oid)s
+UNION ALL
+SELECT 'check ' || conname || ' (NOT VALID)' FROM pg_constraint
+ WHERE conrelid = %(oid)s AND contype = 'c' AND NOT convalidated
+UNION ALL
+SELECT 'index ' || c.relname || ' of partition ' || indrelid::regclass
+  FROM pg_index JOIN pg_class c ON c.oid = indexrelid JOIN relations ON indrelid = relations.oid
+ WHERE indisunique AND indrelid <> %(oid)s AND NOT c.relispartition
+UNION ALL
+SELECT 'trigger ' || tgname FROM pg_trigger, relations
+ WHERE tgrelid = relations.oid AND NOT tgisinternal AND tgenabled <> 'D' AND tgparentid = 0
+UNION ALL
+SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(oid)s AND ev_enabled <> 'D'
+UNION ALL
+SELECT 'partitions of ' || partrelid::regclass FROM pg_partitioned_table, relations
+ WHERE partrelid = relations.oid AND partdefid = 0
+"""
+
+
+def _columns(connection: Connection, oid: int) -> tuple[tuple[Column, ...], dict[str, str], frozenset[str]]:
+    rows = connection.execute(
+        "SELECT attname::text,"
+        # a domain's base type; an array by its element
+        " CASE WHEN b.typcategory = 'A' THEN '_' || e.typname ELSE b.typname::text END,"
+        " coalesce(e.typtype, b.typtype)::text,"
+        " NOT attnotnull, atthasdef OR attidentity <> '',"
+        " attgenerated <> '', format_type(atttypid, atttypmod),"
+        " CASE WHEN attcollation <> t.typcollation THEN format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,"
+        " attidentity = 'a', coalesce(e.oid, 0)::bigint"
+        " FROM pg_attribute JOIN pg_type t ON t.oid = atttypid"
+        " JOIN pg_type b ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END"
+        " LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'"
+        " LEFT JOIN (pg_collation c JOIN pg_namespace n ON n.oid = collnamespace) ON c.oid = attcollation"
+        " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        [oid],
+    ).fetchall()
+    columns = tuple(Column(*[*row[:7], row[9]]) for row in rows)
+    return columns, {row[0]: row[6] + row[7] for row in rows}, frozenset(row[0] for row in rows if row[8])
+
+
+def extra_column(name: str, declared: str) -> Column:
+    """A column that only a staging table has."""
+    return Column(name, declared, "b", True, False, False, declared)
+
+
+def _indexes(connection: Connection, oid: int) -> tuple[tuple[Unique, ...], list[str]]:
+    """Unique indexes over plain columns, and the names of those indexes whose verdict only the target can tell."""
+    rows = connection.execute(
+        "SELECT c.relname::text,"
+        " ARRAY(SELECT attname::text FROM unnest(indkey[0:indnkeyatts - 1]) WITH ORDINALITY AS k (n, i)"
+        " JOIN pg_attribute ON attrelid = indrelid AND attnum = n ORDER BY i),"
+        " indisunique, indimmediate AND indisvalid, indexprs IS NOT NULL OR indpred IS NOT NULL,"
+        " coalesce((to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false)"  # from PostgreSQL 15 on
+        " FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE indrelid = %s AND NOT indisexclusion ORDER BY 1",
+        [oid],
+    ).fetchall()
+    uniques = tuple(
+        Unique(name, tuple(columns), arbiter)
+        for name, columns, unique, arbiter, special, nulls_equal in rows
+        if unique and not special and not nulls_equal
+    )
+    return uniques, [f"index {row[0]}" for row in rows if row[4] or (row[2] and row[5])]
+
+
+def missing_rights(
+    connection: Connection, schema: str, table: str, rights: Collection[str], *, create: bool
+) -> list[str]:
+    """The statements that an owner has to run so that this role may do what the sink does."""
+    (role,) = _row(connection, "SELECT quote_ident(current_user)", [])
+    name = sql.Identifier(schema, table).as_string(connection)
+    statements = []
+    (usage, may_create) = _row(
+        connection,
+        "SELECT has_schema_privilege(%s, 'USAGE'), has_schema_privilege(%s, 'CREATE')",
+        [schema, schema],
+    )
+    if not usage:
+        return [f"GRANT USAGE ON SCHEMA {sql.Identifier(schema).as_string(connection)} TO {role}"]
+    if create and not may_create:
+        statements.append(f"GRANT CREATE ON SCHEMA {sql.Identifier(schema).as_string(connection)} TO {role}")
+    missing = [
+        right for right in rights if not _row(connection, "SELECT has_table_privilege(%s, %s)", [name, right])[0]
+    ]
+    if missing:
+        statements.append(f"GRANT {', '.join(missing)} ON {name} TO {role}")
+    return statements
+
+
+def _row(connection: Connection, query: str, parameters: list[object]) -> tuple[Any, ...]:
+    row = connection.execute(query, parameters).fetchone()
+    assert row is not None
+    return row

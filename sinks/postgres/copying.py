@@ -1,0 +1,98 @@
+"""One participant's transaction in the task: a connection of its own, inside COPY ... FROM STDIN (FORMAT BINARY)."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from sinks.postgres.encode import CopyEncoder
+from sinks.postgres.failures import explained
+from sinks.postgres.server import Server
+from sinks.transaction import Identity, TransactionContext
+
+
+class CopyTransaction:
+    """An open transaction that takes rows. Memory: one encoded batch and libpq's output buffer.
+
+    `identity` is what the transaction will be known by when it is pre-committed; `sealing` is set just before the
+    statement that makes it durable, after which only the server knows whether it is.
+    """
+
+    def __init__(self, server: Server, context: TransactionContext, table: str, identity: Identity) -> None:
+        self.context = context
+        self.identity = identity
+        self.sealing = False
+        self._table = table
+        self._where = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
+        self._aliases: dict[str, str] = {}
+        self._server = server
+        self._copying: AbstractContextManager[psycopg.Copy] | None = None
+        self.connection = server.connect()
+        try:
+            self.connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+            server.configure(self.connection)
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Errors of the server inside this block name table, partition and checkpoint."""
+        return explained(self._table, self._where, self._aliases)
+
+    def start(self, into: sql.Identifier, encoder: CopyEncoder, *, alias: str | None = None) -> None:
+        """Begin to copy. `alias` is the name of `into` that errors must not show, if it is a staging table."""
+        if alias:
+            self._aliases[alias] = self._table
+        self._encoder = encoder
+        columns = sql.SQL(", ").join(map(sql.Identifier, encoder.columns))
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)
+        copying = self.connection.cursor().copy(statement)
+        with self.explained():
+            self._copy = copying.__enter__()
+            self._copying = copying
+            self._copy.write(encoder.header())
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        data = self._encoder.encode(batch)
+        with self.explained():
+            self._copy.write(data)
+
+    def finish(self) -> int:
+        """End the COPY; now every row is checked. Returns how many rows there were."""
+        assert self._copying is not None
+        copying, self._copying = self._copying, None
+        with self.explained():
+            self._copy.write(self._encoder.trailer())
+            copying.__exit__(None, None, None)
+        rows: int = self._encoder.rows
+        return rows
+
+    def execute(self, statement: str | sql.Composed, parameters: list[Any] | None = None) -> None:
+        with self.explained():
+            self.connection.execute(statement, parameters)
+
+    def seal(self, statement: str | sql.Composed) -> None:
+        """Run the statement that makes the transaction durable, then let go of the connection."""
+        self.sealing = True
+        self.execute(statement)
+        self.connection.close()
+
+    def close(self) -> None:
+        """Throw the transaction away, also while it waits for a lock. The server has rolled it back when this returns,
+        unless it cannot be reached."""
+        with contextlib.suppress(Exception):
+            if self.connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                self.connection.cancel_safe(timeout=5)
+            if self._copying is not None:
+                copying, self._copying = self._copying, None
+                reason = RuntimeError("rolled back")
+                copying.__exit__(type(reason), reason, None)
+        with contextlib.suppress(Exception):
+            if not self.connection.closed:
+                self.connection.execute("ROLLBACK")
+        self.connection.close()

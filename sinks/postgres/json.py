@@ -1,0 +1,92 @@
+"""Arrow structs, maps and lists as JSON text, column by column rather than value by value."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+Texts = Sequence[str | None]
+
+
+def to_json(array: pa.Array) -> pa.Array:
+    """One JSON text per value; null stays null. Numbers keep their digits; NaN and infinities become strings, binary
+    base64, dates and times ISO 8601, map keys strings."""
+    return pa.array(_texts(array), pa.string())
+
+
+def _texts(array: pa.Array) -> Texts:
+    kind = array.type
+    if at.is_struct(kind):
+        return _structs(array)
+    if at.is_map(kind):
+        return _maps(array)
+    if at.is_list(kind) or at.is_large_list(kind):
+        items = _or_null(_texts(array.flatten()))
+        return [text and f"[{text}]" for text in _joined(array, items)]
+    if at.is_floating(kind):
+        return [None if value is None else _number(value) for value in array.to_pylist()]
+    if at.is_binary(kind) or at.is_large_binary(kind):
+        return [None if value is None else f'"{base64.b64encode(value).decode()}"' for value in array.to_pylist()]
+    if at.is_boolean(kind) or at.is_integer(kind) or at.is_decimal(kind):
+        texts: Texts = array.cast(pa.string()).to_pylist()
+        return texts
+    if at.is_timestamp(kind):
+        wall = array.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us"))
+        zone = "Z" if kind.tz else ""
+        moments = pc.replace_substring(wall.cast(pa.string()), " ", "T").to_pylist()
+        return [None if moment is None else f'"{moment}{zone}"' for moment in moments]
+    return [
+        None if text is None else json.dumps(text, ensure_ascii=False) for text in array.cast(pa.string()).to_pylist()
+    ]
+
+
+def _number(value: float) -> str:
+    return (
+        repr(value)
+        if math.isfinite(value)
+        else f'"{ {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN") }"'
+    )
+
+
+def _or_null(texts: Texts) -> list[str]:
+    return ["null" if text is None else text for text in texts]
+
+
+def _structs(array: pa.Array) -> Texts:
+    names = [json.dumps(array.type.field(i).name, ensure_ascii=False) + ":" for i in range(array.type.num_fields)]
+    fields = [_or_null(_texts(field)) for field in array.flatten()]
+    rows = zip(*fields, strict=True) if fields else [()] * len(array)
+    texts = ["{" + ",".join(map("".join, zip(names, row, strict=True))) + "}" for row in rows]
+    return [text if valid else None for text, valid in zip(texts, array.is_valid().to_pylist(), strict=True)]
+
+
+def _maps(array: pa.Array) -> Texts:
+    start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    keys, items = array.keys[start:end], array.items[start:end]
+    names = [key if key.startswith('"') else json.dumps(key) for key in _or_null(_texts(keys))]
+    pairs = [f"{name}:{item}" for name, item in zip(names, _or_null(_texts(items)), strict=True)]
+    return [text if text is None else "{" + text + "}" for text in _joined(array, pairs)]
+
+
+def _joined(array: pa.Array, items: Sequence[str]) -> Texts:
+    """The items of each list or map, joined; the items of null entries are not among `items`."""
+    offsets = array.offsets.to_pylist()
+    shift = offsets[0]
+    texts: list[str | None] = []
+    position = 0
+    for index, valid in enumerate(array.is_valid().to_pylist()):
+        if not valid:
+            texts.append(None)
+            if at.is_map(array.type):
+                position = offsets[index + 1] - shift
+            continue
+        count = offsets[index + 1] - offsets[index]
+        texts.append(",".join(items[position : position + count]))
+        position += count
+    return texts

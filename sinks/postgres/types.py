@@ -1,0 +1,407 @@
+"""Which Arrow type goes into which PostgreSQL type, and how.
+
+COPY BINARY does not check types: the receive function of the column's type gets the bytes of the field as they are
+(PostgreSQL manual, COPY, "Binary Format"). So text goes into every type whose binary form is its text (varchar, json,
+enums, …), and every other column needs exactly its own form.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import struct
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from sinks.postgres.json import to_json
+
+INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
+FLOATS = {"float4": pa.float32(), "float8": pa.float64()}
+TEXTS = {"text", "varchar", "bpchar", "citext", "xml", "name", "json"}
+# Element types whose OID the encoder of arrays knows by itself
+_PLAIN_ELEMENTS = {"bool", *INTEGERS, *FLOATS, "numeric", "text", "bytea", "date", "timestamp", "time"}
+_DECLARED = {
+    "smallint": "int2",
+    "integer": "int4",
+    "bigint": "int8",
+    "real": "float4",
+    "double precision": "float8",
+    "boolean": "bool",
+    "timestamp with time zone": "timestamptz",
+    "timestamp without time zone": "timestamp",
+    "character varying": "varchar",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the target as the catalog tells.
+
+    `type` is pg_type.typname (`int4`, `_int4` for its array, a domain's base type) or the type as declared; `kind` is
+    pg_type.typtype of the type, or of an array's element (`e`: an enum); `element` the OID of an array's element type.
+    """
+
+    name: str
+    type: str
+    kind: str = "b"
+    nullable: bool = True
+    has_default: bool = False
+    generated: bool = False
+    declared: str = ""
+    element: int = 0
+
+    @property
+    def typname(self) -> str:
+        name = self.type.split("(")[0]
+        array = name.endswith("[]")
+        name = _DECLARED.get(name.removesuffix("[]"), name.removesuffix("[]"))
+        return f"_{name}" if array else name
+
+
+class Refused(ValueError):
+    """A value of a column cannot be converted. `index` is its position in the array that was given."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
+Convert = Callable[[pa.Array], pa.Array]
+"""From the batch's array to one whose binary form is that of the column. Raises Refused."""
+
+
+class Unfit(Exception):
+    """The Arrow type does not go into the column; the message says what to do."""
+
+
+def conversion(arrow: pa.DataType, column: Column) -> Convert:
+    """How values of an Arrow type get into a column. Raises Unfit."""
+    name = column.typname
+    if name.startswith("_"):
+        return _array(arrow, column)
+    if at.is_null(arrow):
+        return lambda array: pa.nulls(len(array), pa.string())
+    if column.kind == "e" or name in TEXTS:
+        return _text(arrow, json=name == "json")
+    if name in INTEGERS:
+        return _cast(arrow, INTEGERS[name], at.is_integer(arrow), "cast it to an integer type in Spark")
+    if name in FLOATS:
+        fits = at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)
+        narrow = at.is_float64(arrow) and name == "float4"
+        return _cast(arrow, FLOATS[name], fits, "cast it to double in Spark", safe=not narrow)
+    if name in _CONVERSIONS:
+        return _CONVERSIONS[name](arrow)
+    raise Unfit(f"PostgreSQL type {name} is not supported; use a text, jsonb or bytea column, or a view with a cast")
+
+
+def _cast(arrow: pa.DataType, target: pa.DataType, fits: bool, advice: str, *, safe: bool = True) -> Convert:
+    if not fits:
+        raise Unfit(advice)
+    if arrow == target:
+        return _same
+
+    def convert(array: pa.Array) -> pa.Array:
+        try:
+            return array.cast(target, safe=safe)
+        except pa.ArrowInvalid:
+            for index, value in enumerate(array):
+                try:
+                    pa.array([value.as_py()], target)
+                except (pa.ArrowInvalid, OverflowError):
+                    raise Refused(index, f"{value} is out of range") from None
+            raise
+
+    return convert
+
+
+def _same(array: pa.Array) -> pa.Array:
+    return array
+
+
+def _text(arrow: pa.DataType, *, json: bool) -> Convert:
+    if at.is_string(arrow) or at.is_large_string(arrow):
+        return _without_nul
+    if json and at.is_nested(arrow):
+        return to_json
+    raise Unfit("cast it to string in Spark" + (" (or give a struct, map or array)" if json else ""))
+
+
+def _without_nul(array: pa.Array) -> pa.Array:
+    """PostgreSQL has no NUL in text. Looks at the bytes once; offsets only where there is one."""
+    _, offsets, data = array.buffers()
+    if data is not None and len(array):
+        width = np.int64 if at.is_large_string(array.type) else np.int32
+        bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
+        used = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+        if used.size and not used.all():
+            index = pc.index(pc.greater_equal(pc.find_substring(array, pattern="\0"), 0), True).as_py()
+            if index >= 0:
+                raise Refused(index, f"{_short(array[index].as_py())} holds a NUL, which PostgreSQL's text cannot")
+    return array
+
+
+def _jsonb(arrow: pa.DataType) -> Convert:
+    text = _text(arrow, json=True)
+
+    def convert(array: pa.Array) -> pa.Array:
+        return pc.binary_join_element_wise("\x01", text(array).cast(pa.string()), "")
+
+    return convert
+
+
+def _boolean(arrow: pa.DataType) -> Convert:
+    return _cast(arrow, pa.bool_(), at.is_boolean(arrow), "cast it to boolean in Spark")
+
+
+def _bytea(arrow: pa.DataType) -> Convert:
+    return _cast(arrow, arrow, at.is_binary(arrow) or at.is_large_binary(arrow), "cast it to binary in Spark")
+
+
+def _date(arrow: pa.DataType) -> Convert:
+    return _cast(arrow, pa.date32(), at.is_date32(arrow), "cast it to date in Spark")
+
+
+def _numeric(arrow: pa.DataType) -> Convert:
+    if at.is_decimal(arrow):
+        return _same
+    fits = at.is_integer(arrow)
+    return _cast(arrow, pa.decimal128(19, 0), fits, "cast it to decimal in Spark, with the precision that you want")
+
+
+def _timestamptz(arrow: pa.DataType) -> Convert:
+    if not at.is_timestamp(arrow) or arrow.tz is None:
+        advice = "cast it to timestamp in Spark"
+        if at.is_timestamp(arrow):
+            advice += ": a timestamp_ntz is a wall clock, and which zone's only you know"
+        raise Unfit(advice)
+    return lambda array: array.cast(pa.timestamp("us", arrow.tz)).cast(pa.timestamp("us"))
+
+
+def _timestamp(arrow: pa.DataType) -> Convert:
+    if not at.is_timestamp(arrow) or arrow.tz is not None:
+        advice = "cast it to timestamp_ntz in Spark"
+        if at.is_timestamp(arrow):
+            advice += " (in the session's time zone), or make the column timestamptz: the batch has points in time"
+        raise Unfit(advice)
+    return lambda array: array.cast(pa.timestamp("us"))
+
+
+def _time(arrow: pa.DataType) -> Convert:
+    if not at.is_time(arrow):
+        raise Unfit("cast it to time in Spark")
+    return lambda array: array.cast(pa.time64("us"), safe=False)
+
+
+def _interval(arrow: pa.DataType) -> Convert:
+    if not at.is_duration(arrow):
+        raise Unfit("cast it to a day-time interval in Spark")
+    return lambda array: array.cast(pa.duration("us"))
+
+
+_HEX = np.full(256, 255, np.uint8)
+_HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+_HEX[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
+_DIGITS = np.array([i for i in range(36) if i not in (8, 13, 18, 23)])
+
+
+def _uuid(arrow: pa.DataType) -> Convert:
+    if not at.is_string(arrow) and not at.is_large_string(arrow):
+        raise Unfit("give it as string")
+
+    def convert(array: pa.Array) -> pa.Array:
+        filled = array.cast(pa.string()).fill_null("00000000-0000-0000-0000-000000000000")
+        lengths = pc.binary_length(filled)
+        if len(filled) and pc.all(pc.equal(lengths, 36)).as_py():
+            _, _, data = filled.buffers()
+            start = filled.offset and int(np.frombuffer(filled.buffers()[1], np.int32)[filled.offset])
+            text = np.frombuffer(data, np.uint8, 36 * len(filled), start).reshape(-1, 36)
+            digits = _HEX[text[:, _DIGITS]]
+            if digits.max() < 16 and (text[:, [8, 13, 18, 23]] == ord("-")).all():
+                packed = np.ascontiguousarray(digits[:, 0::2] << 4 | digits[:, 1::2])
+                plain = pa.Array.from_buffers(pa.binary(16), len(filled), [None, pa.py_buffer(packed)])
+                return pc.if_else(array.is_valid(), plain.cast(pa.binary()), None)
+        return _each(array, lambda text: uuid.UUID(text).bytes, "is no uuid")
+
+    return convert
+
+
+def _inet(arrow: pa.DataType, *, cidr: bool = False) -> Convert:
+    """Family, bits, is_cidr, length, address (src/backend/utils/adt/network.c, network_send)."""
+
+    def pack(text: str) -> bytes:
+        address = ipaddress.ip_network(text) if cidr else ipaddress.ip_interface(text)
+        packed = (address.network_address if cidr else address.ip).packed  # type: ignore[union-attr]
+        bits = address.prefixlen if cidr else address.network.prefixlen  # type: ignore[union-attr]
+        return struct.pack("BBBB", 2 if address.version == 4 else 3, bits, cidr, len(packed)) + packed
+
+    return _from_string(arrow, pack, "is no network" if cidr else "is no address")
+
+
+def _macaddr(arrow: pa.DataType) -> Convert:
+    def pack(text: str) -> bytes:
+        digits = re.sub(r"[^0-9A-Fa-f]", "", text)
+        if len(digits) != 12:
+            raise ValueError
+        return bytes.fromhex(digits)
+
+    return _from_string(arrow, pack, "is no MAC address")
+
+
+def _from_string(arrow: pa.DataType, pack: Callable[[str], bytes], complaint: str) -> Convert:
+    if not at.is_string(arrow) and not at.is_large_string(arrow):
+        raise Unfit("give it as string")
+    return lambda array: _each(array, pack, complaint)
+
+
+def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.Array:
+    packed: list[bytes | None] = []
+    for index, text in enumerate(array.to_pylist()):
+        try:
+            packed.append(None if text is None else pack(text))
+        except ValueError:
+            raise Refused(index, f"{_short(text)} {complaint}") from None
+    return pa.array(packed, pa.binary())
+
+
+_CONVERSIONS: dict[str, Callable[[pa.DataType], Convert]] = {
+    "bool": _boolean,
+    "numeric": _numeric,
+    "bytea": _bytea,
+    "date": _date,
+    "timestamp": _timestamp,
+    "timestamptz": _timestamptz,
+    "time": _time,
+    "interval": _interval,
+    "jsonb": _jsonb,
+    "uuid": _uuid,
+    "inet": _inet,
+    "cidr": lambda arrow: _inet(arrow, cidr=True),
+    "macaddr": _macaddr,
+}
+
+
+def _array(arrow: pa.DataType, column: Column) -> Convert:
+    if at.is_null(arrow):
+        return lambda array: pa.nulls(len(array), pa.binary())
+    if not at.is_list(arrow) and not at.is_large_list(arrow):
+        raise Unfit("it takes an array")
+    if at.is_nested(arrow.value_type):
+        raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
+    name = column.typname[1:]
+    element = conversion(arrow.value_type, Column(column.name, name, column.kind))
+    plain = name in _PLAIN_ELEMENTS and column.kind != "e"
+
+    def convert(array: pa.Array) -> pa.Array:
+        parents = pc.list_parent_indices(array)
+        try:
+            values = element(pc.list_flatten(array))
+        except Refused as refused:
+            raise Refused(parents[refused.index].as_py(), str(refused)) from None
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+        offsets = np.zeros(len(array) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        if plain:
+            return pa.ListArray.from_arrays(pa.array(offsets), values, mask=array.is_null())
+        return _packed(array, values, offsets, column.element)
+
+    return convert
+
+
+def _packed(array: pa.Array, values: pa.Array, offsets: np.ndarray, oid: int) -> pa.Array:
+    """Arrays whose element type only the catalog knows: dimensions, has-nulls, element OID, length, lower bound, then
+    the elements (src/backend/utils/adt/arrayfuncs.c, array_send)."""
+    if at.is_timestamp(values.type):
+        micros = values.cast(pa.int64()).to_pylist()
+        elements = [None if value is None else struct.pack(">q", value - 946_684_800_000_000) for value in micros]
+    else:
+        elements = values.cast(pa.binary()).to_pylist()
+    fields = [b"\xff\xff\xff\xff" if item is None else struct.pack(">i", len(item)) + item for item in elements]
+    packed: list[bytes | None] = []
+    for index, valid in enumerate(array.is_valid().to_pylist()):
+        start, end = int(offsets[index]), int(offsets[index + 1])
+        if not valid:
+            packed.append(None)
+        elif start == end:
+            packed.append(struct.pack(">iiI", 0, 0, oid))
+        else:
+            head = struct.pack(">iiIii", 1, None in elements[start:end], oid, end - start, 1)
+            packed.append(head + b"".join(fields[start:end]))
+    return pa.array(packed, pa.binary())
+
+
+def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
+    """Every reason why rows of `schema` do not fit a table of `columns`; [] if they do."""
+    known = {column.name: column for column in columns}
+    reasons: list[str] = []
+    for name in sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        reasons.append(f'column "{name}" comes more than once in the batch')
+    for field in schema:
+        column = known.get(field.name)
+        if column is None:
+            similar = [name for name in known if name.lower() == field.name.lower()]
+            hint = f' (there is "{similar[0]}"; capitals count)' if similar else ""
+            reasons.append(f'column "{field.name}" of the batch is not in the table{hint}: add it, or drop it in Spark')
+        elif column.generated:
+            reasons.append(f'column "{field.name}" is generated by the table and cannot be written: drop it in Spark')
+        else:
+            try:
+                conversion(field.type, column)
+            except Unfit as unfit:
+                declared = column.declared or column.type
+                reasons.append(f'column "{field.name}": {spark_name(field.type)} does not go into {declared}: {unfit}')
+    for column in columns:
+        if column.name not in schema.names and not (column.nullable or column.has_default or column.generated):
+            reasons.append(f'column "{column.name}" of the table is NOT NULL without default, and not in the batch')
+    return reasons
+
+
+def target_type(arrow: pa.DataType) -> str:
+    """The PostgreSQL type of a column that the sink creates for an Arrow type. Raises Unfit for one that has none."""
+    for test, name in _CREATED:
+        if test(arrow):
+            return name
+    if at.is_decimal(arrow):
+        return f"numeric({arrow.precision},{arrow.scale})"
+    if at.is_timestamp(arrow):
+        return "timestamptz" if arrow.tz else "timestamp"
+    if (at.is_list(arrow) or at.is_large_list(arrow)) and not at.is_nested(arrow.value_type):
+        return target_type(arrow.value_type) + "[]"
+    if at.is_nested(arrow):
+        return "jsonb"
+    raise Unfit(f"no PostgreSQL type for {arrow}; cast it in Spark")
+
+
+_CREATED: list[tuple[Callable[[pa.DataType], bool], str]] = [
+    (at.is_boolean, "boolean"),
+    (lambda t: at.is_int8(t) or at.is_int16(t), "smallint"),
+    (at.is_int32, "integer"),
+    (at.is_int64, "bigint"),
+    (at.is_float32, "real"),
+    (at.is_float64, "double precision"),
+    (lambda t: at.is_string(t) or at.is_large_string(t) or at.is_null(t), "text"),
+    (lambda t: at.is_binary(t) or at.is_large_binary(t), "bytea"),
+    (at.is_date32, "date"),
+    (at.is_time, "time"),
+    (at.is_duration, "interval"),
+]
+
+
+def spark_name(arrow: pa.DataType) -> str:
+    """An Arrow type in Spark's words."""
+    if at.is_timestamp(arrow):
+        return "timestamp" if arrow.tz else "timestamp_ntz"
+    if at.is_list(arrow) or at.is_large_list(arrow):
+        return f"array<{spark_name(arrow.value_type)}>"
+    names = {"int64": "bigint", "int32": "int", "int16": "smallint", "int8": "tinyint", "bool": "boolean"}
+    return names.get(str(arrow), str(arrow).replace("decimal128", "decimal"))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

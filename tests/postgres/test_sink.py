@@ -1,0 +1,963 @@
+"""`PostgresSink` on a real server, without Spark: each test plays the coordinator, and a second connection looks on."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from sinks import CommitOutcome, Committable
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
+from sinks.postgres import PostgresSink
+from sinks.postgres.ledger import Ledger
+from sinks.testing.servers.postgres import PostgresService
+from sinks.transaction import CommitState, Fingerprint
+from tests.postgres.play import SCHEMA, Observer, batch, checkpoint, context, eventually, held, pre_commit, rows_of
+
+COMMITTED = CommitOutcome.COMMITTED
+CHANGES = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.int64()), ("gone", pa.bool_())])
+
+
+_made: list[PostgresSink] = []
+
+
+def make(db: Observer, *, check: pa.Schema | None = SCHEMA, **options: Any) -> PostgresSink:
+    """A sink as the driver has it; closed at the end of the test."""
+    sink = PostgresSink(db.dsn, options.pop("table", "orders"), **options)
+    _made.append(sink)
+    if check is not None:
+        sink.check(check)
+    return sink
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().close()
+
+
+@pytest.fixture(params=["prepared", "staged"])
+def sink(db: Observer, request: pytest.FixtureRequest) -> PostgresSink:
+    return make(db, strategy=request.param, lock_timeout=0.3)
+
+
+# ---------------------------------------------------------------------- the protocol, both strategies
+def test_rows_are_invisible_until_committed_and_then_there_once(db: Observer, sink: PostgresSink) -> None:
+    committables = [pre_commit(sink, rows_of(1, 2), subtask=0), pre_commit(sink, rows_of(3), rows_of(4), subtask=1)]
+    assert db.visible() == []
+    assert db.pending() == 2
+    assert db.sessions() == 0
+    sink.validate_all(checkpoint(), committables)
+    assert db.visible() == []
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    assert db.visible() == [(1, "row 1"), (2, "row 2"), (3, "row 3"), (4, "row 4")]
+    assert db.pending() == 0
+
+
+def test_in_doubt_lists_exactly_the_identities_of_the_committables(db: Observer, sink: PostgresSink) -> None:
+    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
+    listed = list(sink.in_doubt("job"))
+    assert sorted(map(str, listed)) == sorted(str(dict(one.transaction)) for one in committables)
+    sink.commit_all(checkpoint(), committables)
+    assert list(sink.in_doubt("job")) == []
+
+
+def test_commit_twice_is_committed_and_writes_once(db: Observer, sink: PostgresSink) -> None:
+    committables = [pre_commit(sink, rows_of(1))]
+    for _ in range(2):
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+        assert db.ids() == [1]
+    assert sink.commit(committables[0]) == COMMITTED
+    assert db.ids() == [1]
+
+
+def test_another_process_commits_after_a_crash(db: Observer, sink: PostgresSink) -> None:
+    committable = Committable.from_json(pre_commit(sink, rows_of(1)).to_json())
+    restarted = make(db, check=None, strategy=sink.strategy)
+    assert restarted.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [1]
+
+
+def test_abort_removes_and_may_be_repeated(db: Observer, sink: PostgresSink) -> None:
+    committable = pre_commit(sink, rows_of(1))
+    for _ in range(2):
+        sink.abort(committable.transaction)
+        assert db.pending() == 0
+        assert db.visible() == []
+    assert sink.commit(committable).state is CommitState.LOST
+
+
+def test_abort_after_commit_is_told(db: Observer, sink: PostgresSink) -> None:
+    committable = pre_commit(sink, rows_of(1))
+    sink.commit_all(checkpoint(), [committable])
+    with pytest.raises(CommittedError, match="is committed"):
+        sink.abort(committable.transaction)
+    assert db.ids() == [1]
+
+
+def test_rollback_while_writing_leaves_nothing(db: Observer, sink: PostgresSink) -> None:
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    sink.rollback(transaction)
+    assert db.sessions() == 0
+    assert db.pending() == 0
+    assert db.visible() == []
+
+
+def test_rollback_after_a_pre_commit_whose_answer_was_lost(db: Observer, sink: PostgresSink) -> None:
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    sink.pre_commit(transaction)
+    assert db.pending() == 1
+    sink.rollback(transaction)
+    assert db.pending() == 0
+
+
+def test_a_task_whose_connection_dies_leaves_nothing(db: Observer, sink: PostgresSink) -> None:
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    db.run("SELECT pg_terminate_backend(%s, 5000)", [transaction.connection.info.backend_pid])
+    with pytest.raises(psycopg.OperationalError):
+        sink.pre_commit(transaction)
+    sink.rollback(transaction)
+    assert db.pending() == 0
+    assert db.visible() == []
+
+
+def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, sink: PostgresSink) -> None:
+    with sink._server.lend():
+        pass
+    copy = pickle.loads(pickle.dumps(sink))
+    db.run("ALTER ROLE CURRENT_USER SET search_path = pg_catalog")  # a task that resolved the table anew would fail
+    committable = pre_commit(copy, rows_of(1))
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    db.run("ALTER ROLE CURRENT_USER RESET search_path")
+
+
+def test_two_drivers_commit_at_once(db: Observer, sink: PostgresSink) -> None:
+    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(8)]
+    other = make(db, strategy=sink.strategy)
+    answers: list[list[Any]] = []
+    start = threading.Barrier(2)
+
+    def drive(one: PostgresSink) -> None:
+        start.wait()
+        answers.append(list(one.commit_all(checkpoint(), committables)))
+
+    threads = [threading.Thread(target=drive, args=(one,)) for one in (sink, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for answer in answers:  # an exception means: ask again
+        assert all(one == COMMITTED or isinstance(one, psycopg.Error) for one in answer)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 8
+    assert db.ids() == list(range(8))
+
+
+def test_an_empty_batch_is_a_participant_too(db: Observer, sink: PostgresSink) -> None:
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of())]) == [COMMITTED]
+    assert db.visible() == []
+
+
+def test_at_least_once_writes_at_once_and_leaves_no_trace(db: Observer, sink: PostgresSink) -> None:
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    sink.commit_directly(transaction)
+    assert db.ids() == [1]
+    assert db.pending() == 0
+    assert db.ledger() == {}
+
+
+def test_names_of_jobs_do_not_mix(db: Observer, sink: PostgresSink) -> None:
+    jobs = ["orders", "orders2", "Orders", "täglich/ 'o\"; DROP TABLE orders --%s_%", "%", "orders.l1"]
+    for number, job in enumerate(jobs):
+        pre_commit(sink, rows_of(number), job=job)
+    for job in jobs:
+        assert len(list(sink.in_doubt(job))) == 1
+    for job in jobs:
+        for identity in sink.in_doubt(job):
+            sink.abort(identity)
+    assert db.pending() == 0
+
+
+def test_in_doubt_leaves_other_sinks_and_databases_alone(
+    db: Observer, sink: PostgresSink, postgres: PostgresService
+) -> None:
+    other = make(db, name="other", strategy=sink.strategy)
+    pre_commit(other, rows_of(1))
+    db.run("CREATE TABLE tpc_00000000000000000000 ()")
+    with held(db.dsn, "CREATE TABLE mine ()", "PREPARE TRANSACTION 'tpc.somebody else'"):
+        assert list(sink.in_doubt("job")) == []
+    db.run("ROLLBACK PREPARED 'tpc.somebody else'")
+    with postgres.database() as dsn:
+        elsewhere = Observer(dsn)
+        elsewhere.run("CREATE TABLE orders (id bigint, name text)")
+        far = make(elsewhere, strategy=sink.strategy)
+        pre_commit(far, rows_of(1))
+        assert list(sink.in_doubt("job")) == []
+        assert len(list(far.in_doubt("job"))) == 1
+        elsewhere.close()
+
+
+def test_recovery_commits_what_the_other_strategy_wrote(db: Observer) -> None:
+    by_gid, by_table = make(db, strategy="prepared"), make(db, strategy="staged")
+    committables = [pre_commit(by_gid, rows_of(1), subtask=0), pre_commit(by_table, rows_of(2), subtask=1)]
+    orphans = [pre_commit(by_gid, rows_of(3), subtask=2), pre_commit(by_table, rows_of(4), subtask=3)]
+    assert len(list(by_gid.in_doubt("job"))) == len(list(by_table.in_doubt("job"))) == 4
+    assert by_table.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    for orphan in orphans:
+        by_gid.abort(orphan.transaction)
+    assert db.ids() == [1, 2]
+    assert db.pending() == 0
+
+
+def test_the_ledger_is_pruned_of_what_nobody_asks_for(db: Observer, sink: PostgresSink) -> None:
+    for number in (0, 1, 120):
+        sink.commit_all(checkpoint(number), [pre_commit(sink, rows_of(number), checkpoint=number)])
+    last = pre_commit(sink, rows_of(150), checkpoint=150)
+    sink.commit_all(checkpoint(150, oldest=148), [last])
+    assert sorted(int(name.split(".")[3]) for name in db.ledger()) == [120, 150]
+
+
+# ---------------------------------------------------------------------- lost, held, unknown, ask again
+def test_an_operators_rollback_prepared_is_lost(db: Observer) -> None:
+    sink = make(db, strategy="prepared")
+    lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+    db.run(f"ROLLBACK PREPARED '{lost.transaction['gid']}'")
+    outcomes = sink.commit_all(checkpoint(), [lost, kept])
+    assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
+    assert outcomes[1] == COMMITTED
+    assert db.ledger()[lost.transaction["gid"]] is False
+    replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
+    assert sink.commit_all(checkpoint(), [replay]) == [COMMITTED]
+    assert db.ids() == [1, 2]
+    assert sink.commit(lost).state is CommitState.LOST
+
+
+def test_an_operators_commit_prepared_is_committed(db: Observer) -> None:
+    sink = make(db, strategy="prepared")
+    committable = pre_commit(sink, rows_of(1))
+    db.run(f"COMMIT PREPARED '{committable.transaction['gid']}'")
+    assert sink.commit(committable) == COMMITTED
+    with pytest.raises(CommittedError):
+        sink.abort(committable.transaction)
+
+
+def test_a_dropped_staging_table_is_lost_and_holds_its_siblings(db: Observer) -> None:
+    sink = make(db, strategy="staged")
+    lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+    db.run(f"DROP TABLE {lost.transaction['table']}")
+    for _ in range(2):
+        outcomes = sink.commit_all(checkpoint(), [lost, kept])
+        assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
+        assert outcomes[1] == CommitOutcome.HELD
+        assert db.ledger() == {lost.transaction["transaction_id"]: False}
+        assert db.visible() == []
+    replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
+    assert sink.commit_all(checkpoint(), [replay, kept]) == [COMMITTED, COMMITTED]
+    assert db.ids() == [1, 2]
+    assert db.pending() == 0
+
+
+def test_a_prepared_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None:
+    sink = make(db, strategy="prepared", lock_timeout=0.3)
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    transaction.finish()
+    gid = transaction.context.transaction_id
+    sink._planned().ledger.insert(transaction.connection, [gid], committed=True)  # the task hangs before PREPARE
+    committable = Committable({"gid": gid})
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        sink.commit(committable)
+    transaction.seal("COMMIT")
+    assert sink.commit(committable) == COMMITTED
+    assert db.ids() == [1]
+
+
+def test_a_staged_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None:
+    sink = make(db, strategy="staged", lock_timeout=0.3)
+    committable = pre_commit(sink, rows_of(1))
+    name = committable.transaction["transaction_id"]
+    in_flight = f"INSERT INTO tpc_ledger VALUES ('{name}', true, '', '', '', 0)"
+    with held(db.dsn, in_flight, f"DROP TABLE {committable.transaction['table']}") as other:
+        (outcome,) = sink.commit_all(checkpoint(), [committable])
+        assert isinstance(outcome, psycopg.errors.LockNotAvailable)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            sink.abort(committable.transaction)
+        other.commit()
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+
+
+def test_a_tombstone_stops_a_late_pre_commit(db: Observer) -> None:
+    sink = make(db, strategy="prepared")
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    assert sink.commit(Committable({"gid": transaction.context.transaction_id})).state is CommitState.LOST
+    with pytest.raises(SinkError, match="aborted"):
+        sink.pre_commit(transaction)
+    sink.rollback(transaction)
+    assert db.pending() == 0
+
+
+def test_a_dropped_ledger_proves_nothing(db: Observer, sink: PostgresSink) -> None:
+    done = pre_commit(sink, rows_of(1), subtask=0)
+    sink.commit_all(checkpoint(), [done])
+    db.run("DROP TABLE tpc_ledger")
+    (first,) = sink.commit_all(checkpoint(), [done])
+    assert isinstance(first, psycopg.errors.UndefinedTable)
+    (outcome,) = sink.commit_all(checkpoint(), [done])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is CommitState.UNKNOWN
+    assert "not the table that was there at pre-commit" in outcome.reason
+    assert db.ids() == [1]
+
+
+def test_a_pooled_connection_that_died_is_replaced_unseen(db: Observer, sink: PostgresSink) -> None:
+    committable = pre_commit(sink, rows_of(1))
+    with sink._server.lend() as connection:
+        pid = connection.info.backend_pid
+    db.run("SELECT pg_terminate_backend(%s, 5000)", [pid])
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [1]
+
+
+def test_a_connection_cut_during_commit_is_asked_again(db: Observer) -> None:
+    sink = make(db, strategy="staged", lock_timeout=30)
+    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(2)]
+    answers: list[Any] = []
+    waiting = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tpc orders' AND wait_event_type = 'Lock'"
+    with held(db.dsn, "LOCK TABLE orders"):
+        thread = threading.Thread(target=lambda: answers.extend(sink.commit_all(checkpoint(), committables)))
+        thread.start()
+        eventually(lambda: bool(db.run(waiting)))
+        db.run(f"SELECT pg_terminate_backend(pid, 5000) FROM ({waiting}) AS w")
+        thread.join()
+    assert [type(one) for one in answers] == [psycopg.errors.AdminShutdown] * 2
+    assert db.visible() == []
+    assert db.ledger() == {}
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    assert db.ids() == [0, 1]
+
+
+def test_many_create_the_ledger_at_once(db: Observer) -> None:
+    start, found, failed = threading.Barrier(8), [], []
+
+    def create() -> None:
+        with psycopg.connect(db.dsn, autocommit=True) as connection:
+            start.wait()
+            try:
+                found.append(Ledger.ensure(connection, "public", "tpc_ledger"))
+            except Exception as error:
+                failed.append(error)
+
+    for _ in range(5):
+        db.run("DROP TABLE IF EXISTS tpc_ledger")
+        threads = [threading.Thread(target=create) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert len(set(found)) == 1
+        found.clear()
+
+
+def test_somebody_elses_table_is_no_ledger(db: Observer) -> None:
+    db.run("CREATE TABLE tpc_ledger (id bigint)")
+    with pytest.raises(ConfigurationError, match=r"not a ledger.*ledger="):
+        make(db)
+    sink = make(db, ledger="mine")
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
+
+
+def test_a_truncated_staging_table_is_unknown_and_moves_nothing(db: Observer) -> None:
+    sink = make(db, strategy="staged")
+    committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
+    db.run(f"TRUNCATE {committables[0].transaction['table']}")
+    for outcome in sink.commit_all(checkpoint(), committables):
+        assert isinstance(outcome, CommitOutcome)
+        assert outcome.state is CommitState.UNKNOWN
+        assert "hold 1 rows" in outcome.reason
+        assert "acknowledged 2" in outcome.reason
+    assert db.visible() == []
+    assert len(db.staging()) == 2
+    assert db.ledger() == {}
+
+
+def test_a_violation_after_the_decision_is_unknown_names_the_key_and_heals(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD CONSTRAINT orders_once UNIQUE (id)")
+    sink = make(db, strategy="staged")
+    committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
+    sink.validate_all(checkpoint(), committables)
+    db.run("INSERT INTO orders VALUES (2, 'in the way')")
+    for outcome in sink.commit_all(checkpoint(), committables):
+        assert isinstance(outcome, CommitOutcome)
+        assert outcome.state is CommitState.UNKNOWN
+        assert "orders_once" in outcome.reason
+        assert "(id)=(2)" in outcome.reason
+        assert "tpc_" not in outcome.reason
+    assert db.visible() == [(2, "in the way")]
+    db.run("DELETE FROM orders")
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    assert db.ids() == [1, 2]
+
+
+def test_a_trigger_that_drops_rows_is_no_lost_row(db: Observer) -> None:
+    db.run("CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    db.run("CREATE TRIGGER skip BEFORE INSERT ON orders FOR EACH ROW WHEN (NEW.id = 1) EXECUTE FUNCTION skip()")
+    sink = make(db, strategy="staged")
+    committable = pre_commit(sink, rows_of(1, 2))
+    sink.validate_all(checkpoint(), [committable])
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [2]
+
+
+def test_more_participants_than_are_dropped_together(db: Observer) -> None:
+    sink = make(db, strategy="staged")
+    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(130)]
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 130
+    assert db.ids() == list(range(130))
+    assert db.staging() == []
+
+
+def test_a_crash_between_move_and_drop_is_not_in_doubt(db: Observer) -> None:
+    sink = make(db, strategy="staged")
+    committable = pre_commit(sink, rows_of(1))
+    db.run("CREATE TABLE kept AS SELECT 1")
+    sink.commit_all(checkpoint(), [committable])
+    table, name = committable.transaction["table"], committable.transaction["transaction_id"]
+    db.run(f"CREATE TABLE {table} (id bigint)")
+    db.run(f"COMMENT ON TABLE {table} IS '{name}'")
+    assert list(sink.in_doubt("job")) == []
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.staging() == []
+    assert db.ids() == [1]
+
+
+# ---------------------------------------------------------------------- the server's limits
+def test_too_few_prepared_transactions_is_told_and_leaves_nothing(db: Observer) -> None:
+    sink = make(db, strategy="prepared")
+    done: list[Committable] = []
+
+    def exhaust() -> None:
+        for subtask in range(65):
+            done.append(pre_commit(sink, rows_of(subtask), subtask=subtask))
+
+    with pytest.raises(ConfigurationError, match=r"max_prepared_transactions.*staged"):
+        exhaust()
+    assert len(db.prepared()) == len(done)
+    for committable in done:
+        sink.abort(committable.transaction)
+    assert db.pending() == 0
+    assert db.visible() == []
+
+
+def test_prepared_is_refused_at_once_where_it_is_switched_off(unprepared_db: Observer) -> None:
+    with pytest.raises(ConfigurationError, match=r"max_prepared_transactions.*staged"):
+        make(unprepared_db, strategy="prepared")
+
+
+def test_prepared_switched_off_after_the_check(unprepared_db: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = make(unprepared_db, check=None, strategy="prepared")
+    with pytest.raises(ConfigurationError, match="max_prepared_transactions"):
+        pre_commit(sink, rows_of(1))
+    assert unprepared_db.visible() == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "off", "expected"), [("append", False, "gid"), ("append", True, "table"), ("upsert", False, "table")]
+)
+def test_auto_asks_the_server_and_says_why(
+    db: Observer, unprepared_db: Observer, caplog: pytest.LogCaptureFixture, mode: str, off: bool, expected: str
+) -> None:
+    where = unprepared_db if off else db
+    where.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
+    with caplog.at_level(logging.INFO, "sinks.postgres"):
+        sink = make(where, mode=mode, keys=["id"] if mode == "upsert" else [])
+    assert f"strategy {'prepared' if expected == 'gid' else 'staged'}: " in caplog.text
+    assert expected in pre_commit(sink, rows_of(1)).transaction
+
+
+def test_a_trigger_that_notifies_cannot_be_prepared_and_is_explained(db: Observer) -> None:
+    db.run("CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NOTIFY orders; RETURN NEW; END'")
+    db.run("CREATE TRIGGER tell BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION tell()")
+    sink = make(db, strategy="prepared")
+    with pytest.raises(ConfigurationError, match=r"trigger.*staged"):
+        pre_commit(sink, rows_of(1))
+    assert db.pending() == 0
+    staged = make(db, strategy="staged")
+    committable = pre_commit(staged, rows_of(1))
+    staged.validate_all(checkpoint(), [committable])
+    assert staged.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [1]
+
+
+def test_a_locked_table_blocks_within_the_limit(db: Observer) -> None:
+    sink = make(db, strategy="prepared", lock_timeout=0.2)
+    with held(db.dsn, "LOCK TABLE orders"), pytest.raises(TransactionBlocked, match=r"public\.orders.*partition 0"):
+        pre_commit(sink, rows_of(1))
+    assert db.pending() == 0
+
+
+def test_a_live_sibling_with_the_same_key_blocks_and_the_index_is_named(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
+    sink = make(db, strategy="prepared", lock_timeout=0.2)
+    first = pre_commit(sink, rows_of(1), subtask=0)
+    with pytest.raises(TransactionBlocked, match=r"orders_pkey.*same unique value"):
+        pre_commit(sink, rows_of(1), subtask=1)
+    sink.abort(first.transaction)
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1), subtask=1)]) == [COMMITTED]
+
+
+def test_commits_are_flushed_even_if_the_server_would_not(db: Observer) -> None:
+    db.run("ALTER ROLE CURRENT_USER SET synchronous_commit = off")
+    try:
+        sink = make(db, strategy="staged")
+        transaction = sink.begin_transaction(context(sink))
+        assert transaction.connection.info.backend_pid
+        with sink._server.lend() as connection, sink._server.transaction(connection):
+            (setting,) = connection.execute("SHOW synchronous_commit").fetchone() or ("",)
+        assert setting == "local"
+        sink.rollback(transaction)
+    finally:
+        db.run("ALTER ROLE CURRENT_USER RESET synchronous_commit")
+
+
+# ---------------------------------------------------------------------- set-up
+def test_all_reasons_against_the_table_come_in_one_error(db: Observer) -> None:
+    schema = pa.schema([("id", pa.int64()), ("surname", pa.string()), ("gone", pa.string())])
+    with pytest.raises(ConfigurationError) as caught:
+        make(db, check=schema, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+    for reason in ("surname", "'at'", "must be boolean", "needs a unique index", "public.orders"):
+        assert reason in str(caught.value)
+
+
+def test_a_missing_column_is_a_schema_mismatch(db: Observer) -> None:
+    with pytest.raises(SchemaMismatch, match="surname"):
+        make(db, check=pa.schema([("id", pa.int64()), ("surname", pa.string())]))
+
+
+def test_a_missing_table_is_told_with_a_hint(db: Observer) -> None:
+    db.run('CREATE TABLE "Customers" (id bigint)')
+    with pytest.raises(ConfigurationError, match=r'no table public\.customers.*public\."Customers".*create_table'):
+        make(db, table="Customers")
+
+
+@pytest.mark.parametrize("table", ["a.b.c.d", '"open', "", "a b", "a; DROP TABLE orders"])
+def test_what_is_no_table_name(db: Observer, table: str) -> None:
+    with pytest.raises(ConfigurationError, match="name"):
+        make(db, table=table, name="x")
+
+
+@pytest.mark.parametrize("table", ['"Odd ""Name"', 'shop."Daily.Orders"', "SHOP.Plain"])
+def test_table_names_are_read_as_in_sql(db: Observer, table: str) -> None:
+    db.run("CREATE SCHEMA shop")
+    for strategy in ("prepared", "staged"):
+        sink = make(db, table=table, strategy=strategy, create_table=True)
+        sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))])
+    assert db.ids(table) == [1, 1]
+
+
+def test_a_view_is_no_target(db: Observer) -> None:
+    db.run("CREATE VIEW seen AS SELECT * FROM orders")
+    with pytest.raises(ConfigurationError, match="a view"):
+        make(db, table="seen")
+
+
+def test_create_table_with_its_key(db: Observer) -> None:
+    make(db, table="made", check=CHANGES, create_table=True, mode="upsert", keys=["id"], delete_marker="gone")
+    assert db.run("SELECT attname FROM pg_attribute WHERE attrelid = 'made'::regclass AND attnum > 0 ORDER BY 1") == [
+        ("at",),
+        ("id",),
+        ("name",),
+    ]
+    make(db, table="made", check=CHANGES, create_table=True, mode="upsert", keys=["id"], delete_marker="gone")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"strategy": "fast"}, "strategy"),
+        ({"mode": "merge"}, "mode"),
+        ({"mode": "upsert"}, "keys"),
+        ({"mode": "upsert", "keys": ["id"], "strategy": "prepared"}, "staged"),
+        ({"keys": ["id"]}, "upsert"),
+        ({"mode": "upsert", "keys": ["id", "id"]}, "twice"),
+        ({"mode": "upsert", "keys": ["id"], "delete_marker": "id"}, "delete_marker"),
+        ({"lock_timeout": 0}, "lock_timeout"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        PostgresSink("postgresql://h/d", "orders", **options)
+
+
+def test_missing_rights_are_named_as_the_statements_to_run(db: Observer) -> None:
+    role = f"limited_{conninfo_to_dict(db.dsn)['dbname']}"
+    db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'p'")
+    try:
+        db.run("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        options = {"connect_options": {"user": role, "password": "p"}, "mode": "upsert", "keys": ["id"]}
+        db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
+        with pytest.raises(ConfigurationError) as caught:
+            make(db, **options)
+        grants = [line.split("run: ")[1] for line in str(caught.value).splitlines() if "run: " in line]
+        assert len(grants) == 2
+        for grant in grants:
+            db.run(grant)
+        sink = make(db, **options)
+        assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
+    finally:
+        db.run(f"DROP OWNED BY {role}")
+        db.run(f"DROP ROLE {role}")
+
+
+def test_a_schema_that_the_role_may_not_use(db: Observer) -> None:
+    role = f"outsider_{conninfo_to_dict(db.dsn)['dbname']}"
+    db.run("CREATE SCHEMA hidden; CREATE TABLE hidden.orders (id bigint, name text)")
+    db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'p'")
+    try:
+        with pytest.raises(ConfigurationError, match=r"lacks a right.*schema hidden"):
+            make(db, table="hidden.orders", connect_options={"user": role, "password": "p"})
+    finally:
+        db.run(f"DROP ROLE {role}")
+
+
+def test_a_role_that_may_not_commit_gets_the_statement_for_the_operator(db: Observer) -> None:
+    role = f"stranger_{conninfo_to_dict(db.dsn)['dbname']}"
+    sink = make(db, strategy="prepared")
+    committable = pre_commit(sink, rows_of(1))
+    db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'p'")
+    try:
+        db.run(f"GRANT ALL ON orders, tpc_ledger TO {role}")
+        stranger = make(db, strategy="prepared", connect_options={"user": role, "password": "p"})
+        (outcome,) = stranger.commit_all(checkpoint(), [committable])
+        assert isinstance(outcome, CommitOutcome)
+        assert outcome.state is CommitState.UNKNOWN
+        assert f"COMMIT PREPARED '{committable.transaction['gid']}'" in outcome.reason
+        with pytest.raises(ConfigurationError, match="ROLLBACK PREPARED"):
+            stranger.abort(committable.transaction)
+        db.run(f"COMMIT PREPARED '{committable.transaction['gid']}'")
+        assert stranger.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    finally:
+        db.run(f"DROP OWNED BY {role}")
+        db.run(f"DROP ROLE {role}")
+
+
+SECRET = "s3cr=t/p@ss word"
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://postgres:{quote(SECRET, safe='')}@127.0.0.1:1/shop",
+        f"host=127.0.0.1 port=1 dbname=shop user=postgres password='{SECRET}'",
+    ],
+)
+def test_a_wrong_dsn_is_explained_without_the_password(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    sink = PostgresSink(dsn, "orders")
+    with pytest.raises(ConfigurationError) as caught:
+        sink.check(SCHEMA)
+    for part in ("127.0.0.1", "port=1", "shop", "postgres"):
+        assert part in str(caught.value)
+    shown = [str(caught.value), repr(caught.value), repr(sink), str(sink), repr(sink._server), caplog.text]
+    shown.append(str(caught.value.__cause__))
+    for text in shown:
+        assert SECRET not in text
+        assert quote(SECRET, safe="") not in text
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://u:s3cret@h/d?sslmod=off", "password=s3cret hots=x", "s3cret"])
+def test_an_unreadable_dsn_is_refused_without_being_shown(dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match="libpq cannot read") as caught:
+        PostgresSink(dsn, "orders")
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_wrong_password_is_not_shown(db: Observer) -> None:
+    with pytest.raises(ConfigurationError, match="password authentication failed") as caught:
+        make(db, connect_options={"password": SECRET})
+    assert SECRET not in str(caught.value)
+
+
+def test_committables_hold_no_password(db: Observer, sink: PostgresSink) -> None:
+    password = str(conninfo_to_dict(db.dsn)["password"])
+    assert password
+    assert password not in str(pre_commit(sink, rows_of(1)).to_json())
+    assert password not in repr(sink)
+
+
+def test_libpq_parameters_pass_through(db: Observer) -> None:
+    sink = make(db, connect_options={"application_name": "mine", "options": "-c work_mem=7MB"})
+    with sink._server.lend() as connection:
+        assert connection.info.parameter_status("application_name") == "mine"
+        assert connection.execute("SHOW work_mem").fetchone() == ("7MB",)
+    with pytest.raises(ConfigurationError, match="sslmode"):
+        make(db, connect_options={"sslmode": "require", "sslrootcert": "system"})
+
+
+# ---------------------------------------------------------------------- values that the table refuses
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+@pytest.mark.parametrize(
+    ("constraint", "row", "named"),
+    [
+        ("ALTER TABLE orders ADD CONSTRAINT positive CHECK (id > 0)", {"id": -1, "name": "x"}, "positive"),
+        ("ALTER TABLE orders ALTER name SET NOT NULL", {"id": 1, "name": None}, "name"),
+        ("ALTER TABLE orders ADD UNIQUE (name)", {"id": 1, "name": "row 5"}, "orders_name_key"),
+        (
+            "CREATE TABLE people (name text PRIMARY KEY); INSERT INTO people VALUES ('row 5');"
+            "ALTER TABLE orders ADD CONSTRAINT known FOREIGN KEY (name) REFERENCES people"
+            " DEFERRABLE INITIALLY DEFERRED",
+            {"id": 1, "name": "nobody"},
+            "known",
+        ),
+        (
+            "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''refused by policy''; END';"
+            "CREATE TRIGGER no BEFORE INSERT ON orders FOR EACH ROW WHEN (NEW.id = 1) EXECUTE FUNCTION no()",
+            {"id": 1, "name": "x"},
+            "refused by policy",
+        ),
+        (
+            "ALTER TABLE orders ADD CONSTRAINT apart EXCLUDE USING btree (name WITH =)",
+            {"id": 1, "name": "row 5"},
+            "apart",
+        ),
+        ("ALTER TABLE orders ADD inverse bigint GENERATED ALWAYS AS (1 / id) STORED", {"id": 0, "name": "x"}, "zero"),
+        ("CREATE UNIQUE INDEX lowered ON orders (lower(name))", {"id": 1, "name": "ROW 5"}, "lowered"),
+    ],
+    ids=["check", "not null", "unique", "foreign key", "trigger", "exclusion", "generated", "expression index"],
+)
+def test_a_refused_row_fails_the_checkpoint_before_the_decision(
+    db: Observer, strategy: str, constraint: str, row: dict[str, Any], named: str
+) -> None:
+    db.run(constraint)
+    sink = make(db, strategy=strategy)
+    committables: list[Committable] = []
+
+    def until_the_decision() -> None:
+        committables.append(pre_commit(sink, rows_of(5), batch([row], SCHEMA)))
+        sink.validate_all(checkpoint(), committables)
+
+    with pytest.raises(BadValue) as caught:
+        until_the_decision()
+    assert named in str(caught.value)
+    assert "public.orders" in str(caught.value)
+    assert "tpc_" not in str(caught.value)
+    for committable in committables:
+        sink.abort(committable.transaction)
+    assert db.pending() == 0
+    assert db.visible() == []
+    assert not any(db.ledger().values())
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_a_bad_row_is_named_by_its_number(db: Observer, strategy: str) -> None:
+    db.run("ALTER TABLE orders ADD CONSTRAINT positive CHECK (id > 0)")
+    sink = make(db, strategy=strategy)
+    with pytest.raises(BadValue, match=r"partition 3 of checkpoint 7.*row 4.*positive"):
+        pre_commit(sink, rows_of(1, 2), rows_of(3, -4), checkpoint=7, subtask=3)
+
+
+def test_a_unique_value_twice_over_partitions_or_in_the_table(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD UNIQUE (id)")
+    db.run("INSERT INTO orders VALUES (7, 'old')")
+    sink = make(db, strategy="staged")
+    twice = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(1), subtask=1)]
+    with pytest.raises(BadValue, match=r'"orders_id_key": \(id\) = \(1\) comes 2 times'):
+        sink.validate_all(checkpoint(), twice)
+    with pytest.raises(BadValue, match=r'"orders_id_key": \(id\) = \(7\) is in the table already'):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(7))])
+
+
+def test_a_row_without_a_partition(db: Observer) -> None:
+    db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY RANGE (id)")
+    db.run("CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)")
+    for strategy in ("prepared", "staged"):
+        sink = make(db, table="parts", strategy=strategy)
+        with pytest.raises(BadValue, match="no partition"):
+            sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(99))])
+        good = pre_commit(sink, rows_of(5))
+        sink.validate_all(checkpoint(), [good])
+        assert sink.commit_all(checkpoint(), [good]) == [COMMITTED]
+    assert db.ids("parts") == [5, 5]
+
+
+def test_row_security_judges_rows_and_excludes_prepared(db: Observer) -> None:
+    role = f"guarded_{conninfo_to_dict(db.dsn)['dbname']}"
+    db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'p'")
+    try:
+        db.run("ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+        db.run("CREATE POLICY small ON orders USING (id < 10)")
+        db.run(f"GRANT ALL ON orders TO {role}; GRANT ALL ON SCHEMA public TO {role}")
+        options = {"connect_options": {"user": role, "password": "p"}}
+        with pytest.raises(ConfigurationError, match="row-level security"):
+            make(db, strategy="prepared", **options)
+        sink = make(db, **options)
+        with pytest.raises(ConfigurationError, match="row-level security"):
+            sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(99))])
+        good = pre_commit(sink, rows_of(5))
+        sink.validate_all(checkpoint(), [good])
+        assert sink.commit_all(checkpoint(), [good]) == [COMMITTED]
+    finally:
+        db.run(f"DROP OWNED BY {role}")
+        db.run(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_defaults_identities_and_generated_columns(db: Observer, strategy: str) -> None:
+    db.run(
+        "CREATE TABLE rich (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id bigint NOT NULL, name text,"
+        " made text NOT NULL DEFAULT 'here', double bigint GENERATED ALWAYS AS (id * 2) STORED)"
+    )
+    sink = make(db, table="rich", strategy=strategy)
+    committable = pre_commit(sink, rows_of(21))
+    sink.validate_all(checkpoint(), [committable])
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert [row[1:] for row in db.visible("rich")] == [(21, "row 21", "here", 42)]  # trying the move takes a number too
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_an_identity_column_that_is_written(db: Observer, strategy: str) -> None:
+    db.run("CREATE TABLE numbered (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text)")
+    sink = make(db, table="numbered", strategy=strategy)
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(41))]) == [COMMITTED]
+    assert db.ids("numbered") == [41]
+
+
+# ---------------------------------------------------------------------- upsert and delete
+@pytest.fixture
+def keyed(db: Observer) -> Observer:
+    db.run("DROP TABLE orders; CREATE TABLE orders (id bigint PRIMARY KEY, name text NOT NULL)")
+    return db
+
+
+def change(id: int | None, name: str | None, at: int | None, gone: bool | None = None) -> dict[str, Any]:
+    return {"id": id, "name": name, "at": at, "gone": gone}
+
+
+def test_the_last_change_of_a_key_wins_over_all_partitions(keyed: Observer) -> None:
+    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+    keyed.run("INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old'), (4, 'untouched')")
+    committables = [
+        pre_commit(
+            sink,
+            batch(
+                [change(1, "second", 2), change(2, None, 9, True), change(5, "born", 1), change(6, "null", None)],
+                CHANGES,
+            ),
+            subtask=0,
+        ),
+        pre_commit(
+            sink,
+            batch(
+                [
+                    change(1, "first", 1),
+                    change(2, "late", 8),
+                    change(3, None, 1, True),
+                    change(3, "back", 2, False),
+                    change(5, None, 2, True),
+                    change(6, "known", 0),
+                ],
+                CHANGES,
+            ),
+            subtask=1,
+        ),
+    ]
+    sink.validate_all(checkpoint(), committables)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    assert keyed.visible() == [(1, "second"), (3, "back"), (4, "untouched"), (6, "known")]
+
+
+def test_a_lost_participant_of_an_upsert_holds_the_rest_until_its_replay(keyed: Observer) -> None:
+    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+    older = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0)
+    newer = pre_commit(sink, batch([change(1, "newer", 2)], CHANGES), subtask=1)
+    keyed.run(f"DROP TABLE {older.transaction['table']}")
+    outcomes = sink.commit_all(checkpoint(), [older, newer])
+    assert [one.state for one in outcomes] == [CommitState.LOST, CommitState.HELD]  # type: ignore[union-attr]
+    replay = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0, round=1)
+    assert sink.commit_all(checkpoint(), [newer, replay]) == [COMMITTED, COMMITTED]
+    assert keyed.visible() == [(1, "newer")]
+
+
+def test_a_key_twice_without_an_order_is_refused_before_the_decision(keyed: Observer) -> None:
+    sink = make(keyed, mode="upsert", keys=["id"])
+    committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(1), subtask=1)]
+    with pytest.raises(BadValue, match=r"order_by.*\(id\) = \(1\) comes 2 times"):
+        sink.validate_all(checkpoint(), committables)
+    sink.validate_all(checkpoint(), committables[:1])
+
+
+def test_a_key_that_is_null_is_refused_in_the_task(db: Observer) -> None:
+    db.run("ALTER TABLE orders ALTER id DROP NOT NULL; CREATE UNIQUE INDEX ON orders (id)")
+    sink = make(db, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+    with pytest.raises(BadValue, match='"id"'):
+        pre_commit(sink, batch([change(None, "x", 1, True)], CHANGES))
+    assert db.pending() == 0
+
+
+def test_constraints_bind_rows_that_stay_not_rows_that_delete(keyed: Observer) -> None:
+    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+    with pytest.raises(BadValue, match="name"):
+        pre_commit(sink, batch([change(1, None, 1, None)], CHANGES))
+    pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))
+
+
+def test_another_unique_index_of_an_upsert_is_tried_before_the_decision(keyed: Observer) -> None:
+    keyed.run("ALTER TABLE orders ADD UNIQUE (name)")
+    keyed.run("INSERT INTO orders VALUES (1, 'taken')")
+    sink = make(keyed, mode="upsert", keys=["id"])
+    committable = pre_commit(sink, batch([{"id": 2, "name": "taken"}], SCHEMA))
+    with pytest.raises(BadValue, match="orders_name_key"):
+        sink.validate_all(checkpoint(), [committable])
+    assert keyed.visible() == [(1, "taken")]
+
+
+def test_a_referenced_row_cannot_be_deleted_and_that_is_found_before_the_decision(keyed: Observer) -> None:
+    keyed.run(
+        "INSERT INTO orders VALUES (1, 'x'); CREATE TABLE lines (id bigint CONSTRAINT of_order REFERENCES orders)"
+    )
+    keyed.run("INSERT INTO lines VALUES (1)")
+    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+    with pytest.raises(BadValue, match="of_order"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))])
+    assert keyed.ids() == [1]
+
+
+def test_keys_only_and_keys_of_several_columns(db: Observer) -> None:
+    db.run("CREATE TABLE pairs (id bigint, name text, PRIMARY KEY (name, id))")
+    db.run("INSERT INTO pairs VALUES (1, 'row 1')")
+    sink = make(db, table="pairs", mode="upsert", keys=["id", "name"])
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1, 2))]) == [COMMITTED]
+    assert db.visible("pairs") == [(1, "row 1"), (2, "row 2")]
+
+
+def test_an_upsert_written_at_least_once(keyed: Observer) -> None:
+    keyed.run("INSERT INTO orders VALUES (1, 'old')")
+    sink = make(keyed, mode="upsert", keys=["id"])
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1, 2))
+    sink.commit_directly(transaction)
+    assert keyed.visible() == [(1, "row 1"), (2, "row 2")]
+    assert keyed.pending() == 0
+
+
+def test_fingerprints_are_what_moves_are_counted_against(db: Observer) -> None:
+    sink = make(db, strategy="staged")
+    committable = pre_commit(sink, rows_of(1)).of("orders", 0, Fingerprint(2, 0))
+    (outcome,) = sink.commit_all(checkpoint(), [committable])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is CommitState.UNKNOWN
