@@ -53,10 +53,12 @@ class HookedStorage(CheckpointStorage):
         return bool(self._call("put_if_absent", key, value))
 
     def get(self, key: str) -> bytes | None:
-        return self._call("get", key)
+        value: bytes | None = self._call("get", key)
+        return value
 
     def list(self, prefix: str) -> list[str]:
-        return self._call("list", prefix)
+        keys: list[str] = self._call("list", prefix)
+        return keys
 
     def delete(self, key: str) -> None:
         self._call("delete", key)

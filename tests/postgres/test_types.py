@@ -1,4 +1,4 @@
-"""Every type both ways round: Arrow as Spark yields it, COPY BINARY into a real table, and the server's own text back."""
+"""Every type both ways round: Arrow as Spark yields it, COPY BINARY into a real table, and back from the server."""
 
 from __future__ import annotations
 
