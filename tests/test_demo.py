@@ -97,14 +97,16 @@ def test_job_that_fails_by_itself_is_reported_with_its_log(pg_database: str, tmp
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
-def test_stopped_demo_leaves_nothing_running(how: signal.Signals, status: int, postgres: PostgresService) -> None:
+def test_stopped_demo_leaves_nothing_running(
+    how: signal.Signals, status: int, postgres: PostgresService, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "examples.flights_demo", "--rows", "480", "--without-jdbc"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=Path(__file__).parents[1],
-        env=os.environ | {"TEST_POSTGRES_DSN": postgres.dsn},
+        env=os.environ | {"TEST_POSTGRES_DSN": postgres.dsn, "TMPDIR": str(tmp_path)},
     )
     with process:
         assert process.stdout is not None

@@ -15,6 +15,7 @@ from coordinator import Step
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from sinks.testing.driver import die
+from tests.spark.cluster import standalone_cluster
 from tests.spark.job import KILLED, KillGroupAt, Once, SparkJob, write_input
 
 ROCKSDB = {
@@ -42,11 +43,14 @@ def assert_exactly_once(sink: FileSink, ids: list[int], job: str = "spark-job") 
     assert list(sink.in_doubt(job)) == []
 
 
-@pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE, Step.DONE])
-def test_killed_and_restarted(tmp_path: Path, sink: FileSink, step: Step) -> None:
+@pytest.mark.parametrize(
+    ("step", "master"),
+    [(Step.PRE_COMMITTED, "local[2]"), (Step.COMPLETE, "local-cluster[2,1,1024]"), (Step.DONE, "local[2]")],
+)
+def test_killed_and_restarted(tmp_path: Path, sink: FileSink, step: Step, master: str) -> None:
     ids = write_input(tmp_path / "input")
-    assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(step, 1)]).run() == KILLED
-    job = SparkJob(tmp_path, [sink])
+    assert SparkJob(tmp_path, [sink], master=master, listeners=[KillGroupAt(step, 1)]).run() == KILLED
+    job = SparkJob(tmp_path, [sink], master=master)
     assert job.run() == 0, job.output()
     assert_exactly_once(sink, ids)
 
@@ -104,7 +108,7 @@ def linger() -> None:
 
 
 def test_speculative_loser(tmp_path: Path, sink: FileSink) -> None:
-    """On two executors with speculation: the copy wins, and the straggler's transaction never becomes visible."""
+    """On a standalone cluster: the copy wins, and the straggler's transaction never becomes visible."""
     ids = write_input(tmp_path / "input", batches=2)
     conf = {
         "spark.speculation": "true",
@@ -113,10 +117,12 @@ def test_speculative_loser(tmp_path: Path, sink: FileSink) -> None:
         "spark.speculation.quantile": "0.5",
         "spark.speculation.efficiency.enabled": "false",
         "spark.executor.memory": "512m",
+        "spark.executorEnv.PYTHONPATH": os.getcwd(),  # where a user would install the packages on the workers
     }
     hooked = Hooked(sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))
-    job = SparkJob(tmp_path, [hooked], master="local-cluster[2,1,1024]", conf=conf)
-    assert job.run() == 0, job.output()
+    with standalone_cluster(tmp_path) as master:
+        job = SparkJob(tmp_path, [hooked], master=master, conf=conf)
+        assert job.run() == 0, job.output()
     assert (tmp_path / "lingered").exists()
     assert_exactly_once(sink, ids)
     assert len(os.listdir(sink.folder)) > 6, "there was no loser"
@@ -155,7 +161,7 @@ def test_replay_under_another_partition_layout_stops_and_names_the_settings(tmp_
     job = SparkJob(
         tmp_path,
         [sink],
-        conf={"spark.sql.files.maxPartitionBytes": "100000000", "spark.sql.files.openCostInBytes": "1"},
+        conf={"spark.sql.files.maxPartitionBytes": "100000000", "spark.sql.files.minPartitionNum": "1"},
     )
     assert job.run() == 1
     assert "was written in 3 partitions, the batch now has 1" in job.output()
