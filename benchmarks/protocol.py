@@ -1,0 +1,99 @@
+"""What the protocol itself costs: many participants, and many earlier checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator.decisions import BatchFacts
+from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
+from sinks.testing import LocalBatch, rows
+
+_MEASURED = 200
+"""Checkpoints timed at each mark."""
+
+
+class Times(CheckpointListener):
+    """When each step was last come by."""
+
+    def __init__(self) -> None:
+        self.at: dict[Step, float] = {}
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        self.at[step] = time.perf_counter()
+
+
+class NoSink(TwoPhaseCommitSink[int]):
+    """Keeps nothing, so that what is measured is the coordinator and its storage alone."""
+
+    def begin_transaction(self, context: TransactionContext) -> int:
+        return context.checkpoint_id
+
+    def write(self, transaction: int, batch: pa.RecordBatch) -> None:
+        pass
+
+    def pre_commit(self, transaction: int) -> Identity:
+        return {"number": transaction}
+
+    def rollback(self, transaction: int) -> None:
+        pass
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        return CommitOutcome.COMMITTED
+
+    def abort(self, transaction: Identity) -> None:
+        pass
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        return []
+
+
+def batch(number: int, partitions: list[pa.Table]) -> LocalBatch:
+    return LocalBatch(BatchFacts(number, "query", (f'{{"end":{number}}}',)), "run", partitions)
+
+
+class ManyParticipants:
+    """Checkpoints with one row in each of many partitions; `run` returns the seconds that their commit took."""
+
+    def __init__(self, sink: TwoPhaseCommitSink[Any], participants: int, storage: str) -> None:
+        self._times = Times()
+        config = CheckpointConfig(sweep_interval=3600)
+        self._coordinator = CheckpointCoordinator(f"many-{sink.name}", [sink], storage, config, [self._times])
+        self._partitions = [rows(i, 1) for i in range(participants)]
+        self._number = 0
+
+    def run(self) -> float:
+        self._coordinator.process(batch(self._number, self._partitions))
+        self._number += 1
+        return self._times.at[Step.COMMITTED] - self._times.at[Step.COMMITTING]
+
+    def close(self) -> None:
+        self._coordinator.close()
+
+
+def growth(storage: str, marks: list[int], limit: float) -> dict[int, float]:
+    """Median seconds of a checkpoint after that many earlier ones. Marks not reached in `limit` seconds are absent."""
+    found: dict[int, float] = {}
+    deadline = time.monotonic() + limit
+    partitions = [rows(0, 1)]
+    with CheckpointCoordinator("growth", [NoSink(name="none")], storage) as coordinator:
+        number = 0
+        for mark in marks:
+            while number < mark:
+                coordinator.process(batch(number, partitions))
+                number += 1
+                if time.monotonic() > deadline:
+                    return found
+            seconds = []
+            for _ in range(_MEASURED):
+                start = time.perf_counter()
+                coordinator.process(batch(number, partitions))
+                seconds.append(time.perf_counter() - start)
+                number += 1
+            found[mark] = median(seconds)
+    return found
