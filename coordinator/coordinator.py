@@ -277,18 +277,12 @@ class CheckpointCoordinator:
                 f"query again when the storage answers: {error}"
             ) from error
         self._tell(step, record.checkpoint_id, adopted=decided is not record)
-        if decided is None or (newest := self._store.newest_complete()) > record.checkpoint_id:
+        newest = self._store.newest_complete()
+        if decided is None or newest > record.checkpoint_id:
             self._abort(acks)
-            raise (
-                Superseded(
-                    f"checkpoint {record.checkpoint_id} of job {self.job!r} was completed and left by another driver; "
-                    "this one stops. Two drivers of one job were running."
-                )
-                if decided is None
-                else Superseded(
-                    f"checkpoint {newest} of job {self.job!r} is complete already while this driver was at "
-                    f"{record.checkpoint_id}; it stops. Two drivers of one job were running."
-                )
+            raise Superseded(
+                f"checkpoint {newest} of job {self.job!r} is complete already while this driver was at "
+                f"{record.checkpoint_id}; it stops. Two drivers of one job were running."
             )
         return decided
 

@@ -58,9 +58,9 @@ class CopyTransaction:
             self._copy.write(encoder.header())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        data = self._encoder.encode(batch)
-        with self.explained():
-            self._copy.write(data)
+        for piece in self._encoder.pieces(batch):
+            with self.explained():
+                self._copy.write(piece)
 
     def finish(self) -> int:
         """End the COPY; now every row is checked. Returns how many rows there were."""

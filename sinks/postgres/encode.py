@@ -8,16 +8,18 @@ import pgpq
 import pyarrow as pa
 
 from sinks.errors import BadValue, SchemaMismatch
-from sinks.postgres.types import Column, Refused, conversion, mismatches
+from sinks.postgres.types import Column, Refused, conversion, mismatches, short
 
 _ROWS_AT_ONCE = 16_384
+_BYTES_AT_ONCE = 16 * 2**20
 
 
 class CopyEncoder:
     """Encodes the batches of one COPY into `table`, whose `columns` the catalog told.
 
-    Raises SchemaMismatch at the start if `schema` does not fit, and BadValue for a value that the column's binary form
-    cannot carry, naming table, column and row (counted from 1 over all batches, as COPY's own errors do).
+    Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another schema, and BadValue
+    for a value that the column's binary form cannot carry, naming table, column and row (counted from 1 over all
+    batches, as COPY's own errors do) and what the row begins with.
     """
 
     def __init__(self, schema: pa.Schema, columns: Sequence[Column], table: str) -> None:
@@ -27,6 +29,7 @@ class CopyEncoder:
         self.table = table
         self.columns: tuple[str, ...] = tuple(schema.names)
         self.rows = 0
+        self._schema = schema
         self._convert = [conversion(field.type, known[field.name]) for field in schema]
         empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._converted(empty).schema)
@@ -35,20 +38,28 @@ class CopyEncoder:
         return bytes(self._encoder.write_header())
 
     def encode(self, batch: pa.RecordBatch) -> bytes:
-        """The rows of one batch; a huge one is encoded piece by piece."""
-        return b"".join(self._pieces(batch)) if batch.num_rows > _ROWS_AT_ONCE else self._piece(batch)
+        """The rows of one batch. For one that may be huge, `pieces` takes less memory. Up to 1 MiB is held back for a
+        larger write later on, at the latest that of the trailer."""
+        pieces = list(self.pieces(batch))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[bytes]:
+        """The rows of one batch, at most 16,384 rows and about 16 MiB at a time."""
+        if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
+            raise SchemaMismatch(
+                f"table {self.table}: after row {self.rows} the batches have other columns than at the start: "
+                f"{_columns(batch.schema)}, not {_columns(self._schema)}"
+            )
+        rows = min(_ROWS_AT_ONCE, max(1, batch.num_rows * _BYTES_AT_ONCE // max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
+            data: bytes = self._encoder.write_batch(self._converted(piece))
+            self.rows += piece.num_rows
+            if data:
+                yield data
 
     def trailer(self) -> bytes:
         return bytes(self._encoder.finish())
-
-    def _pieces(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield self._piece(batch.slice(start, _ROWS_AT_ONCE))
-
-    def _piece(self, batch: pa.RecordBatch) -> bytes:
-        data: bytes = self._encoder.write_batch(self._converted(batch))
-        self.rows += batch.num_rows
-        return data
 
     def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = []
@@ -57,5 +68,18 @@ class CopyEncoder:
                 arrays.append(convert(array))
             except Refused as refused:
                 row = self.rows + refused.index + 1
-                raise BadValue(f'table {self.table}: row {row}, column "{name}": {refused}') from None
+                raise BadValue(
+                    f'table {self.table}: row {row}, column "{name}": {refused}{_others(batch, refused.index, name)}'
+                ) from None
         return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))
+
+
+def _others(batch: pa.RecordBatch, index: int, name: str) -> str:
+    """What tells a row from others: its first columns, which are the keys more often than not."""
+    others = [other for other in batch.schema.names if other != name][:3]
+    values = ", ".join(f"{other}={short(batch.column(other)[index])}" for other in others)
+    return f" (the row begins {values})" if others else ""
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

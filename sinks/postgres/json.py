@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as at
 
 Texts = Sequence[str | None]
@@ -28,9 +27,11 @@ def _texts(array: pa.Array) -> Texts:
         return _maps(array)
     if at.is_list(kind) or at.is_large_list(kind):
         items = _or_null(_texts(array.flatten()))
-        return [text and f"[{text}]" for text in _joined(array, items)]
+        return [None if text is None else f"[{text}]" for text in _joined(array, items)]
     if at.is_floating(kind):
-        return [None if value is None else _number(value) for value in array.to_pylist()]
+        # float by its own shortest text, not by that of the double next to it
+        values = array.to_pylist() if at.is_float64(kind) else array.cast(pa.string()).to_pylist()
+        return [None if value is None else _number(float(value)) for value in values]
     if at.is_binary(kind) or at.is_large_binary(kind):
         return [None if value is None else f'"{base64.b64encode(value).decode()}"' for value in array.to_pylist()]
     if at.is_boolean(kind) or at.is_integer(kind) or at.is_decimal(kind):
@@ -39,8 +40,13 @@ def _texts(array: pa.Array) -> Texts:
     if at.is_timestamp(kind):
         wall = array.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us"))
         zone = "Z" if kind.tz else ""
-        moments = pc.replace_substring(wall.cast(pa.string()), " ", "T").to_pylist()
-        return [None if moment is None else f'"{moment}{zone}"' for moment in moments]
+        moments = _dated(wall, pa.int64(), 146_097 * 86_400_000_000)
+        return [None if moment is None else f'"{moment.replace(" ", "T")}{zone}"' for moment in moments]
+    if at.is_date32(kind):
+        return [None if day is None else f'"{day}"' for day in _dated(array, pa.int32(), 146_097)]
+    if at.is_duration(kind):
+        spans = array.cast(pa.duration("us")).cast(pa.int64()).to_pylist()
+        return [None if span is None else _span(span) for span in spans]
     return [
         None if text is None else json.dumps(text, ensure_ascii=False) for text in array.cast(pa.string()).to_pylist()
     ]
@@ -52,6 +58,23 @@ def _number(value: float) -> str:
         if math.isfinite(value)
         else f'"{ {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN") }"'
     )
+
+
+def _dated(array: pa.Array, whole: pa.DataType, cycle: int) -> Texts:
+    """Dates or moments as text. Arrow has none for years beyond 32767; the calendar repeats every 400 years, which are
+    `cycle` units of the array."""
+    texts: list[str | None] = array.cast(pa.string()).to_pylist()
+    for index, text in enumerate(texts):
+        if text is not None and text.startswith("<"):
+            cycles, rest = divmod(array.view(whole)[index].as_py(), cycle)
+            year, rest_of_text = str(pa.scalar(rest, whole).cast(array.type).cast(pa.string())).split("-", 1)
+            texts[index] = f"{int(year) + 400 * cycles}-{rest_of_text}"
+    return texts
+
+
+def _span(microseconds: int) -> str:
+    seconds, fraction = divmod(abs(microseconds), 1_000_000)
+    return f'"PT{"-" if microseconds < 0 else ""}{seconds}.{fraction:06}S"'
 
 
 def _or_null(texts: Texts) -> list[str]:

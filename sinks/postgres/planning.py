@@ -91,7 +91,7 @@ class Planner:
         declared = [
             sql.SQL("{} {}{}").format(
                 sql.Identifier(field.name),
-                sql.SQL(target_type(field.type)),
+                sql.SQL(self._type_of(field)),
                 sql.SQL("" if field.nullable else " NOT NULL"),
             )
             for field in schema
@@ -117,6 +117,12 @@ class Planner:
         target = catalog.describe(connection, schema_name, name)
         assert target is not None
         return target
+
+    def _type_of(self, field: pa.Field) -> str:
+        try:
+            return target_type(field.type)
+        except SchemaMismatch as unfit:
+            raise SchemaMismatch(f'sink {self.sink!r}: column "{field.name}": {unfit}') from None
 
     def _upsert_problems(self, schema: pa.Schema, target: Target) -> Iterable[str]:
         merge = self.merge

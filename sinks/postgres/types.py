@@ -8,24 +8,42 @@ enums, …), and every other column needs exactly its own form.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import struct
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from sinks.errors import SchemaMismatch
 from sinks.postgres.json import to_json
 
 INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 FLOATS = {"float4": pa.float32(), "float8": pa.float64()}
 TEXTS = {"text", "varchar", "bpchar", "citext", "xml", "name", "json"}
-# Element types whose OID the encoder of arrays knows by itself
-_PLAIN_ELEMENTS = {"bool", *INTEGERS, *FLOATS, "numeric", "text", "bytea", "date", "timestamp", "time"}
+# The types whose arrays pgpq encodes by itself, OID of the element included, and the Arrow type that it needs for that
+_PLAIN = {
+    "bool": pa.bool_(),
+    **INTEGERS,
+    **FLOATS,
+    "numeric": pa.decimal128(20, 0),
+    "text": pa.string(),
+    "bytea": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "time": pa.time64("us"),
+}
+# PostgreSQL's years (manual, "Date/Time Types"; src/include/datatype/timestamp.h), counted from 1970. Values below must
+# not get to it: counted from 2000 they wrap around, or are what it takes for -infinity.
+_MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
+_DAYS = (-2_440_588, 2_145_042_905)
+_EPOCH = 946_684_800_000_000
+"""2000-01-01, PostgreSQL's zero, in microseconds from 1970."""
 _DECLARED = {
     "smallint": "int2",
     "integer": "int4",
@@ -63,6 +81,11 @@ class Column:
         name = _DECLARED.get(name.removesuffix("[]"), name.removesuffix("[]"))
         return f"_{name}" if array else name
 
+    @property
+    def is_array(self) -> bool:
+        """An enum may have a name that begins with an underscore; only an array has elements."""
+        return self.typname.startswith("_") and (self.kind != "e" or self.element != 0)
+
 
 class Refused(ValueError):
     """A value of a column cannot be converted. `index` is its position in the array that was given."""
@@ -76,48 +99,73 @@ Convert = Callable[[pa.Array], pa.Array]
 """From the batch's array to one whose binary form is that of the column. Raises Refused."""
 
 
-class Unfit(Exception):
+class Unfit(SchemaMismatch):
     """The Arrow type does not go into the column; the message says what to do."""
 
 
 def conversion(arrow: pa.DataType, column: Column) -> Convert:
     """How values of an Arrow type get into a column. Raises Unfit."""
     name = column.typname
-    if name.startswith("_"):
+    if column.is_array:
         return _array(arrow, column)
     if at.is_null(arrow):
-        return lambda array: pa.nulls(len(array), pa.string())
+        return lambda array: pa.nulls(len(array), _PLAIN.get(name, pa.string()))
     if column.kind == "e" or name in TEXTS:
         return _text(arrow, json=name == "json")
     if name in INTEGERS:
         return _cast(arrow, INTEGERS[name], at.is_integer(arrow), "cast it to an integer type in Spark")
     if name in FLOATS:
+        if at.is_float64(arrow) and name == "float4":
+            return _narrowed
         fits = at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)
-        narrow = at.is_float64(arrow) and name == "float4"
-        return _cast(arrow, FLOATS[name], fits, "cast it to double in Spark", safe=not narrow)
+        return _cast(arrow, FLOATS[name], fits, "cast it to double in Spark")
     if name in _CONVERSIONS:
         return _CONVERSIONS[name](arrow)
     raise Unfit(f"PostgreSQL type {name} is not supported; use a text, jsonb or bytea column, or a view with a cast")
 
 
-def _cast(arrow: pa.DataType, target: pa.DataType, fits: bool, advice: str, *, safe: bool = True) -> Convert:
+def _cast(arrow: pa.DataType, target: pa.DataType, fits: bool, advice: str) -> Convert:
     if not fits:
         raise Unfit(advice)
     if arrow == target:
         return _same
+    return lambda array: _checked(array, target)
 
-    def convert(array: pa.Array) -> pa.Array:
-        try:
-            return array.cast(target, safe=safe)
-        except pa.ArrowInvalid:
-            for index, value in enumerate(array):
-                try:
-                    pa.array([value.as_py()], target)
-                except (pa.ArrowInvalid, OverflowError):
-                    raise Refused(index, f"{value} is out of range") from None
-            raise
 
-    return convert
+def _checked(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Cast what loses nothing. Raises Refused."""
+    try:
+        return array.cast(target)
+    except pa.ArrowInvalid:
+        for index in range(len(array)):
+            try:
+                array.slice(index, 1).cast(target)
+            except pa.ArrowInvalid:
+                exactly = " of what the column holds exactly" if at.is_floating(target) else ""
+                raise Refused(index, f"{short(array[index])} is out of range{exactly}") from None
+        raise
+
+
+def _narrowed(array: pa.Array) -> pa.Array:
+    """double as real: rounded, as PostgreSQL does; refused, as there, if it would become infinite or zero."""
+    given, rounded = array, array.cast(pa.float32(), safe=False)
+    lost = pc.or_(
+        pc.and_(pc.is_inf(rounded), pc.is_finite(given)), pc.and_(pc.equal(rounded, 0), pc.not_equal(given, 0))
+    )
+    if pc.any(lost).as_py():
+        index = pc.index(lost, True).as_py()
+        raise Refused(index, f"{short(given[index])} is out of range of real")
+    return rounded
+
+
+def _within(whole: pa.Array, bounds: tuple[int, int], what: str) -> pa.Array:
+    low, high = bounds
+    found = pc.min_max(whole).as_py()
+    if found["min"] is not None and not (low <= found["min"] and found["max"] <= high):
+        outside = pc.or_(pc.less(whole, low), pc.greater(whole, high))
+        index = pc.index(outside, True).as_py()
+        raise Refused(index, f"{whole[index]} {what} from 1970 is outside the years of PostgreSQL")
+    return whole
 
 
 def _same(array: pa.Array) -> pa.Array:
@@ -128,8 +176,20 @@ def _text(arrow: pa.DataType, *, json: bool) -> Convert:
     if at.is_string(arrow) or at.is_large_string(arrow):
         return _without_nul
     if json and at.is_nested(arrow):
+        _no_internals(arrow)
         return to_json
     raise Unfit("cast it to string in Spark" + (" (or give a struct, map or array)" if json else ""))
+
+
+def _no_internals(arrow: pa.DataType) -> None:
+    """Spark hands a variant, geometry or geography over as a struct of its inner bytes, told by the fields' metadata
+    (pyspark.sql.pandas.types.to_arrow_type): never what anybody wants to find as JSON. Raises Unfit."""
+    for field in (arrow.field(i) for i in range(arrow.num_fields)):
+        for name in ("variant", "geometry", "geography"):
+            if (field.metadata or {}).get(name.encode()) == b"true":
+                by = "to_json" if name == "variant" else "st_asbinary"
+                raise Unfit(f"it holds a {name}: use {by}() in Spark")
+        _no_internals(field.type)
 
 
 def _without_nul(array: pa.Array) -> pa.Array:
@@ -142,7 +202,7 @@ def _without_nul(array: pa.Array) -> pa.Array:
         if used.size and not used.all():
             index = pc.index(pc.greater_equal(pc.find_substring(array, pattern="\0"), 0), True).as_py()
             if index >= 0:
-                raise Refused(index, f"{_short(array[index].as_py())} holds a NUL, which PostgreSQL's text cannot")
+                raise Refused(index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot")
     return array
 
 
@@ -164,14 +224,21 @@ def _bytea(arrow: pa.DataType) -> Convert:
 
 
 def _date(arrow: pa.DataType) -> Convert:
-    return _cast(arrow, pa.date32(), at.is_date32(arrow), "cast it to date in Spark")
+    if not at.is_date32(arrow):
+        raise Unfit("cast it to date in Spark")
+
+    def convert(array: pa.Array) -> pa.Array:
+        _within(array.view(pa.int32()), _DAYS, "days")
+        return array
+
+    return convert
 
 
 def _numeric(arrow: pa.DataType) -> Convert:
-    if at.is_decimal(arrow):
+    if at.is_decimal(arrow) and not at.is_decimal256(arrow):
         return _same
     fits = at.is_integer(arrow)
-    return _cast(arrow, pa.decimal128(19, 0), fits, "cast it to decimal in Spark, with the precision that you want")
+    return _cast(arrow, pa.decimal128(20, 0), fits, "cast it to decimal in Spark, with the precision that you want")
 
 
 def _timestamptz(arrow: pa.DataType) -> Convert:
@@ -180,7 +247,7 @@ def _timestamptz(arrow: pa.DataType) -> Convert:
         if at.is_timestamp(arrow):
             advice += ": a timestamp_ntz is a wall clock, and which zone's only you know"
         raise Unfit(advice)
-    return lambda array: array.cast(pa.timestamp("us", arrow.tz)).cast(pa.timestamp("us"))
+    return _moments
 
 
 def _timestamp(arrow: pa.DataType) -> Convert:
@@ -189,7 +256,12 @@ def _timestamp(arrow: pa.DataType) -> Convert:
         if at.is_timestamp(arrow):
             advice += " (in the session's time zone), or make the column timestamptz: the batch has points in time"
         raise Unfit(advice)
-    return lambda array: array.cast(pa.timestamp("us"))
+    return _moments
+
+
+def _moments(array: pa.Array) -> pa.Array:
+    whole = _checked(array, pa.timestamp("us", array.type.tz)).view(pa.int64())
+    return _within(whole, _MICROSECONDS, "microseconds").view(pa.timestamp("us"))
 
 
 def _time(arrow: pa.DataType) -> Convert:
@@ -201,9 +273,10 @@ def _time(arrow: pa.DataType) -> Convert:
 def _interval(arrow: pa.DataType) -> Convert:
     if not at.is_duration(arrow):
         raise Unfit("cast it to a day-time interval in Spark")
-    return lambda array: array.cast(pa.duration("us"))
+    return lambda array: _checked(array, pa.duration("us"))
 
 
+_UUID = re.compile(r"(\{)?[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}(?(1)\})")
 _HEX = np.full(256, 255, np.uint8)
 _HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 _HEX[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
@@ -226,7 +299,12 @@ def _uuid(arrow: pa.DataType) -> Convert:
                 packed = np.ascontiguousarray(digits[:, 0::2] << 4 | digits[:, 1::2])
                 plain = pa.Array.from_buffers(pa.binary(16), len(filled), [None, pa.py_buffer(packed)])
                 return pc.if_else(array.is_valid(), plain.cast(pa.binary()), None)
-        return _each(array, lambda text: uuid.UUID(text).bytes, "is no uuid")
+        return _each(array, pack, "is no uuid")
+
+    def pack(text: str) -> bytes:
+        if not _UUID.fullmatch(text):  # the forms of uuid_in(); Python's takes more, such as underscores
+            raise ValueError
+        return bytes.fromhex(text.strip("{}").replace("-", ""))
 
     return convert
 
@@ -235,6 +313,8 @@ def _inet(arrow: pa.DataType, *, cidr: bool = False) -> Convert:
     """Family, bits, is_cidr, length, address (src/backend/utils/adt/network.c, network_send)."""
 
     def pack(text: str) -> bytes:
+        if "%" in text:  # a zone, which PostgreSQL has no place for
+            raise ValueError
         address = ipaddress.ip_network(text) if cidr else ipaddress.ip_interface(text)
         packed = (address.network_address if cidr else address.ip).packed  # type: ignore[union-attr]
         bits = address.prefixlen if cidr else address.network.prefixlen  # type: ignore[union-attr]
@@ -245,7 +325,7 @@ def _inet(arrow: pa.DataType, *, cidr: bool = False) -> Convert:
 
 def _macaddr(arrow: pa.DataType) -> Convert:
     def pack(text: str) -> bytes:
-        digits = re.sub(r"[^0-9A-Fa-f]", "", text)
+        digits = re.sub(r"[:.-]", "", text)
         if len(digits) != 12:
             raise ValueError
         return bytes.fromhex(digits)
@@ -265,7 +345,7 @@ def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.A
         try:
             packed.append(None if text is None else pack(text))
         except ValueError:
-            raise Refused(index, f"{_short(text)} {complaint}") from None
+            raise Refused(index, f"{short(text)} {complaint}") from None
     return pa.array(packed, pa.binary())
 
 
@@ -295,17 +375,16 @@ def _array(arrow: pa.DataType, column: Column) -> Convert:
         raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
     name = column.typname[1:]
     element = conversion(arrow.value_type, Column(column.name, name, column.kind))
-    plain = name in _PLAIN_ELEMENTS and column.kind != "e"
+    plain = name in _PLAIN and column.kind != "e"
 
     def convert(array: pa.Array) -> pa.Array:
-        parents = pc.list_parent_indices(array)
-        try:
-            values = element(pc.list_flatten(array))
-        except Refused as refused:
-            raise Refused(parents[refused.index].as_py(), str(refused)) from None
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
         offsets = np.zeros(len(array) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
+        try:
+            values = element(pc.list_flatten(array))
+        except Refused as refused:
+            raise Refused(int(np.searchsorted(offsets, refused.index, side="right")) - 1, str(refused)) from None
         if plain:
             return pa.ListArray.from_arrays(pa.array(offsets), values, mask=array.is_null())
         return _packed(array, values, offsets, column.element)
@@ -316,23 +395,36 @@ def _array(arrow: pa.DataType, column: Column) -> Convert:
 def _packed(array: pa.Array, values: pa.Array, offsets: np.ndarray, oid: int) -> pa.Array:
     """Arrays whose element type only the catalog knows: dimensions, has-nulls, element OID, length, lower bound, then
     the elements (src/backend/utils/adt/arrayfuncs.c, array_send)."""
+    binary = _binary(values)
+    sizes = _fixed(pc.binary_length(binary).fill_null(0).to_numpy().astype(">i4"))
+    fields = pc.if_else(
+        binary.is_valid(), pc.binary_join_element_wise(sizes, binary.fill_null(b""), b""), pa.scalar(b"\xff" * 4)
+    )
+    counts = np.diff(offsets)
+    nulls = np.concatenate([[0], np.cumsum(binary.is_null().to_numpy(zero_copy_only=False))])
+    head = np.empty((len(array), 5), ">u4")
+    head[:] = np.stack(np.broadcast_arrays(1, np.diff(nulls[offsets]) > 0, oid, counts, 1), axis=1)
+    heads = pc.if_else(pa.array(counts > 0), _fixed(head), pa.scalar(struct.pack(">iiI", 0, 0, oid)))
+    bodies = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), fields), b"")
+    return pc.if_else(array.is_valid(), pc.binary_join_element_wise(heads, bodies, b""), pa.scalar(None, pa.binary()))
+
+
+def _binary(values: pa.Array) -> pa.Array:
+    """The binary form of elements, length not included."""
+    if not at.is_timestamp(values.type) and not at.is_duration(values.type):
+        return values.cast(pa.binary())
+    whole = values.view(pa.int64()).fill_null(0).to_numpy()
     if at.is_timestamp(values.type):
-        micros = values.cast(pa.int64()).to_pylist()
-        elements = [None if value is None else struct.pack(">q", value - 946_684_800_000_000) for value in micros]
-    else:
-        elements = values.cast(pa.binary()).to_pylist()
-    fields = [b"\xff\xff\xff\xff" if item is None else struct.pack(">i", len(item)) + item for item in elements]
-    packed: list[bytes | None] = []
-    for index, valid in enumerate(array.is_valid().to_pylist()):
-        start, end = int(offsets[index]), int(offsets[index + 1])
-        if not valid:
-            packed.append(None)
-        elif start == end:
-            packed.append(struct.pack(">iiI", 0, 0, oid))
-        else:
-            head = struct.pack(">iiIii", 1, None in elements[start:end], oid, end - start, 1)
-            packed.append(head + b"".join(fields[start:end]))
-    return pa.array(packed, pa.binary())
+        form = (whole - _EPOCH).astype(">i8")
+    else:  # microseconds, days, months
+        form = np.stack([whole, np.zeros_like(whole)], axis=1).astype(">i8")
+    return pc.if_else(values.is_valid(), _fixed(form), pa.scalar(None, pa.binary()))
+
+
+def _fixed(rows: np.ndarray) -> pa.Array:
+    """A binary value for each row of an array."""
+    width = rows.itemsize * math.prod(rows.shape[1:])
+    return pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(rows)]).cast(pa.binary())
 
 
 def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
@@ -373,6 +465,10 @@ def target_type(arrow: pa.DataType) -> str:
     if (at.is_list(arrow) or at.is_large_list(arrow)) and not at.is_nested(arrow.value_type):
         return target_type(arrow.value_type) + "[]"
     if at.is_nested(arrow):
+        try:
+            _no_internals(arrow)
+        except Unfit as unfit:
+            raise Unfit(f"no PostgreSQL type for {arrow}: {unfit}") from None
         return "jsonb"
     raise Unfit(f"no PostgreSQL type for {arrow}; cast it in Spark")
 
@@ -402,6 +498,12 @@ def spark_name(arrow: pa.DataType) -> str:
     return names.get(str(arrow), str(arrow).replace("decimal128", "decimal"))
 
 
-def _short(value: object) -> str:
+def short(value: Any) -> str:
+    """A value, of Arrow or of Python, for a message; cut to 60 characters."""
+    if isinstance(value, pa.Scalar):
+        try:
+            value = value.as_py()
+        except (ValueError, OverflowError):  # Python has no such year
+            value = getattr(value, "value", "…")
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,494 @@
+"""The edges of the encoder: what a value must not turn into on its way, and how a refused one is told.
+
+`test_types.py` sends every type both ways round; here are the limits of PostgreSQL's types, arrays whose element type
+only the catalog knows, and rows that must not get through.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import re
+import uuid
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sinks.errors import BadValue, SchemaMismatch
+from sinks.postgres import catalog
+from sinks.postgres.encode import CopyEncoder
+from sinks.postgres.types import Column, conversion, mismatches, target_type
+from sinks.testing.servers.postgres import PostgresService
+
+FIRST = -210_866_803_200_000_000
+"""PostgreSQL's first microsecond, 4714-11-24 BC, counted from 1970."""
+WRAPS = -(2**63) + 946_684_800_000_000
+"""Counted from 2000 this is -2**63, the bytes of -infinity."""
+
+
+@pytest.fixture(scope="module")
+def connection(postgres: PostgresService) -> Iterator[psycopg.Connection]:
+    with postgres.database() as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        connection.prepare_threshold = None  # the tables behind the same statement change
+        connection.execute("SET timezone = 'UTC'")
+        connection.execute("CREATE TYPE _mood AS ENUM ('sad', 'happy')")
+        yield connection
+
+
+def copy(connection: psycopg.Connection, batch: pa.RecordBatch, declared: list[str], slices: int = 1) -> None:
+    """Copy into a fresh table `t` whose columns have the batch's names, in `slices` batches."""
+    columns = ", ".join(f'"{name}" {kind}' for name, kind in zip(batch.schema.names, declared, strict=True))
+    connection.execute("DROP TABLE IF EXISTS t")
+    connection.execute(f"CREATE TABLE t ({columns})")
+    target = catalog.describe(connection, "public", "t")
+    assert target is not None
+    encoder = CopyEncoder(batch.schema, target.columns, "public.t")
+    step = max(1, -(-batch.num_rows // slices))
+    with connection.cursor().copy("COPY t FROM STDIN (FORMAT BINARY)") as stream:
+        stream.write(encoder.header())
+        for start in range(0, batch.num_rows, step):
+            stream.write(encoder.encode(batch.slice(start, step)))
+        stream.write(encoder.trailer())
+
+
+def texts(connection: psycopg.Connection, array: pa.Array, declared: str) -> list[str | None]:
+    """As the server writes the values."""
+    copy(connection, pa.RecordBatch.from_arrays([array], ["c"]), [declared])
+    return [row[0] for row in connection.execute("SELECT c::text FROM t").fetchall()]
+
+
+def moments(values: list[int | None], zone: str | None = None) -> pa.Array:
+    return pa.array(values, pa.int64()).cast(pa.timestamp("us", zone))
+
+
+def days(values: list[int | None]) -> pa.Array:
+    return pa.array(values, pa.int32()).cast(pa.date32())
+
+
+def nested(array: pa.Array) -> pa.Array:
+    """Every value in an array of its own."""
+    return pa.ListArray.from_arrays(pa.array(range(len(array) + 1), pa.int32()), array)
+
+
+# ------------------------------------------------------------------ limits
+def test_first_and_last_day(connection: psycopg.Connection) -> None:
+    assert texts(connection, days([-2_440_588, None, 2_145_042_905]), "date") == [
+        "4714-11-24 BC",
+        None,
+        "5874897-12-31",
+    ]
+
+
+@pytest.mark.parametrize("count", [-2_440_589, 2_145_042_906, -(2**31), -(2**31) + 10_957, 2**31 - 1])
+def test_days_that_postgresql_has_not(connection: psycopg.Connection, count: int) -> None:
+    """-2**31 + 10,957 days are -2**31 from 2000: the bytes of -infinity."""
+    with pytest.raises(BadValue, match=f'row 2, column "c": {count} days from 1970 is outside'):
+        texts(connection, days([None, count]), "date")
+
+
+@pytest.mark.parametrize("micros", [FIRST - 1, WRAPS, WRAPS - 1, -(2**63)])
+@pytest.mark.parametrize("in_array", [False, True])
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+def test_moments_that_postgresql_has_not(
+    connection: psycopg.Connection, micros: int, in_array: bool, zone: str | None
+) -> None:
+    array, declared = moments([0, micros], zone), "timestamptz" if zone else "timestamp"
+    with pytest.raises(BadValue, match=f'row 2, column "c": {micros} microseconds from 1970 is outside'):
+        texts(connection, nested(array) if in_array else array, declared + "[]" * in_array)
+
+
+def test_first_and_last_moment_in_arrays(connection: psycopg.Connection) -> None:
+    array = pa.array([[FIRST, None, 2**63 - 1], None, []], pa.list_(pa.int64()))
+    zoned = array.cast(pa.list_(pa.timestamp("us", "Asia/Tokyo")))
+    expected = ['{"4714-11-24 00:00:00+00 BC",NULL,"294247-01-10 04:00:54.775807+00"}', None, "{}"]
+    assert texts(connection, zoned, "timestamptz[]") == expected
+
+
+def test_other_units_lose_nothing(connection: psycopg.Connection) -> None:
+    nanos = pa.array([1_000, None], pa.int64()).cast(pa.timestamp("ns"))
+    assert texts(connection, nanos, "timestamp") == ["1970-01-01 00:00:00.000001", None]
+    for array in (pa.array([0, 1]).cast(pa.timestamp("ns")), pa.array([0, 2**60]).cast(pa.timestamp("s"))):
+        with pytest.raises(BadValue, match=r"row 2, .*out of range"):
+            texts(connection, array, "timestamp")
+
+
+def test_intervals(connection: psycopg.Connection) -> None:
+    array = pa.array([2**63 - 1, -(2**63), -1, None, 86_400_000_000], pa.int64()).cast(pa.duration("us"))
+    expected = ["2562047788:00:54.775807", "-2562047788:00:54.775808", "-00:00:00.000001", None, "24:00:00"]
+    assert texts(connection, array, "interval") == expected
+    assert texts(connection, nested(array), "interval[]") == ["{" + (text or "NULL") + "}" for text in expected]
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 3.5e38, 1e-60, -1e-60])
+def test_doubles_never_become_infinite_or_zero(connection: psycopg.Connection, value: float) -> None:
+    with pytest.raises(BadValue, match=r'row 3, column "c": .* is out of range of real'):
+        texts(connection, pa.array([0.0, None, value]), "real")
+    with pytest.raises(BadValue, match="row 2, "):
+        texts(connection, nested(pa.array([0.0, value])), "real[]")
+
+
+def test_doubles_are_rounded_to_real(connection: psycopg.Connection) -> None:
+    array = pa.array([0.1, -0.0, math.inf, -math.inf, math.nan, None, 1e-45])
+    assert texts(connection, array, "real") == ["0.1", "-0", "Infinity", "-Infinity", "NaN", None, "1e-45"]
+
+
+def test_integers_that_real_cannot_hold(connection: psycopg.Connection) -> None:
+    assert texts(connection, pa.array([2**24, None], pa.int32()), "real") == ["1.6777216e+07", None]
+    with pytest.raises(BadValue, match=r"row 2, .* 16777217 is out of range of what the column holds exactly"):
+        texts(connection, pa.array([1, 2**24 + 1], pa.int32()), "real")
+
+
+def test_decimals(connection: psycopg.Connection) -> None:
+    thousands = pa.array([Decimal("12300"), None, Decimal(0), Decimal("-100")], pa.decimal128(5, -2))
+    assert texts(connection, thousands, "numeric") == ["12300", None, "0", "-100"]
+    # groups of four digits, with zeros at both ends
+    groups = [Decimal(text) for text in ("10000.0001", "-10000", "0.00001", "99999999.99990000", "-0.99999999")]
+    array = pa.array(groups, pa.decimal128(30, 8))
+    found = texts(connection, array, "numeric")
+    assert found == [format(value, "f") for value in array.to_pylist()]
+    tiny = pa.array([Decimal("9." + "9" * 37), Decimal("-9." + "9" * 37)], pa.decimal128(38, 37))
+    assert texts(connection, tiny, "numeric") == [str(value) for value in tiny.to_pylist()]
+    assert texts(connection, pa.array([2**64 - 1, 0], pa.uint64()), "numeric") == [str(2**64 - 1), "0"]
+
+
+def test_the_server_judges_what_only_it_knows(connection: psycopg.Connection) -> None:
+    cases: list[tuple[pa.Array, str, type[psycopg.Error]]] = [
+        (pa.array([Decimal("1.00"), Decimal("123.45")]), "numeric(4,2)", psycopg.errors.NumericValueOutOfRange),
+        (pa.array(["abc", "abcd"]), "varchar(3)", psycopg.errors.StringDataRightTruncation),
+        (pa.array(["sad", "angry"]), "_mood", psycopg.errors.InvalidTextRepresentation),
+        (pa.array(["{}", '{"a":']), "jsonb", psycopg.errors.InvalidTextRepresentation),
+    ]
+    for array, declared, error in cases:
+        with pytest.raises(error) as caught:
+            texts(connection, array, declared)
+        assert "line 2, column c" in (caught.value.diag.context or "")
+
+
+# ------------------------------------------------------------------ strings that are not text
+KEY = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+@pytest.mark.parametrize(
+    "text", [KEY.upper(), KEY.replace("-", ""), "{" + KEY + "}", "0f8f-ad5bd9cb469fa16570867728950e"]
+)
+def test_uuids_as_postgresql_reads_them(connection: psycopg.Connection, text: str) -> None:
+    assert texts(connection, pa.array([KEY, None, text]), "uuid") == [KEY, None, KEY]
+    assert connection.execute("SELECT %s::uuid", [text]).fetchone() == (uuid.UUID(KEY),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0f8f_ad5bd9cb469fa16570867728950e",  # Python's UUID() takes these for other values
+        " f8fad5bd9cb469fa16570867728950e",
+        "0f8fad5b+d9cb-469f-a165-70867728950e",
+        "{" + KEY,
+        KEY + "}",
+        KEY[:-1],
+        "é" * 18,
+        KEY[:-1] + "g",
+        "",
+    ],
+)
+def test_no_uuids(connection: psycopg.Connection, text: str) -> None:
+    with pytest.raises(BadValue, match=r'row 2, column "c": .* is no uuid'):
+        texts(connection, pa.array([KEY, text]), "uuid")
+
+
+def test_uuids_of_slices_and_nulls(connection: psycopg.Connection) -> None:
+    for kind in (pa.string(), pa.large_string()):
+        array = pa.array(["no uuid", None, KEY, None, KEY], kind)
+        assert texts(connection, array.slice(1), "uuid") == [None, KEY, None, KEY]
+    assert texts(connection, pa.array([None, None], pa.string()), "uuid") == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "declared"),
+    [
+        ("fe80::1%eth0", "inet"),
+        ("10.0.0.1/33", "inet"),
+        ("10.0.0.256", "inet"),
+        ("10.0.0.1/8", "cidr"),
+        ("zz08002b010203", "macaddr"),
+        ("08:00:2b:01:02:0g", "macaddr"),
+        ("08:00:2b:01:02", "macaddr"),
+    ],
+)
+def test_no_addresses(connection: psycopg.Connection, text: str, declared: str) -> None:
+    """Nothing is dropped to make a value fit."""
+    with pytest.raises(BadValue, match=r'row 1, column "c": .* is no '):
+        texts(connection, pa.array([text]), declared)
+
+
+def test_mac_addresses(connection: psycopg.Connection) -> None:
+    forms = ["08:00:2b:01:02:03", "08-00-2b-01-02-03", "0800.2B01.0203", "08002b010203", None]
+    assert texts(connection, pa.array(forms), "macaddr") == [forms[0]] * 4 + [None]
+
+
+# ------------------------------------------------------------------ arrays
+def test_arrays_of_nothing_but_nulls(connection: psycopg.Connection) -> None:
+    """Spark's array<void>, which says nothing about the elements."""
+    for element in ("bigint", "numeric", "text", "uuid", "timestamptz", "varchar(3)", "boolean", "bytea", "_mood"):
+        array = pa.array([[None, None], [], None])
+        assert texts(connection, array, element + "[]") == ["{NULL,NULL}", "{}", None]
+        assert texts(connection, pa.nulls(2), element + "[]") == [None, None]
+
+
+def test_enums_whose_name_begins_like_an_array(connection: psycopg.Connection) -> None:
+    assert texts(connection, pa.array(["sad", None]), "_mood") == ["sad", None]
+    assert texts(connection, pa.array([["sad", None], None, []]), "_mood[]") == ["{sad,NULL}", None, "{}"]
+
+
+@pytest.mark.parametrize("element", ["text", "varchar(5)", "jsonb"])
+def test_null_arrays_may_have_elements_behind_them(connection: psycopg.Connection, element: str) -> None:
+    """Arrow allows a null entry to span elements; they must not show, and not shift the row of an error."""
+
+    def spanning(last: str) -> pa.Array:
+        offsets = pa.array([0, 1, 3, 4], pa.int32()).buffers()[1]
+        valid = pa.py_buffer(b"\x05")
+        return pa.ListArray.from_buffers(
+            pa.list_(pa.string()), 3, [valid, offsets], children=[pa.array(["1", "\0", "3", last])]
+        )
+
+    assert texts(connection, spanning("4"), element + "[]") == ["{1}", None, "{4}"]
+    assert texts(connection, spanning("4").slice(1), element + "[]") == [None, "{4}"]
+    with pytest.raises(BadValue, match="row 3, "):
+        texts(connection, spanning("\0"), element + "[]")
+    with pytest.raises(BadValue, match="row 2, "):
+        texts(connection, spanning("\0").slice(1), element + "[]")
+
+
+def test_large_lists(connection: psycopg.Connection) -> None:
+    array = pa.array([["a", None], None, []], pa.large_list(pa.large_string()))
+    assert texts(connection, array, "text[]") == ["{a,NULL}", None, "{}"]
+    assert texts(connection, array, "varchar(3)[]") == ["{a,NULL}", None, "{}"]
+
+
+# ------------------------------------------------------------------ JSON
+@pytest.mark.parametrize("declared", ["json", "jsonb"])
+def test_empty_arrays_in_json(connection: psycopg.Connection, declared: str) -> None:
+    lists = pa.array([[], None, [[]], [[], None, [1]]], pa.list_(pa.list_(pa.int64())))
+    found = texts(connection, lists, declared)
+    assert [text and json.loads(text) for text in found] == [[], None, [[]], [[], None, [1]]]
+    inside = pa.array(
+        [{"l": []}, {"l": None}, None, {"l": [{"m": []}]}],
+        pa.struct([("l", pa.list_(pa.struct([("m", pa.list_(pa.int64()))])))]),
+    )
+    for part in (inside, inside.slice(1)):
+        found = texts(connection, part, declared)
+        assert [text and json.loads(text) for text in found] == part.to_pylist()
+
+
+def test_years_in_json(connection: psycopg.Connection) -> None:
+    far = [2**63 - 1, FIRST, 0, None]
+    for zone, end in ((None, ""), ("Asia/Tokyo", "Z")):
+        array = pa.StructArray.from_arrays([moments(far, zone)], ["t"])
+        assert [json.loads(text or "")["t"] for text in texts(connection, array, "jsonb")] == [
+            f"294247-01-10T04:00:54.775807{end}",
+            f"-4713-11-24T00:00:00.000000{end}",
+            f"1970-01-01T00:00:00.000000{end}",
+            None,
+        ]
+    array = pa.StructArray.from_arrays([days([2_145_042_905, -2_440_588, None])], ["d"])
+    assert [json.loads(text or "")["d"] for text in texts(connection, array, "jsonb")] == [
+        "5874897-12-31",
+        "-4713-11-24",
+        None,
+    ]
+
+
+def test_numbers_and_intervals_in_json(connection: psycopg.Connection) -> None:
+    floats = pa.array([0.1, 3.4e38, math.nan, math.inf, -math.inf, None], pa.float32())
+    array = pa.StructArray.from_arrays([floats], ["f"])
+    assert [json.loads(text or "", parse_int=float)["f"] for text in texts(connection, array, "jsonb")] == [
+        0.1,
+        3.4e38,
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        None,
+    ]
+    spans = pa.array([86_401_000_000, -1, None], pa.int64()).cast(pa.duration("us"))
+    copy(connection, pa.RecordBatch.from_arrays([pa.StructArray.from_arrays([spans], ["d"])], ["c"]), ["jsonb"])
+    assert connection.execute("SELECT (c ->> 'd')::interval FROM t").fetchall() == [
+        (dt.timedelta(days=1, seconds=1),),
+        (dt.timedelta(microseconds=-1),),
+        (None,),
+    ]
+
+
+# ------------------------------------------------------------------ how a refused value is told
+def test_a_bad_value_is_told_with_what_its_row_begins_with(connection: psycopg.Connection) -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "id": [1, 2],
+            "note": ["fine", "bad\0" + "x" * 500],
+            "at": moments([0, 2**63 - 1]),  # no datetime of Python's
+            "key": ["k" * 500, "k" * 500],
+            "fifth": [1, 2],
+        }
+    )
+    with pytest.raises(BadValue) as caught:
+        copy(connection, batch, ["bigint", "text", "timestamp", "text", "bigint"])
+    message = str(caught.value)
+    assert message.startswith('table public.t: row 2, column "note": \'bad')
+    assert message.endswith(f"(the row begins id=2, at={2**63 - 1}, key='{'k' * 56}...)")
+    assert len(message) < 300
+
+
+def test_rows_are_counted_over_batches_and_pieces() -> None:
+    encoder = CopyEncoder(pa.schema([("a", pa.string())]), [Column("a", "text")], "t")
+    encoder.header()
+    encoder.encode(pa.RecordBatch.from_arrays([pa.array(["x"] * 10)], ["a"]))
+    rows = pa.array(["x"] * 40_000 + ["\0"] + ["x"] * 5)
+    with pytest.raises(BadValue, match="row 40009,"):
+        encoder.encode(pa.RecordBatch.from_arrays([rows.slice(2)], ["a"]))
+
+
+def pieces_of(array: pa.Array) -> tuple[CopyEncoder, list[int]]:
+    encoder = CopyEncoder(pa.schema([("a", pa.string())]), [Column("a", "text")], "t")
+    encoder.header()
+    sizes = [len(piece) for piece in encoder.pieces(pa.RecordBatch.from_arrays([array], ["a"]))]
+    return encoder, [*sizes, len(encoder.trailer())]
+
+
+def test_large_batches_come_in_pieces() -> None:
+    encoder, many = pieces_of(pa.array(["x"] * 1_000_000))
+    assert sum(many) == 1_000_000 * 7 + 2  # two bytes of count, four of length, one of text; the end is two
+    assert max(many) < 1.5 * 2**20
+    assert encoder.rows == 1_000_000
+    encoder, wide = pieces_of(pa.array(["x" * 2**20] * 64))
+    assert sum(wide) == 64 * (2**20 + 6) + 2
+    assert max(wide) < 17 * 2**20
+    encoder, none = pieces_of(pa.array([], pa.string()))
+    assert (none, encoder.rows) == ([2], 0)
+
+
+def test_batches_of_another_schema_are_refused() -> None:
+    """Two columns of one type that change places would go unseen: COPY knows no names."""
+    encoder = CopyEncoder(
+        pa.schema([("a", pa.int64()), ("b", pa.int64())]), [Column("a", "int8"), Column("b", "int8")], "t"
+    )
+    for batch in ({"b": [1], "a": [2]}, {"a": [1]}, {"a": ["x"], "b": [1]}):
+        with pytest.raises(SchemaMismatch, match="table t: after row 0 the batches have other columns"):
+            encoder.encode(pa.RecordBatch.from_pydict(batch))
+
+
+# ------------------------------------------------------------------ what does not go in
+VARIANT = pa.struct(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"}),
+    ]
+)
+GEOMETRY = pa.struct(
+    [
+        pa.field("srid", pa.int32(), nullable=False),
+        pa.field("wkb", pa.binary(), nullable=False, metadata={b"geometry": b"true", b"srid": b"0"}),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("arrow", "advice"),
+    [
+        (VARIANT, "use to_json()"),
+        (pa.list_(VARIANT), "use to_json()"),
+        (pa.struct([("inner", pa.map_(pa.string(), VARIANT))]), "use to_json()"),
+        (GEOMETRY, "use st_asbinary()"),
+    ],
+    ids=["variant", "array", "struct of map", "geometry"],
+)
+def test_inner_bytes_of_spark_are_not_json(arrow: pa.DataType, advice: str) -> None:
+    [reason] = mismatches(pa.schema([("v", arrow)]), [Column("v", "jsonb")])
+    assert advice in reason
+    with pytest.raises(SchemaMismatch, match=f"no PostgreSQL type for .*{re.escape(advice)}"):
+        target_type(arrow)
+
+
+@pytest.mark.parametrize(
+    ("arrow", "declared"),
+    [
+        (pa.decimal128(10, 0), "int8"),
+        (pa.float64(), "int8"),
+        (pa.float64(), "numeric"),
+        (pa.string(), "numeric"),
+        (pa.string(), "timestamp"),
+        (pa.string(), "bool"),
+        (pa.int64(), "bool"),
+        (pa.int64(), "text"),
+        (pa.bool_(), "int4"),
+        (pa.binary(), "text"),
+        (pa.string(), "bytea"),
+        (pa.date32(), "timestamp"),
+        (pa.timestamp("us"), "date"),
+        (pa.timestamp("us"), "timestamptz"),
+        (pa.timestamp("us", "UTC"), "timestamp"),
+        (pa.list_(pa.int64()), "int8"),
+        (pa.int64(), "_int8"),
+        (pa.list_(pa.list_(pa.int64())), "_int8"),
+        (pa.struct([("a", pa.int64())]), "text"),
+        (pa.decimal256(50, 2), "numeric"),
+        (pa.month_day_nano_interval(), "interval"),
+        (pa.binary(16), "uuid"),
+        (pa.string(), "tsvector"),
+        (pa.string(), "macaddr8"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_in_is_said_before_the_first_row(arrow: pa.DataType, declared: str) -> None:
+    [reason] = mismatches(pa.schema([("a", arrow)]), [Column("a", declared)])
+    assert reason.startswith('column "a": ')
+    assert f"does not go into {declared}: " in reason
+
+
+# ------------------------------------------------------------------ any rows
+ELEMENTS: list[tuple[pa.DataType, str, st.SearchStrategy[Any]]] = [
+    (pa.timestamp("us", "UTC"), "timestamptz", st.datetimes(timezones=st.just(dt.timezone.utc))),
+    (pa.string(), "varchar", st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]))),
+    (pa.string(), "uuid", st.uuids().map(str)),
+    (pa.decimal128(38, 10), "numeric", st.decimals(-(10**28) + 1, 10**28 - 1, places=10)),
+    (pa.int32(), "smallint", st.integers(-(2**15), 2**15 - 1)),
+    (pa.float64(), "double precision", st.floats(allow_nan=False)),
+    (pa.date32(), "date", st.dates()),
+    (pa.binary(), "bytea", st.binary()),
+    (pa.bool_(), "boolean", st.booleans()),
+]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_rows_in_any_batches(connection: psycopg.Connection, data: st.DataObject) -> None:
+    """Values and arrays of them, sliced and in several batches, come back as they went."""
+    chosen = data.draw(st.lists(st.tuples(st.sampled_from(ELEMENTS), st.booleans()), min_size=1, max_size=5))
+    skip, count = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 8))
+    arrays, declared = [], []
+    for (kind, name, values), in_array in chosen:
+        drawn = st.none() | (st.lists(st.none() | values, max_size=3) if in_array else values)
+        rows = data.draw(st.lists(drawn, min_size=skip + count, max_size=skip + count))
+        arrays.append(pa.array(rows, pa.list_(kind) if in_array else kind).slice(skip))
+        declared.append(name + "[]" * in_array)
+    batch = pa.RecordBatch.from_arrays(arrays, [f"c{i}" for i in range(len(arrays))])
+    copy(connection, batch, declared, slices=data.draw(st.integers(1, 3)))
+    found = connection.execute("SELECT * FROM t").fetchall()
+    assert [tuple(map(_plain, row)) for row in found] == list(zip(*(a.to_pylist() for a in arrays), strict=True))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
+def test_every_conversion_takes_no_rows() -> None:
+    """Nothing may depend on there being a value: empty arrays have no buffers to look into."""
+    for kind, name, _ in ELEMENTS:
+        for arrow, declared in ((kind, name), (pa.list_(kind), name + "[]")):
+            assert len(conversion(arrow, Column("a", declared))(pa.array([], arrow))) == 0
