@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -172,7 +173,9 @@ class CheckpointCoordinator:
 
     def _complete(self, batch: MicroBatch, acks: list[tuple[str, Ack]], started: int) -> Complete:
         """The commit point: put the record, unless somebody else did."""
-        record = self._record(batch, acks, 0, started, {name: batch.partitions(s) for name, s in self.sinks.items()})
+        counted = Counter(name for name, _ in acks)  # every partition acknowledges, also one without rows
+        partitions = {name: counted[name] for name in self.sinks}
+        record = self._record(batch, acks, 0, started, partitions)
         complete = Complete((self._put(record, acks),))
         decisions.require_same_offsets(batch.facts, complete.record)
         self._store.delete_older_than(record.checkpoint_id - self.config.retained_checkpoints + 1)

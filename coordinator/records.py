@@ -2,7 +2,7 @@
 
 JOB/lineage/NUMBER                  the lineages of a job; the highest number is the current one
 JOB/generation/NUMBER               one claim per driver incarnation; the highest is the newest driver
-JOB/LINEAGE/checkpoint/N/ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
+JOB/LINEAGE/checkpoint/N.ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
 """
 
 from __future__ import annotations
@@ -165,13 +165,13 @@ class CheckpointStore:
     def _ids(self) -> list[tuple[int, int]]:
         prefix = f"{self._root}/{self.lineage}/checkpoint/"
         try:
-            pairs = [key[len(prefix) :].split("/") for key in self.storage.list(prefix)]
+            pairs = [key[len(prefix) :].split(".") for key in self.storage.list(prefix)]
             return [(int(id), int(round)) for id, round in pairs]
         except ValueError as error:
             raise CorruptRecord(f"a foreign key below {prefix} in {self.storage.uri}: {error}") from error
 
     def _record_key(self, checkpoint_id: int, round: int) -> str:
-        return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}/{round:06d}"
+        return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{round:06d}"
 
     def _where(self, key: str) -> str:
         return f"record {key} in {self.storage.uri}"

@@ -155,7 +155,7 @@ def test_r2_not_found_is_not_taken_for_lost(job: Job) -> None:
 
 def test_r3_two_drivers_replay_and_only_one_replacement_wins(job: Job) -> None:
     complete_but_one_lost(job)
-    storage = HookedStorage(job.storage, "put_if_absent", "/000001", lambda: job.run(batches=1))
+    storage = HookedStorage(job.storage, "put_if_absent", ".000001", lambda: job.run(batches=1))
     steps = Steps()
     coordinator = job.coordinator(storage=storage, listeners=[steps])
     coordinator.process(job.query().batch(0, "late"))
@@ -372,7 +372,7 @@ def test_a_storage_that_cannot_be_written_leaves_the_decision_to_recovery(job: J
 )
 def test_a_damaged_record_is_an_error_never_a_guess(job: Job, damage: Callable[[bytes], bytes], message: str) -> None:
     job.run()
-    [key] = [key for key in job.storage.list("") if "/checkpoint/" in key and "002/" in key]
+    [key] = [key for key in job.storage.list("") if "/checkpoint/" in key and "002." in key]
     data = job.storage.get(key)
     assert data
     job.storage.delete(key)
@@ -415,4 +415,15 @@ def test_a_listener_that_fails_changes_nothing(job: Job) -> None:
 def test_at_least_once_mode_can_be_switched_to_exactly_once(job: Job) -> None:
     job.run(batches=1, config={"mode": "at_least_once"})
     job.run()
+    job.assert_exactly_once()
+
+
+def test_storage_does_not_grow_with_the_number_of_checkpoints(tmp_path: Path) -> None:
+    """Neither in records nor in the folders that hold them, which every checkpoint lists."""
+    job = Job(tmp_path, batches=30)
+    storage = tmp_path / "storage"
+    job.run(batches=10, storage=open_storage(f"file://{storage}"))
+    before = len(list(storage.rglob("*")))
+    job.run(storage=open_storage(f"file://{storage}"))
+    assert len(list(storage.rglob("*"))) == before + 1, "one more generation, and nothing else"
     job.assert_exactly_once()

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Sequence
+from json.encoder import encode_basestring
 
 import pyarrow as pa
 import pyarrow.types as at
@@ -47,9 +48,7 @@ def _texts(array: pa.Array) -> Texts:
     if at.is_duration(kind):
         spans = array.cast(pa.duration("us")).cast(pa.int64()).to_pylist()
         return [None if span is None else _span(span) for span in spans]
-    return [
-        None if text is None else json.dumps(text, ensure_ascii=False) for text in array.cast(pa.string()).to_pylist()
-    ]
+    return [None if text is None else encode_basestring(text) for text in array.cast(pa.string()).to_pylist()]
 
 
 def _number(value: float) -> str:
