@@ -1,0 +1,113 @@
+"""Jars from Maven Central, fetched once by the Ivy that pyspark ships.
+
+They are kept in the folder `.cache` of the working folder, or in the one that the environment variable TEST_CACHE_DIR
+names. IVY_SETTINGS may name an ivysettings.xml with other repositories, such as a company's mirror, as
+spark.jars.ivySettings does for Spark.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+logger = logging.getLogger(__name__)
+
+FETCH_TIMEOUT = 600.0
+"""Seconds until Ivy is given up."""
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept. Made if it is missing."""
+    folder = Path(os.environ.get("TEST_CACHE_DIR") or ".cache").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def java() -> str:
+    """The program of JAVA_HOME, else the one on the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home) / "bin" / "java") if home else "java"
+
+
+def maven_jars(*coordinates: str, transitive: bool = True) -> list[Path]:
+    """The jars of these artifacts ("group:artifact:version"), `transitive` with all that they need at run time.
+
+    Downloaded at the first call. Processes that ask at the same time wait for one of them; one that dies leaves no
+    half of a download behind. Raises RuntimeError, with what Ivy said, when an artifact cannot be had.
+    """
+    what = "\n".join([*sorted(coordinates), f"transitive={transitive}"])
+    _, artifact, version = coordinates[0].split(":")
+    folder = cache_folder() / "jars" / f"{artifact}-{version}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    if not folder.is_dir():
+        folder.parent.mkdir(exist_ok=True)
+        with _lock(folder.with_name(f"{folder.name}.lock")):
+            if not folder.is_dir():
+                _fetch(coordinates, transitive, folder)
+    return sorted(folder.glob("*.jar"))
+
+
+def _fetch(coordinates: tuple[str, ...], transitive: bool, folder: Path) -> None:
+    logger.info("Ivy fetches %s into %s", ", ".join(coordinates), folder)
+    with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
+        work = Path(temporary)
+        module = work / "ivy.xml"
+        module.write_text(_module(coordinates, "default" if transitive else "master"))
+        jars = work / "jars"
+        jars.mkdir()
+        command = [java(), "-jar", str(_ivy()), "-ivy", str(module), "-cache", str(work / "ivy")]
+        command += ["-retrieve", str(jars / "[artifact]-[revision](-[classifier]).[ext]")]
+        if settings := os.environ.get("IVY_SETTINGS"):
+            command += ["-settings", settings]
+        done = subprocess.run(
+            command,
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=FETCH_TIMEOUT,
+        )
+        if done.returncode or not any(jars.iterdir()):
+            raise RuntimeError(
+                f"{', '.join(coordinates)} could not be fetched; a mirror can be set in the ivysettings.xml that "
+                f"IVY_SETTINGS names. The end of what Ivy said:\n{done.stdout[-3000:]}"
+            )
+        jars.rename(folder)
+
+
+def _module(coordinates: tuple[str, ...], scope: str) -> str:
+    """An ivy.xml of a module that depends on these artifacts. `scope` is a configuration that Ivy gives Maven's
+    modules: master is the artifact alone, default also what it needs at run time."""
+    dependencies = ""
+    for coordinate in coordinates:
+        group, artifact, version = map(quoteattr, coordinate.split(":"))
+        dependencies += f'<dependency org={group} name={artifact} rev={version} conf="default->{scope}"/>'
+    return (
+        '<ivy-module version="2.0"><info organisation="local" module="jars"/>'
+        '<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{dependencies}</dependencies></ivy-module>"
+    )
+
+
+def _ivy() -> Path:
+    spec = find_spec("pyspark")  # not imported: that takes a second
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("jars are fetched by the Ivy that pyspark ships: pip install pyspark")
+    return next(Path(spec.submodule_search_locations[0]).glob("jars/ivy-*.jar"))
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One process at a time; let go by the system when the process dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
