@@ -70,8 +70,9 @@ class Target:
     def label(self) -> str:
         return f"{self.schema}.{self.name}"
 
-    def column(self, name: str) -> Column | None:
-        return next((column for column in self.columns if column.name == name), None)
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
 
     def overriding(self, written: Iterable[str]) -> sql.SQL:
         """The clause that lets INSERT write identity columns that are GENERATED ALWAYS, as COPY does."""

@@ -8,7 +8,8 @@ import pgpq
 import pyarrow as pa
 
 from sinks.errors import BadValue, SchemaMismatch
-from sinks.postgres.types import Column, Refused, conversion, mismatches, short
+from sinks.postgres.types import Column, conversion, mismatches
+from sinks.sql.values import Refused, beginning, columns_of
 
 _ROWS_AT_ONCE = 16_384
 _BYTES_AT_ONCE = 16 * 2**20
@@ -48,7 +49,7 @@ class CopyEncoder:
         if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
             raise SchemaMismatch(
                 f"table {self.table}: after row {self.rows} the batches have other columns than at the start: "
-                f"{_columns(batch.schema)}, not {_columns(self._schema)}"
+                f"{columns_of(batch.schema)}, not {columns_of(self._schema)}"
             )
         rows = min(_ROWS_AT_ONCE, max(1, batch.num_rows * _BYTES_AT_ONCE // max(batch.nbytes, 1)))
         for start in range(0, batch.num_rows, rows):
@@ -69,17 +70,6 @@ class CopyEncoder:
             except Refused as refused:
                 row = self.rows + refused.index + 1
                 raise BadValue(
-                    f'table {self.table}: row {row}, column "{name}": {refused}{_others(batch, refused.index, name)}'
+                    f'table {self.table}: row {row}, column "{name}": {refused}{beginning(batch, refused.index, name)}'
                 ) from None
         return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))
-
-
-def _others(batch: pa.RecordBatch, index: int, name: str) -> str:
-    """What tells a row from others: its first columns, which are the keys more often than not."""
-    others = [other for other in batch.schema.names if other != name][:3]
-    values = ", ".join(f"{other}={short(batch.column(other)[index])}" for other in others)
-    return f" (the row begins {values})" if others else ""
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)

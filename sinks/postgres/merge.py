@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from psycopg import sql
 
 from sinks.errors import BadValue, SinkError
 from sinks.postgres.catalog import Target, Unique
 from sinks.postgres.server import Connection
+from sinks.sql.options import MergeOptions
 
 _CHUNK = 100
 
 
-@dataclass(frozen=True)
-class Merge:
-    """What to do with rows: append them, or keep the last one of each key (by `order_by`), which replaces the row of
-    that key, or deletes it if `delete_marker` is true in it."""
-
-    mode: str = "append"
-    keys: tuple[str, ...] = ()
-    order_by: str | None = None
-    delete_marker: str | None = None
-
-    def written(self, columns: Sequence[str], target: Target) -> list[str]:
-        """Those of the batch's columns that go into the target."""
-        extra = {self.delete_marker} | ({self.order_by} if not _has(target, self.order_by) else set())
-        return [column for column in columns if column not in extra]
+class Merge(MergeOptions):
+    """The statements that do it."""
 
     def beyond(self, target: Target, written: Sequence[str]) -> list[str]:
         """What only the target itself can judge of rows. If there is any, a move is tried before the decision."""
@@ -159,10 +147,6 @@ class Merge:
             raise BadValue(
                 f'table {target.label}: unique index "{unique.name}": {_key(columns, row)} is in the table already'
             )
-
-
-def _has(target: Target, column: str | None) -> bool:
-    return column is not None and target.column(column) is not None
 
 
 def _count(connection: Connection, staging: Sequence[sql.Identifier], rows: int) -> None:

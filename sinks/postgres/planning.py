@@ -44,25 +44,6 @@ class Planner:
     create_table: bool
     ledger: str
 
-    def contradictions(self) -> Iterable[str]:
-        """What cannot be meant, told without asking the server."""
-        merge = self.merge
-        if self.wanted not in ("auto", "prepared", "staged"):
-            yield f'strategy={self.wanted!r} is not one of "auto", "prepared", "staged"'
-        if merge.mode not in ("append", "upsert"):
-            yield f'mode={merge.mode!r} is not one of "append", "upsert"'
-        if merge.mode == "upsert":
-            if not merge.keys:
-                yield 'mode="upsert" needs keys=[…], the columns of a unique index'
-            if self.wanted == "prepared":
-                yield 'mode="upsert" needs strategy="staged": two prepared transactions with one key block each other'
-        elif merge.keys or merge.order_by or merge.delete_marker:
-            yield 'keys, order_by and delete_marker belong to mode="upsert"'
-        if len(set(merge.keys)) < len(merge.keys):
-            yield f"keys={list(merge.keys)} names a column twice"
-        if merge.delete_marker in {*merge.keys, merge.order_by} - {None}:
-            yield f"delete_marker={merge.delete_marker!r} is a key or the order_by column too"
-
     def check(self, connection: Connection, schema: pa.Schema) -> Plan:
         """Find the table (or create it) and see whether it can take rows of `schema`. Raises ConfigurationError
         (SchemaMismatch if it is only about columns) with all reasons at once."""
@@ -70,7 +51,7 @@ class Planner:
         target = catalog.describe(connection, schema_name, name)
         if target is None:
             target = self._created(connection, schema_name, name, schema)
-        written = self.merge.written(schema.names, target)
+        written = self.merge.written(schema.names, target.names)
         columns = mismatches(pa.schema([field for field in schema if field.name in written]), list(target.columns))
         others = [*self._upsert_problems(schema, target), *self._server_problems(connection, target)]
         if columns or others:
@@ -126,16 +107,7 @@ class Planner:
 
     def _upsert_problems(self, schema: pa.Schema, target: Target) -> Iterable[str]:
         merge = self.merge
-        for role, column in [
-            *(("keys", key) for key in merge.keys),
-            ("order_by", merge.order_by),
-            ("delete_marker", merge.delete_marker),
-        ]:
-            if column is not None and column not in schema.names:
-                yield f"{role} names column {column!r}, which the batch has not"
-        if merge.delete_marker in schema.names and not pa.types.is_boolean(schema.field(merge.delete_marker).type):
-            kind = schema.field(merge.delete_marker).type
-            yield f"delete_marker {merge.delete_marker!r} is {kind}, and must be boolean"
+        yield from merge.problems(schema)
         if merge.keys and not any(set(u.columns) == set(merge.keys) and u.arbiter for u in target.uniques):
             keys = ", ".join(merge.keys)
             yield f"upsert by ({keys}) needs a unique index on just these columns, neither partial nor deferrable"

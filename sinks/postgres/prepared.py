@@ -14,7 +14,8 @@ from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import describe
 from sinks.postgres.ledger import Ledger
 from sinks.postgres.server import Connection, Server
-from sinks.transaction import CommitOutcome, Committable, Identity, TransactionContext, TransactionId, token
+from sinks.sql.names import of_sink
+from sinks.transaction import CommitOutcome, Committable, Identity, TransactionContext, TransactionId
 
 
 def identity_of(transaction_id: str) -> Identity:
@@ -102,13 +103,6 @@ def in_doubt(connection: Connection, job: str, sink: str) -> Iterable[Identity]:
         [TransactionId.prefix(job)],
     ).fetchall()
     return [identity_of(gid) for (gid,) in rows if of_sink(gid, sink)]
-
-
-def of_sink(transaction_id: str, sink: str) -> bool:
-    try:
-        return TransactionId.parse(transaction_id).sink == token(sink)
-    except ValueError:
-        return False
 
 
 def _by_hand(server: Server, connection: Connection, statement: sql.Composed, error: psycopg.Error) -> str:

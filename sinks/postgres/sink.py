@@ -80,7 +80,7 @@ class PostgresSink(TwoPhaseCommitSink[CopyTransaction]):
         self._ledger_name = ledger
         self._server = Server(dsn, connect_options or {}, name=self.name, lock_timeout=lock_timeout)
         self._planner = Planner(self.name, table, str(self._server), strategy, self._merge, create_table, ledger)
-        problems = list(self._planner.contradictions())
+        problems = list(self._merge.contradictions(strategy, "prepared"))
         if lock_timeout <= 0:
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
         if problems:

@@ -6,7 +6,6 @@ checkpoint becomes visible as a whole. In between nothing is locked and no trans
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import psycopg
@@ -19,9 +18,9 @@ from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import describe, explained
 from sinks.postgres.ledger import Ledger
 from sinks.postgres.merge import Merge
-from sinks.postgres.prepared import of_sink
 from sinks.postgres.server import Connection, Server
 from sinks.postgres.types import Column, target_type
+from sinks.sql.names import of_sink, staging_table
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -36,12 +35,8 @@ from sinks.transaction import (
 _DROPPED_TOGETHER = 100
 
 
-def table_of(transaction_id: str) -> str:
-    return f"tpc_{hashlib.sha256(transaction_id.encode()).hexdigest()[:20]}"
-
-
 def identity_of(schema: str, transaction_id: str) -> Identity:
-    return {"transaction_id": transaction_id, "table": f"{schema}.{table_of(transaction_id)}"}
+    return {"transaction_id": transaction_id, "table": f"{schema}.{staging_table(transaction_id)}"}
 
 
 # ---------------------------------------------------------------------- in the task
@@ -49,7 +44,7 @@ def begin(server: Server, target: Target, merge: Merge, context: TransactionCont
     """Create the staging table and begin to copy into it. Its types, NOT NULL and CHECKs are those of the target."""
     columns, declarations = _staging_columns(target, merge, context)
     encoder = CopyEncoder(context.schema, columns, target.label)
-    name = table_of(context.transaction_id)
+    name = staging_table(context.transaction_id)
     table = sql.Identifier(target.schema, name)
     transaction = CopyTransaction(server, context, target.label, identity_of(target.schema, context.transaction_id))
     try:
@@ -66,7 +61,7 @@ def _staging_columns(
     target: Target, merge: Merge, context: TransactionContext
 ) -> tuple[list[Column], list[sql.Composed]]:
     """Columns for the encoder, and the declarations of columns and constraints for CREATE TABLE."""
-    written = merge.written(context.schema.names, target)
+    written = merge.written(context.schema.names, target.names)
     columns = [column for column in target.columns if column.name in written]
     declared = []
     required = set(merge.keys)
@@ -105,8 +100,8 @@ def pre_commit(transaction: CopyTransaction, ledger: Ledger) -> Committable:
 def commit_directly(transaction: CopyTransaction, target: Target, merge: Merge) -> None:
     """At-least-once: move the rows in the transaction that staged them."""
     rows = transaction.finish()
-    table = sql.Identifier(target.schema, table_of(transaction.context.transaction_id))
-    written = merge.written(transaction.context.schema.names, target)
+    table = sql.Identifier(target.schema, staging_table(transaction.context.transaction_id))
+    written = merge.written(transaction.context.schema.names, target.names)
     with transaction.explained():
         if merge.mode == "upsert":
             merge.clashes(transaction.connection, target, [table], written)
@@ -203,8 +198,8 @@ def _outcome(text: str, committed: bool | None, ledger: Ledger) -> CommitOutcome
     if committed:
         return CommitOutcome.COMMITTED
     return CommitOutcome.lost(
-        f"the staging table {table_of(text)} of {text} is gone, and the ledger {ledger.schema}.{ledger.name} has a "
-        "tombstone in place of its row"
+        f"the staging table {staging_table(text)} of {text} is gone, and the ledger {ledger.schema}.{ledger.name} has "
+        "a tombstone in place of its row"
     )
 
 
@@ -256,7 +251,7 @@ def in_doubt(connection: Connection, schema: str, job: str, sink: str) -> list[s
 
 def _existing(connection: Connection, schema: str, ids: Sequence[str]) -> dict[str, str]:
     """The staging tables that are there: transaction id -> table name, in the order of `ids`."""
-    names = {table_of(text): text for text in ids}
+    names = {staging_table(text): text for text in ids}
     rows = connection.execute(
         "SELECT relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
         " WHERE nspname = %s AND relkind = 'r' AND relname = ANY(%s)",
@@ -276,7 +271,7 @@ def _staged(
         " ORDER BY attnum",
         [staging[0].as_string(connection)],
     ).fetchall()
-    return staging, merge.written([row[0] for row in columns], target)
+    return staging, merge.written([row[0] for row in columns], target.names)
 
 
 def _drop(connection: Connection, schema: str, tables: Sequence[str]) -> None:

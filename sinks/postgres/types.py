@@ -13,15 +13,15 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from sinks.errors import SchemaMismatch
-from sinks.postgres.json import to_json
+from sinks.sql import values
+from sinks.sql.json import to_json
+from sinks.sql.values import Convert, Refused, Unfit, cast, checked, narrowed, no_internals, same, short
 
 INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 FLOATS = {"float4": pa.float32(), "float8": pa.float64()}
@@ -87,22 +87,6 @@ class Column:
         return self.typname.startswith("_") and (self.kind != "e" or self.element != 0)
 
 
-class Refused(ValueError):
-    """A value of a column cannot be converted. `index` is its position in the array that was given."""
-
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(reason)
-        self.index = index
-
-
-Convert = Callable[[pa.Array], pa.Array]
-"""From the batch's array to one whose binary form is that of the column. Raises Refused."""
-
-
-class Unfit(SchemaMismatch):
-    """The Arrow type does not go into the column; the message says what to do."""
-
-
 def conversion(arrow: pa.DataType, column: Column) -> Convert:
     """How values of an Arrow type get into a column. Raises Unfit."""
     name = column.typname
@@ -113,49 +97,15 @@ def conversion(arrow: pa.DataType, column: Column) -> Convert:
     if column.kind == "e" or name in TEXTS:
         return _text(arrow, json=name == "json")
     if name in INTEGERS:
-        return _cast(arrow, INTEGERS[name], at.is_integer(arrow), "cast it to an integer type in Spark")
+        return cast(arrow, INTEGERS[name], at.is_integer(arrow), "cast it to an integer type in Spark")
     if name in FLOATS:
         if at.is_float64(arrow) and name == "float4":
-            return _narrowed
+            return lambda array: narrowed(array, "real")
         fits = at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)
-        return _cast(arrow, FLOATS[name], fits, "cast it to double in Spark")
+        return cast(arrow, FLOATS[name], fits, "cast it to double in Spark")
     if name in _CONVERSIONS:
         return _CONVERSIONS[name](arrow)
     raise Unfit(f"PostgreSQL type {name} is not supported; use a text, jsonb or bytea column, or a view with a cast")
-
-
-def _cast(arrow: pa.DataType, target: pa.DataType, fits: bool, advice: str) -> Convert:
-    if not fits:
-        raise Unfit(advice)
-    if arrow == target:
-        return _same
-    return lambda array: _checked(array, target)
-
-
-def _checked(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Cast what loses nothing. Raises Refused."""
-    try:
-        return array.cast(target)
-    except pa.ArrowInvalid:
-        for index in range(len(array)):
-            try:
-                array.slice(index, 1).cast(target)
-            except pa.ArrowInvalid:
-                exactly = " of what the column holds exactly" if at.is_floating(target) else ""
-                raise Refused(index, f"{short(array[index])} is out of range{exactly}") from None
-        raise
-
-
-def _narrowed(array: pa.Array) -> pa.Array:
-    """double as real: rounded, as PostgreSQL does; refused, as there, if it would become infinite or zero."""
-    given, rounded = array, array.cast(pa.float32(), safe=False)
-    lost = pc.or_(
-        pc.and_(pc.is_inf(rounded), pc.is_finite(given)), pc.and_(pc.equal(rounded, 0), pc.not_equal(given, 0))
-    )
-    if pc.any(lost).as_py():
-        index = pc.index(lost, True).as_py()
-        raise Refused(index, f"{short(given[index])} is out of range of real")
-    return rounded
 
 
 def _within(whole: pa.Array, bounds: tuple[int, int], what: str) -> pa.Array:
@@ -168,28 +118,13 @@ def _within(whole: pa.Array, bounds: tuple[int, int], what: str) -> pa.Array:
     return whole
 
 
-def _same(array: pa.Array) -> pa.Array:
-    return array
-
-
 def _text(arrow: pa.DataType, *, json: bool) -> Convert:
     if at.is_string(arrow) or at.is_large_string(arrow):
         return _without_nul
     if json and at.is_nested(arrow):
-        _no_internals(arrow)
+        no_internals(arrow)
         return to_json
     raise Unfit("cast it to string in Spark" + (" (or give a struct, map or array)" if json else ""))
-
-
-def _no_internals(arrow: pa.DataType) -> None:
-    """Spark hands a variant, geometry or geography over as a struct of its inner bytes, told by the fields' metadata
-    (pyspark.sql.pandas.types.to_arrow_type): never what anybody wants to find as JSON. Raises Unfit."""
-    for field in (arrow.field(i) for i in range(arrow.num_fields)):
-        for name in ("variant", "geometry", "geography"):
-            if (field.metadata or {}).get(name.encode()) == b"true":
-                by = "to_json" if name == "variant" else "st_asbinary"
-                raise Unfit(f"it holds a {name}: use {by}() in Spark")
-        _no_internals(field.type)
 
 
 def _without_nul(array: pa.Array) -> pa.Array:
@@ -216,11 +151,11 @@ def _jsonb(arrow: pa.DataType) -> Convert:
 
 
 def _boolean(arrow: pa.DataType) -> Convert:
-    return _cast(arrow, pa.bool_(), at.is_boolean(arrow), "cast it to boolean in Spark")
+    return cast(arrow, pa.bool_(), at.is_boolean(arrow), "cast it to boolean in Spark")
 
 
 def _bytea(arrow: pa.DataType) -> Convert:
-    return _cast(arrow, arrow, at.is_binary(arrow) or at.is_large_binary(arrow), "cast it to binary in Spark")
+    return cast(arrow, arrow, at.is_binary(arrow) or at.is_large_binary(arrow), "cast it to binary in Spark")
 
 
 def _date(arrow: pa.DataType) -> Convert:
@@ -236,9 +171,9 @@ def _date(arrow: pa.DataType) -> Convert:
 
 def _numeric(arrow: pa.DataType) -> Convert:
     if at.is_decimal(arrow) and not at.is_decimal256(arrow):
-        return _same
+        return same
     fits = at.is_integer(arrow)
-    return _cast(arrow, pa.decimal128(20, 0), fits, "cast it to decimal in Spark, with the precision that you want")
+    return cast(arrow, pa.decimal128(20, 0), fits, "cast it to decimal in Spark, with the precision that you want")
 
 
 def _timestamptz(arrow: pa.DataType) -> Convert:
@@ -260,7 +195,7 @@ def _timestamp(arrow: pa.DataType) -> Convert:
 
 
 def _moments(array: pa.Array) -> pa.Array:
-    whole = _checked(array, pa.timestamp("us", array.type.tz)).view(pa.int64())
+    whole = checked(array, pa.timestamp("us", array.type.tz)).view(pa.int64())
     return _within(whole, _MICROSECONDS, "microseconds").view(pa.timestamp("us"))
 
 
@@ -273,7 +208,7 @@ def _time(arrow: pa.DataType) -> Convert:
 def _interval(arrow: pa.DataType) -> Convert:
     if not at.is_duration(arrow):
         raise Unfit("cast it to a day-time interval in Spark")
-    return lambda array: _checked(array, pa.duration("us"))
+    return lambda array: checked(array, pa.duration("us"))
 
 
 _UUID = re.compile(r"(\{)?[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}(?(1)\})")
@@ -429,28 +364,7 @@ def _fixed(rows: np.ndarray) -> pa.Array:
 
 def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
     """Every reason why rows of `schema` do not fit a table of `columns`; [] if they do."""
-    known = {column.name: column for column in columns}
-    reasons: list[str] = []
-    for name in sorted({name for name in schema.names if schema.names.count(name) > 1}):
-        reasons.append(f'column "{name}" comes more than once in the batch')
-    for field in schema:
-        column = known.get(field.name)
-        if column is None:
-            similar = [name for name in known if name.lower() == field.name.lower()]
-            hint = f' (there is "{similar[0]}"; capitals count)' if similar else ""
-            reasons.append(f'column "{field.name}" of the batch is not in the table{hint}: add it, or drop it in Spark')
-        elif column.generated:
-            reasons.append(f'column "{field.name}" is generated by the table and cannot be written: drop it in Spark')
-        else:
-            try:
-                conversion(field.type, column)
-            except Unfit as unfit:
-                declared = column.declared or column.type
-                reasons.append(f'column "{field.name}": {spark_name(field.type)} does not go into {declared}: {unfit}')
-    for column in columns:
-        if column.name not in schema.names and not (column.nullable or column.has_default or column.generated):
-            reasons.append(f'column "{column.name}" of the table is NOT NULL without default, and not in the batch')
-    return reasons
+    return values.mismatches(schema, columns, conversion)
 
 
 def target_type(arrow: pa.DataType) -> str:
@@ -466,7 +380,7 @@ def target_type(arrow: pa.DataType) -> str:
         return target_type(arrow.value_type) + "[]"
     if at.is_nested(arrow):
         try:
-            _no_internals(arrow)
+            no_internals(arrow)
         except Unfit as unfit:
             raise Unfit(f"no PostgreSQL type for {arrow}: {unfit}") from None
         return "jsonb"
@@ -486,24 +400,3 @@ _CREATED: list[tuple[Callable[[pa.DataType], bool], str]] = [
     (at.is_time, "time"),
     (at.is_duration, "interval"),
 ]
-
-
-def spark_name(arrow: pa.DataType) -> str:
-    """An Arrow type in Spark's words."""
-    if at.is_timestamp(arrow):
-        return "timestamp" if arrow.tz else "timestamp_ntz"
-    if at.is_list(arrow) or at.is_large_list(arrow):
-        return f"array<{spark_name(arrow.value_type)}>"
-    names = {"int64": "bigint", "int32": "int", "int16": "smallint", "int8": "tinyint", "bool": "boolean"}
-    return names.get(str(arrow), str(arrow).replace("decimal128", "decimal"))
-
-
-def short(value: Any) -> str:
-    """A value, of Arrow or of Python, for a message; cut to 60 characters."""
-    if isinstance(value, pa.Scalar):
-        try:
-            value = value.as_py()
-        except (ValueError, OverflowError):  # Python has no such year
-            value = getattr(value, "value", "…")
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

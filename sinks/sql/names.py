@@ -1,0 +1,20 @@
+"""Names that a transaction goes by in a database."""
+
+from __future__ import annotations
+
+import hashlib
+
+from sinks.transaction import TransactionId, token
+
+
+def staging_table(transaction_id: str) -> str:
+    """The name of a participant's staging table: 24 characters of [a-z0-9_], which any database takes unquoted."""
+    return f"tpc_{hashlib.sha256(transaction_id.encode()).hexdigest()[:20]}"
+
+
+def of_sink(transaction_id: str, sink: str) -> bool:
+    """Whether this is the name of a transaction of a sink, and not some other text."""
+    try:
+        return TransactionId.parse(transaction_id).sink == token(sink)
+    except ValueError:
+        return False

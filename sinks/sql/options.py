@@ -1,0 +1,56 @@
+"""The options of a sink that writes into one table: how rows get in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """What to do with rows: append them, or keep the last one of each key (by `order_by`), which replaces the row of
+    that key, or deletes it if `delete_marker` is true in it."""
+
+    mode: str = "append"
+    keys: tuple[str, ...] = ()
+    order_by: str | None = None
+    delete_marker: str | None = None
+
+    def contradictions(self, strategy: str, separate: str) -> Iterable[str]:
+        """What cannot be meant, told without asking the server. `separate` is the name of the strategy in which each
+        participant has a transaction of its own on the table, which is for appends only."""
+        if strategy not in ("auto", separate, "staged"):
+            yield f'strategy={strategy!r} is not one of "auto", "{separate}", "staged"'
+        if self.mode not in ("append", "upsert"):
+            yield f'mode={self.mode!r} is not one of "append", "upsert"'
+        if self.mode == "upsert":
+            if not self.keys:
+                yield 'mode="upsert" needs keys=[…], the columns of a unique index'
+            if strategy == separate:
+                yield 'mode="upsert" needs strategy="staged": two prepared transactions with one key block each other'
+        elif self.keys or self.order_by or self.delete_marker:
+            yield 'keys, order_by and delete_marker belong to mode="upsert"'
+        if len(set(self.keys)) < len(self.keys):
+            yield f"keys={list(self.keys)} names a column twice"
+        if self.delete_marker in {*self.keys, self.order_by} - {None}:
+            yield f"delete_marker={self.delete_marker!r} is a key or the order_by column too"
+
+    def problems(self, schema: pa.Schema) -> Iterable[str]:
+        """Why rows of `schema` are not what the options speak of."""
+        for role, column in [
+            *(("keys", key) for key in self.keys),
+            ("order_by", self.order_by),
+            ("delete_marker", self.delete_marker),
+        ]:
+            if column is not None and column not in schema.names:
+                yield f"{role} names column {column!r}, which the batch has not"
+        if self.delete_marker in schema.names and not pa.types.is_boolean(schema.field(self.delete_marker).type):
+            kind = schema.field(self.delete_marker).type
+            yield f"delete_marker {self.delete_marker!r} is {kind}, and must be boolean"
+
+    def written(self, columns: Sequence[str], target: Collection[str]) -> list[str]:
+        """Those of the batch's columns that go into a table with the columns `target`."""
+        extra = {self.delete_marker} | ({self.order_by} if self.order_by not in target else set())
+        return [column for column in columns if column not in extra]
