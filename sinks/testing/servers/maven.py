@@ -32,10 +32,10 @@ def cache_folder() -> Path:
     return folder
 
 
-def java() -> str:
-    """The program of JAVA_HOME, else the one on the PATH."""
+def java(program: str = "java") -> str:
+    """Java, or another of its programs: of JAVA_HOME, else the one on the PATH."""
     home = os.environ.get("JAVA_HOME")
-    return str(Path(home) / "bin" / "java") if home else "java"
+    return str(Path(home) / "bin" / program) if home else program
 
 
 def maven_jars(*coordinates: str, transitive: bool = True) -> list[Path]:

@@ -1,0 +1,645 @@
+"""A real Kafka for tests: `with KafkaServer() as server: Producer(server.client_options())`.
+
+Apache Kafka in KRaft mode runs from its jars of Maven Central (`sinks.testing.servers.maven`), on free loopback ports,
+with one broker or with several. Each broker can be stopped, crashed, frozen and started again on the same data and the
+same ports, and all die with the process that started them, even when that gets SIGKILL.
+
+`kafka_service` takes the broker that the environment variable TEST_KAFKA_BOOTSTRAP names instead, or a container where
+Docker answers.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exports some names without saying so
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+from typing_extensions import Self
+
+from sinks.testing.servers.common import Watchdog, docker_answers, free_port, temporary_folder
+from sinks.testing.servers.maven import java, maven_jars
+
+logger = logging.getLogger(__name__)
+
+VERSION = "4.2.1"
+JARS = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")
+
+START_TIMEOUT = 60.0
+"""Seconds until a broker that does not answer is given up."""
+STOP_TIMEOUT = 30.0
+"""Seconds until a broker that does not end after SIGTERM gets SIGKILL: the last one of several waits in vain for a
+controller to hand its partitions to."""
+
+SMALL_JVM = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Starts quickly and stays small. A benchmark wants another."""
+
+ADMIN = "admin"
+"""The user with all rights, where users are asked for."""
+
+
+class KafkaService(ABC):
+    """A running Kafka and how to reach it. A context manager: started on entry, gone after exit."""
+
+    bootstrap: str
+    """host:port of the brokers, separated by commas: librdkafka's bootstrap.servers."""
+    unmanaged: str = ""
+    """Why these brokers cannot be stopped, restarted or killed from here; empty if they can."""
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether every broker's process is alive."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the brokers that do not run, resume those that are paused, and return when all answer."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop all brokers in good order and keep their data."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Crash all brokers: SIGKILL. Returns when they are gone. `start` recovers."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the brokers and remove their data."""
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def client_options(self, user: str | None = None) -> dict[str, str]:
+        """Settings for every librdkafka client, of the superuser unless `user` names another."""
+        return {"bootstrap.servers": self.bootstrap}
+
+    def admin(self) -> AdminClient:
+        return _admin(self.client_options())
+
+    @contextmanager
+    def topic(
+        self, partitions: int = 1, config: Mapping[str, str] | None = None, name: str | None = None
+    ) -> Iterator[str]:
+        """The name of a fresh topic, once a leader is known for each partition. Deleted at the end, if it is still
+        there; brokers that the test left crashed or paused are started for that."""
+        name = name or f"test_{uuid.uuid4().hex[:12]}"
+        admin = self.admin()
+        admin.create_topics([NewTopic(name, partitions, config=dict(config or {}))])[name].result(START_TIMEOUT)
+        _wait_until(lambda: _leaders(admin, name) == partitions, f"topic {name} has no leader for some partitions")
+        try:
+            yield name
+        finally:
+            self.start()
+            try:
+                admin.delete_topics([name])[name].result(START_TIMEOUT)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class KafkaServer(KafkaService):
+    """Embedded brokers with data of their own in a temporary folder.
+
+    `settings` are those of server.properties and go to every broker; unlike the default, topics are not made by
+    themselves. Several brokers are each a controller too, so that any one of three may be missing; topics then have
+    three replicas, of which two must be in sync.
+
+    When `users` are named, clients come in by SASL_SSL with SCRAM-SHA-512: `client_options(user)`. These users may do
+    what `allow` gave them and nothing else, the superuser `admin` may do all. Among themselves the brokers use an open
+    listener.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        brokers: int = 1,
+        users: Sequence[str] = (),
+        jvm: Sequence[str] = SMALL_JVM,
+    ) -> None:
+        self.settings = dict(settings or {})
+        self.jvm = tuple(jvm)
+        self.bootstrap = ""
+        self._count = brokers
+        self._passwords = {user: secrets.token_urlsafe(12) for user in (ADMIN, *users)} if users else {}
+        self._brokers: list[KafkaBroker] = []
+        self._home: Path | None = None
+        self._watchdog: Watchdog | None = None
+
+    @property
+    def brokers(self) -> tuple[KafkaBroker, ...]:
+        return tuple(self._brokers)
+
+    def broker(self, node: int = 1) -> KafkaBroker:
+        """The broker with this node id, as in Kafka's metadata: 1, 2, …"""
+        if not 1 <= node <= len(self._brokers):
+            raise LookupError(f"Kafka has no broker {node}: it runs {len(self._brokers)}, with ids from 1")
+        return self._brokers[node - 1]
+
+    @property
+    def home(self) -> Path:
+        """The folder of data and logs. Raises RuntimeError when there is none."""
+        if self._home is None:
+            raise RuntimeError("Kafka has no folder yet: call start() first")
+        return self._home
+
+    @property
+    def running(self) -> bool:
+        return bool(self._brokers) and all(broker.running for broker in self._brokers)
+
+    def start(self) -> None:
+        attempts = 1 if self._brokers else 5
+        while True:
+            attempts -= 1
+            if not self._brokers:
+                self._initialise()
+            try:
+                for broker in self._brokers:
+                    broker.launch()
+                for broker in self._brokers:
+                    broker.await_ready()
+                return
+            except RuntimeError:
+                # somebody else took a port in between
+                if not attempts or not any("failed to bind" in broker.log for broker in self._brokers):
+                    raise
+                self.close()
+
+    def stop(self) -> None:
+        for broker in self._brokers:
+            broker.terminate()
+        for broker in self._brokers:
+            broker.stop()
+
+    def kill(self) -> None:
+        for broker in self._brokers:
+            broker.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._brokers = []
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._home = None
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+
+    def client_options(self, user: str | None = None) -> dict[str, str]:
+        return {"bootstrap.servers": self.bootstrap} | self._credentials(user or ADMIN)
+
+    def allow(self, user: str, kind: str, name: str, operation: str) -> None:
+        """Give a right, and return when a broker knows it: `allow("ann", "topic", "orders", "write")`.
+
+        `kind` is topic, group, transactional_id or broker (the cluster, whose name is kafka-cluster), `name` may be
+        "*", `operation` is one of `confluent_kafka.admin.AclOperation`.
+        """
+        right = _right(user, kind, name, operation)
+        admin = self.admin()
+        for change in admin.create_acls([AclBinding(*right)]).values():
+            change.result(START_TIMEOUT)
+        _await_rights(admin, AclBindingFilter(*right), 1)
+
+    def withdraw(self, user: str, kind: str, name: str, operation: str) -> None:
+        """Take back what `allow` gave."""
+        right = AclBindingFilter(*_right(user, kind, name, operation))
+        admin = self.admin()
+        for change in admin.delete_acls([right]).values():
+            change.result(START_TIMEOUT)
+        _await_rights(admin, right, 0)
+
+    # ------------------------------------------------------------------ inside
+    def _credentials(self, user: str) -> dict[str, str]:
+        if not self._passwords:
+            return {}
+        return {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": user,
+            "sasl.password": self._passwords[user],
+            "ssl.ca.location": str(self.home / "ca.pem"),
+        }
+
+    def _initialise(self) -> None:
+        self._home = home = Path(tempfile.mkdtemp(prefix="kafka-", dir=temporary_folder()))
+        self._watchdog = Watchdog(home)
+        nodes = range(1, self._count + 1)
+        ports = _free_ports(3 * self._count)
+        clients, internals, controllers = (dict(zip(nodes, ports[start::3], strict=True)) for start in range(3))
+        self.bootstrap = ",".join(f"127.0.0.1:{port}" for port in clients.values())
+        voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in controllers.items())
+        common = _settings(self._count) | {"controller.quorum.voters": voters}
+        if self._passwords:
+            common |= _security(home)
+        program = _program(home, self.jvm)
+        for node in nodes:
+            broker = KafkaBroker(node, clients[node], home / str(node), program, self._credentials(ADMIN), self._watch)
+            listeners = {"CLIENT": clients[node], "INTERNAL": internals[node], "CONTROLLER": controllers[node]}
+            broker.configure(common | _listeners(listeners, bool(self._passwords)) | self.settings)
+            self._brokers.append(broker)
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        options = [f"--cluster-id={cluster}"]
+        for user, password in self._passwords.items():
+            options.append(f"--add-scram=SCRAM-SHA-512=[name={user},password={password}]")
+        for process in [broker.format(*options) for broker in self._brokers]:
+            output, _ = process.communicate(timeout=START_TIMEOUT)
+            if process.returncode:
+                raise RuntimeError(f"Kafka's storage could not be formatted:\n{output[-3000:]}")
+
+    def _watch(self) -> None:
+        assert self._watchdog is not None
+        self._watchdog.watch(*(broker.pid for broker in self._brokers if broker.running))
+
+
+class KafkaBroker:
+    """One broker of a `KafkaServer`; a controller too."""
+
+    def __init__(
+        self,
+        node: int,
+        port: int,
+        folder: Path,
+        program: Sequence[str],
+        credentials: Mapping[str, str],
+        changed: Callable[[], None],
+    ) -> None:
+        self.node = node
+        self.port = port
+        """Of the clients' listener."""
+        self._folder = folder
+        self._program = tuple(program)
+        self._credentials = dict(credentials)
+        self._changed = changed
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Raises RuntimeError when the broker is not running."""
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"Kafka broker {self.node} is not running: call start() first")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Also while it is paused."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """All that the broker has written to its log."""
+        path = self._folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start(self) -> None:
+        """Start the broker, or resume it, and return when it answers and the controller has let it in. With other
+        brokers down there may be no controller: `KafkaServer.start` starts all."""
+        self.launch()
+        self.await_ready()
+
+    def stop(self) -> None:
+        """Stop the broker in good order, which hands its partitions to others. A paused one is resumed."""
+        self.terminate()
+        if self._process is not None:
+            try:
+                self._process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                logger.warning("Kafka broker %d did not stop within %.0f s: SIGKILL", self.node, STOP_TIMEOUT)
+            self.kill()
+
+    def kill(self) -> None:
+        """Crash the broker: SIGKILL. Returns when it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            self._changed()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze the broker: SIGSTOP. Its connections stay open and nothing answers until `resume`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    # ------------------------------------------------------------------ for KafkaServer
+    def configure(self, settings: Mapping[str, str]) -> None:
+        self._folder.mkdir()
+        everything = dict(settings) | {"node.id": str(self.node), "log.dirs": str(self._folder / "data")}
+        self._properties.write_text("".join(f"{key}={value}\n" for key, value in everything.items()))
+
+    def format(self, *options: str) -> subprocess.Popen[str]:
+        """Make the broker's data folder."""
+        return subprocess.Popen(
+            [*self._program, "kafka.tools.StorageTool", "format", "-c", str(self._properties), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self._folder,
+        )
+
+    def launch(self) -> None:
+        """Start the broker, or resume it, and return at once."""
+        if self.running:
+            self.resume()
+            return
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._program, "kafka.Kafka", str(self._properties)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                start_new_session=True,
+            )
+        self._changed()
+
+    def await_ready(self) -> None:
+        """Return when the broker answers and the controller has let it in. Kills it when it does not."""
+        try:
+            _wait_until(self._ready, f"Kafka broker {self.node} did not start")
+        except RuntimeError as error:
+            self.kill()
+            raise RuntimeError(f"{error}\nThe end of its log:\n{self.log[-3000:]}") from None
+
+    def terminate(self) -> None:
+        """Ask the broker to stop, and return at once."""
+        if self.running:
+            self.resume()
+            os.kill(self.pid, signal.SIGTERM)
+
+    def _ready(self) -> bool:
+        if not self.running:
+            raise RuntimeError(f"Kafka broker {self.node} ended by itself")
+        with socket.socket() as probe:  # cheaper than a client, while nothing listens
+            if probe.connect_ex(("127.0.0.1", self.port)):
+                return False
+        admin = _admin({"bootstrap.servers": self.address} | self._credentials)
+        try:
+            return self.node in admin.list_topics(timeout=2).brokers
+        except KafkaException:
+            return False
+
+    @property
+    def _properties(self) -> Path:
+        return self._folder / "server.properties"
+
+
+def _program(home: Path, jvm: Sequence[str]) -> list[str]:
+    """The command line up to the class to run."""
+    return [
+        java(),
+        *jvm,
+        "-XX:-UsePerfData",  # would leave a file in /tmp after SIGKILL
+        f"-Djava.io.tmpdir={home}",
+        "-Dorg.slf4j.simpleLogger.showDateTime=true",
+        "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+        "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",  # else a thousand lines at each start
+        "-cp",
+        os.pathsep.join(map(str, maven_jars(*JARS))),
+    ]
+
+
+def _settings(brokers: int) -> dict[str, str]:
+    """What all brokers of a cluster of this size have in common: small, quick to start, quick to notice."""
+    replicas, in_sync = (3, 2) if brokers >= 3 else (1, 1)
+    return {
+        "process.roles": "broker,controller",
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": f"{replicas}",
+        "min.insync.replicas": f"{in_sync}",
+        "offsets.topic.num.partitions": "4",
+        "offsets.topic.replication.factor": f"{replicas}",
+        "transaction.state.log.num.partitions": "4",
+        "transaction.state.log.replication.factor": f"{replicas}",
+        "transaction.state.log.min.isr": f"{in_sync}",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+        "group.initial.rebalance.delay.ms": "0",
+        "broker.heartbeat.interval.ms": "250",
+        "broker.session.timeout.ms": "3000" if brokers > 1 else "1000",  # a crashed broker may not come back earlier
+        "log.cleaner.dedupe.buffer.size": f"{4 << 20}",  # from the heap
+    }
+
+
+def _listeners(ports: Mapping[str, int], secured: bool) -> dict[str, str]:
+    clients = "SASL_SSL" if secured else "PLAINTEXT"
+    return {
+        "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
+        "listener.security.protocol.map": f"CLIENT:{clients},INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "INTERNAL",
+        "controller.listener.names": "CONTROLLER",
+    }
+
+
+def _security(home: Path) -> dict[str, str]:
+    """The settings of a cluster with users; makes its certificate, which is its own authority: ca.pem."""
+    keystore, password = home / "keystore.p12", secrets.token_urlsafe(12)
+    store = ["-alias", "kafka", "-keystore", str(keystore), "-storetype", "PKCS12", "-storepass", password]
+    names = ["-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost"]
+    _keytool("-genkeypair", *store, *names, "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "30")
+    _keytool("-exportcert", *store, "-rfc", "-file", str(home / "ca.pem"))
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    return {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "listener.name.client.scram-sha-512.sasl.jaas.config": f"{scram} required;",
+        "ssl.keystore.location": str(keystore),
+        "ssl.keystore.password": password,
+        "ssl.keystore.type": "PKCS12",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:{ADMIN};User:ANONYMOUS",  # the brokers themselves are anonymous
+    }
+
+
+def _keytool(*arguments: str) -> None:
+    done = subprocess.run(
+        [java("keytool"), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=START_TIMEOUT,
+    )
+    if done.returncode:
+        raise RuntimeError(f"keytool {arguments[0]} failed with status {done.returncode}:\n{done.stdout}")
+
+
+def _free_ports(count: int) -> list[int]:
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
+
+
+def _admin(options: Mapping[str, str]) -> AdminClient:
+    quick: dict[str, str | int | float | bool] = {
+        "reconnect.backoff.ms": 20,
+        "reconnect.backoff.max.ms": 500,
+        "log_level": 0,
+    }
+    return AdminClient(quick | dict(options))
+
+
+def _leaders(admin: AdminClient, topic: str) -> int:
+    """The number of the topic's partitions that have a leader."""
+    known = admin.list_topics(topic, timeout=START_TIMEOUT).topics[topic]
+    return sum(partition.leader >= 0 for partition in known.partitions.values())
+
+
+_Right = tuple[ResourceType, str, ResourcePatternType, str, str, AclOperation, AclPermissionType]
+
+
+def _right(user: str, kind: str, name: str, operation: str) -> _Right:
+    return (
+        ResourceType[kind.upper()],
+        name,
+        ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        AclOperation[operation.upper()],
+        AclPermissionType.ALLOW,
+    )
+
+
+def _await_rights(admin: AdminClient, right: AclBindingFilter, expected: int) -> None:
+    _wait_until(
+        lambda: len(admin.describe_acls(right).result(START_TIMEOUT)) == expected,
+        f"the broker does not know of the change of {right}",
+    )
+
+
+def _wait_until(condition: Callable[[], bool], failure: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{failure} within {START_TIMEOUT:.0f} s")
+        time.sleep(0.02)
+
+
+class ExternalKafka(KafkaService):
+    """Brokers that somebody else runs, without encryption or password. `topic` needs the right to create topics."""
+
+    unmanaged = "the brokers of TEST_KAFKA_BOOTSTRAP are not ours to stop"
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+
+    def has(self, settings: Mapping[str, str]) -> bool:
+        """Whether every broker runs with these settings."""
+        admin = self.admin()
+        nodes = admin.list_topics(timeout=START_TIMEOUT).brokers
+        answers = admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, str(node)) for node in nodes])
+        for answer in answers.values():
+            found = answer.result(START_TIMEOUT)
+            if any(name not in found or found[name].value != value for name, value in settings.items()):
+                return False
+        return True
+
+    @property
+    def running(self) -> bool:
+        return True
+
+    def start(self) -> None:
+        """Check that the brokers answer."""
+        self.admin().list_topics(timeout=START_TIMEOUT)
+
+    def stop(self) -> None:
+        raise RuntimeError(self.unmanaged)
+
+    def kill(self) -> None:
+        raise RuntimeError(self.unmanaged)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class ContainerKafka(ExternalKafka):
+    """One broker in a Docker container, through testcontainers."""
+
+    unmanaged = "the broker runs in a container: stop and kill are for the embedded one"
+
+    def __init__(self, settings: Mapping[str, str] | None = None, image: str = f"apache/kafka:{VERSION}") -> None:
+        from testcontainers.core.container import DockerContainer
+
+        port = free_port()  # the same inside, since the broker tells it to its clients
+        self._container = DockerContainer(image).with_bind_ports(port, port)
+        host = self._container.get_container_host_ip()
+        everything = _settings(1) | _listeners({"CLIENT": port, "INTERNAL": 19092, "CONTROLLER": 19093}, secured=False)
+        everything |= {
+            "node.id": "1",
+            "controller.quorum.voters": "1@localhost:19093",
+            "listeners": f"CLIENT://:{port},INTERNAL://:19092,CONTROLLER://:19093",
+            "advertised.listeners": f"CLIENT://{host}:{port},INTERNAL://localhost:19092",
+        }
+        for name, value in (everything | dict(settings or {})).items():
+            self._container.with_env(f"KAFKA_{name.upper().replace('.', '_')}", value)
+        self._container.start()
+        super().__init__(f"{host}:{port}")
+
+    def start(self) -> None:
+        _wait_until(self._answers, f"the container did not answer at {self.bootstrap}")
+
+    def close(self) -> None:
+        self._container.stop()
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.admin().list_topics(timeout=2).brokers)
+        except KafkaException:
+            return False
+
+
+def kafka_service(settings: Mapping[str, str] | None = None) -> KafkaService:
+    """The brokers that TEST_KAFKA_BOOTSTRAP names, if they run with these settings; else a container, where a Docker
+    engine answers; else an embedded broker."""
+    bootstrap = os.environ.get("TEST_KAFKA_BOOTSTRAP")
+    if bootstrap:
+        external = ExternalKafka(bootstrap)
+        if external.has(settings or {}):
+            return external
+        logger.warning("TEST_KAFKA_BOOTSTRAP does not run with %s: another broker takes its place", settings)
+    if docker_answers():
+        return ContainerKafka(settings)
+    return KafkaServer(settings)
