@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,17 +78,19 @@ class SinkTask:
 
         task = TaskContext.get()
         assert task is not None, "a SinkTask runs inside a Spark task"
-        ack = self.run(batches, task.partitionId(), task.taskAttemptId())
+        ack = self.run(batches, task.partitionId(), task.taskAttemptId(), task.attemptNumber())
         yield pa.RecordBatch.from_pylist([{"subtask": ack.subtask, "ack": ack.to_json()}], schema=_ACK_ARROW)
 
-    def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int) -> Ack:
+    def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0) -> Ack:
         batches = iter(batches)
         if self.only is not None and subtask not in self.only:
             _drain(batches)
             return Ack(subtask, Fingerprint())
         try:
             self.sink.open()
-            return self._participate(batches, subtask, task_attempt)
+            return self._participate(
+                batches, subtask, lambda schema: self._context(schema, subtask, task_attempt, slot)
+            )
         except SinkError as error:
             logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
             _drain(batches)
@@ -96,7 +98,9 @@ class SinkTask:
         finally:
             self.sink.close()
 
-    def _participate(self, batches: Iterator[pa.RecordBatch], subtask: int, task_attempt: int) -> Ack:
+    def _participate(
+        self, batches: Iterator[pa.RecordBatch], subtask: int, context: Callable[[pa.Schema], TransactionContext]
+    ) -> Ack:
         fingerprint = Fingerprint()
         transaction, schema = None, None
         try:
@@ -105,7 +109,7 @@ class SinkTask:
                     continue
                 if schema is None:
                     schema = batch.schema.remove(batch.num_columns - 1)
-                    transaction = self.sink.begin_transaction(self._context(schema, subtask, task_attempt))
+                    transaction = self.sink.begin_transaction(context(schema))
                 *columns, hashes = batch.columns
                 self.sink.write(transaction, pa.RecordBatch.from_arrays(columns, schema=schema))
                 fingerprint = fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())
@@ -124,7 +128,7 @@ class SinkTask:
                     logger.warning("rollback of subtask %d failed; it is left to the sweep", subtask, exc_info=True)
             raise
 
-    def _context(self, schema: pa.Schema, subtask: int, task_attempt: int) -> TransactionContext:
+    def _context(self, schema: pa.Schema, subtask: int, task_attempt: int, slot: int) -> TransactionContext:
         name = TransactionId(
             self.job,
             self.lineage,
@@ -145,6 +149,7 @@ class SinkTask:
             f"g{self.generation}r{self.round}t{self.attempt}a{task_attempt}",
             schema,
             str(name),
+            slot,
         )
 
 

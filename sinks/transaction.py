@@ -72,7 +72,11 @@ class TransactionId:
 
 @dataclass(frozen=True)
 class TransactionContext:
-    """What a sink is told when a transaction begins. `transaction_id` is unique for ever: use it as the name."""
+    """What a sink is told when a transaction begins. `transaction_id` is unique for ever: use it as the name.
+
+    `slot` is a small number that no two attempts of this subtask in one Spark stage share, used again by every
+    checkpoint: for systems that must not see too many names.
+    """
 
     job: str
     lineage: str
@@ -82,6 +86,7 @@ class TransactionContext:
     attempt: str
     schema: pa.Schema
     transaction_id: str
+    slot: int = 0
 
 
 @dataclass(frozen=True)

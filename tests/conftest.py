@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from sinks.testing.servers.kafka import KafkaService, kafka_service
 from sinks.testing.servers.postgres import PostgresService, postgres_service
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
@@ -36,6 +37,20 @@ def pg_database(postgres: PostgresService) -> Iterator[str]:
     """The DSN of a fresh database on `postgres`."""
     with postgres.database() as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaService]:
+    """A broker that ends transactions soon after their time is up."""
+    with kafka_service() as server:
+        yield server
+
+
+@pytest.fixture
+def kafka_topic(kafka: KafkaService) -> Iterator[str]:
+    """A fresh topic of three partitions."""
+    with kafka.topic(partitions=3) as topic:
+        yield topic
 
 
 @pytest.fixture(scope="session")

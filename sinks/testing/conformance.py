@@ -100,7 +100,7 @@ class SinkConformance:
         sink.check(SCHEMA)
         return sink.begin_transaction(
             TransactionContext(
-                job or self.job, "0badcafe", 0, sink.name, subtask, f"g1r0t0a{attempt}", SCHEMA, str(name)
+                job or self.job, "0badcafe", 0, sink.name, subtask, f"g1r0t0a{attempt}", SCHEMA, str(name), attempt
             )
         )
 

@@ -1,0 +1,5 @@
+"""Exactly-once into Kafka. Needs confluent-kafka and kafka-python: `pip install` with the extra `kafka`."""
+
+from sinks.kafka.sink import KafkaSink
+
+__all__ = ["KafkaSink"]

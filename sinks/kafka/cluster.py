@@ -1,0 +1,212 @@
+"""The driver's connection to the brokers: ends transactions that other processes began, and asks what became of them.
+
+kafka-python's admin client carries it (connections, security, wire messages). It has no call for EndTxn, for
+FindCoordinator and for Fetch, so those messages go to its `_manager`: the one use of a private attribute.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import TransactionalIdNotFoundError, UnknownTopicOrPartitionError, for_code
+from kafka.protocol.consumer.fetch import FetchRequest
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
+from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+
+from sinks.transaction import Identity
+
+logger = logging.getLogger(__name__)
+
+READ_COMMITTED = 1
+_RAISES_EPOCH = 5
+"""The EndTxn version of KIP-890: the broker raises the epoch, so that whoever still holds the id is fenced."""
+
+_CONCURRENT = 51
+_LONGEST_PAUSE = 0.5
+
+Answer = int | Exception
+"""An error code of the broker (0: done), or why it could not be asked."""
+
+
+class Cluster:
+    """Connects at its first use; one connection for each broker, shared by all threads. `options` are kafka-python's;
+    `timeout` in seconds."""
+
+    def __init__(self, options: Mapping[str, Any], timeout: float) -> None:
+        self._options = dict(options)
+        self._timeout_ms = int(timeout * 1000)
+        self._lock = Lock()
+        self._client: KafkaAdminClient | None = None
+
+    @property
+    def admin(self) -> KafkaAdminClient:
+        with self._lock:
+            if self._client is None:
+                self._client = KafkaAdminClient(
+                    **{
+                        "bootstrap_timeout_ms": self._timeout_ms,
+                        "request_timeout_ms": self._timeout_ms,
+                        "reconnect_backoff_max_ms": 1000,
+                        "max_in_flight_requests_per_connection": 1_000_000,  # beyond it, requests would fail
+                        **self._options,
+                    }
+                )
+            return self._client
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    # ------------------------------------------------------------------ transactions
+    def end(self, identities: Sequence[Identity], *, commit: bool) -> list[Answer]:
+        """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
+        abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
+
+        def end_transaction(identity: Identity) -> EndTxnRequest:
+            return EndTxnRequest(committed=commit, **identity)
+
+        def raise_epoch(identity: Identity) -> InitProducerIdRequest:
+            return InitProducerIdRequest(transaction_timeout_ms=60_000, min_version=3, **identity)
+
+        answers = self._ask_coordinators(identities, end_transaction)
+        pause = 0.005
+        while pause < _LONGEST_PAUSE and (busy := [at for at, answer in enumerate(answers) if answer == _CONCURRENT]):
+            time.sleep(pause)  # it has been ended just before, and its markers are on their way
+            pause *= 2
+            again = self._ask_coordinators([identities[at] for at in busy], end_transaction)
+            for at, answer in zip(busy, again, strict=True):
+                answers[at] = answer
+        if not commit and self._manager.broker_version_data.api_version(EndTxnRequest) < _RAISES_EPOCH:
+            aborted = [identity for identity, answer in zip(identities, answers, strict=True) if answer == 0]
+            self._ask_coordinators(aborted, raise_epoch)
+        return answers
+
+    def states(self, transactional_ids: Iterable[str]) -> dict[str, tuple[Identity, str]]:
+        """The newest transaction of each transactional id that its coordinator knows, and its state there."""
+        found: dict[str, tuple[Identity, str]] = {}
+        for name in transactional_ids:
+            try:
+                about = self.admin.describe_transactions([name])[name]
+            except TransactionalIdNotFoundError:
+                continue
+            identity = {
+                "transactional_id": name,
+                "producer_id": about.producer_id,
+                "producer_epoch": about.producer_epoch,
+            }
+            found[name] = identity, about.state.value
+        return found
+
+    def ongoing(self, prefix: str) -> list[Identity]:
+        """The open transactions whose transactional id starts with `prefix`."""
+        listed = self.admin.list_transactions(state_filters=["Ongoing"])
+        names = {one.transactional_id for ones in listed.values() for one in ones}
+        states = self.states(sorted(name for name in names if name.startswith(prefix)))
+        return [identity for identity, state in states.values() if state == "Ongoing"]
+
+    def _ask_coordinators(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
+        """One request for each identity to its transaction coordinator, which is looked up anew: coordinators move."""
+        if not identities:
+            return []
+        names = sorted({identity["transactional_id"] for identity in identities})
+        kind = CoordinatorType.TRANSACTION
+        (found,) = self._send(
+            [(FindCoordinatorRequest(key_type=kind.value, coordinator_keys=names, min_version=4), None)]
+        )
+        if isinstance(found, Exception):
+            return [found] * len(identities)
+        refused = {one.key: one.error_code for one in found.coordinators if one.error_code}
+        cluster = self._manager.cluster
+        nodes = {
+            one.key: cluster.add_coordinator(one, kind, one.key, synthesize_node_id=False)
+            for one in found.coordinators
+            if not one.error_code
+        }
+        asked = [identity for identity in identities if identity["transactional_id"] in nodes]
+        sent = iter(self._send([(request(identity), nodes[identity["transactional_id"]]) for identity in asked]))
+        answers: list[Answer] = []
+        for identity in identities:
+            if error_code := refused.get(identity["transactional_id"]):
+                answers.append(error_code)
+            else:
+                answer = next(sent)
+                answers.append(answer if isinstance(answer, Exception) else answer.error_code)
+        return answers
+
+    # ------------------------------------------------------------------ topics
+    def cluster_id(self) -> str:
+        return str(self.admin.describe_cluster()["cluster_id"])
+
+    def topic(self, name: str) -> Mapping[str, Any] | None:
+        """Partitions, leaders and our rights (`authorized_operations`) of a topic; None if there is no such topic."""
+        (found,) = self.admin.describe_topics([name])
+        if found["error_code"] == UnknownTopicOrPartitionError.errno:
+            return None
+        if found["error_code"]:
+            raise for_code(found["error_code"])(f"topic {name!r}")
+        return dict(found)
+
+    def create_topic(self, name: str) -> None:
+        """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""
+        self.admin.create_topics([name], raise_errors=False)
+
+    def fetch(self, topic: str, partition: int, offset: int) -> Any:
+        """What the partition's leader answers to a Fetch of one record batch at this offset, with read_committed:
+        `error_code`, `last_stable_offset`, `log_start_offset`, `aborted_transactions`, `records`."""
+        about = self.topic(topic)
+        if about is None:
+            raise UnknownTopicOrPartitionError(f"topic {topic!r}")
+        leaders = {one["partition_index"]: one["leader_id"] for one in about["partitions"]}
+        wanted = FetchRequest.FetchTopic(
+            topic=topic,
+            partitions=[
+                FetchRequest.FetchTopic.FetchPartition(
+                    partition=partition, fetch_offset=offset, current_leader_epoch=-1, partition_max_bytes=1
+                )
+            ],
+        )
+        request = FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=1,  # the first batch comes whole, whatever its size
+            isolation_level=READ_COMMITTED,
+            session_epoch=-1,
+            topics=[wanted],
+            min_version=4,
+            max_version=12,  # from 13 on topics go by their ids
+        )
+        (answer,) = self._send([(request, leaders.get(partition, -1))])
+        if isinstance(answer, Exception):
+            raise answer
+        if answer.error_code:
+            raise for_code(answer.error_code)(f"fetch from {topic}-{partition}")
+        return answer.responses[0].partitions[0]
+
+    # ------------------------------------------------------------------ wire
+    @property
+    def _manager(self) -> Any:
+        return self.admin._manager
+
+    def _send(self, requests: Sequence[tuple[Any, int | None]]) -> list[Any]:
+        """Send all to their nodes (None: any), then await all: a response or an exception each."""
+        manager = self._manager
+
+        async def exchange() -> list[Any]:
+            sent = [manager.send(request, node_id=node) for request, node in requests]
+            answers: list[Any] = []
+            for future in sent:
+                try:
+                    answers.append(await future)
+                except Exception as error:
+                    answers.append(error)
+            return answers
+
+        answered: list[Any] = manager.run(exchange)
+        return answered

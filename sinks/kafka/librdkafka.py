@@ -1,0 +1,121 @@
+"""librdkafka's C interface, as far as a transactional producer needs it: the library inside confluent-kafka.
+
+Only functions and structures of its public header `rdkafka.h` are used; its ABI is stable within major version 2.
+`unusable()` tells whether the installed library is one that this module knows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from confluent_kafka import cimpl
+
+VERSIONS = range(0x02000000, 0x03000000)
+
+PRODUCER = 0
+MSG_COPY, MSG_PARTITION = 0x2, 0x8
+ANY_PARTITION = -1
+EVENT_DELIVERY, EVENT_LOG, EVENT_ERROR, EVENT_STATS = 0x1, 0x4, 0x8, 0x40
+QUEUE_FULL, ALL_BROKERS_DOWN = -184, -187
+
+MESSAGE = np.dtype(
+    {
+        "names": ["err", "rkt", "partition", "payload", "len", "key", "key_len", "offset", "private"],
+        "formats": ["i4", "u8", "i4", "u8", "u8", "u8", "u8", "i8", "u8"],
+        "offsets": [0, 8, 16, 24, 32, 40, 48, 56, 64],
+        "itemsize": 72,
+    }
+)
+"""`rd_kafka_message_t` on a 64-bit machine."""
+
+
+class Message(ctypes.Structure):
+    """`rd_kafka_message_t`."""
+
+    _fields_ = [
+        ("err", ctypes.c_int),
+        ("rkt", ctypes.c_void_p),
+        ("partition", ctypes.c_int32),
+        ("payload", ctypes.c_void_p),
+        ("len", ctypes.c_size_t),
+        ("key", ctypes.c_void_p),
+        ("key_len", ctypes.c_size_t),
+        ("offset", ctypes.c_int64),
+        ("private", ctypes.c_void_p),
+    ]
+
+
+_Handle, _Text, _Int, _Size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "version": (_Int,),
+    "version_str": (_Text,),
+    "err2str": (_Text, _Int),
+    "err2name": (_Text, _Int),
+    "conf_new": (_Handle,),
+    "conf_set": (_Int, _Handle, _Text, _Text, _Text, _Size),
+    "conf_set_events": (None, _Handle, _Int),
+    "conf_destroy": (None, _Handle),
+    "new": (_Handle, _Int, _Handle, _Text, _Size),
+    "destroy": (None, _Handle),
+    "set_log_queue": (_Int, _Handle, _Handle),
+    "clusterid": (_Handle, _Handle, _Int),
+    "mem_free": (None, _Handle, _Handle),
+    "queue_get_main": (_Handle, _Handle),
+    "queue_poll": (_Handle, _Handle, _Int),
+    "queue_destroy": (None, _Handle),
+    "event_type": (_Int, _Handle),
+    "event_error": (_Int, _Handle),
+    "event_error_string": (_Text, _Handle),
+    "event_error_is_fatal": (_Int, _Handle),
+    "event_log": (_Int, _Handle, ctypes.POINTER(_Text), ctypes.POINTER(_Text), ctypes.POINTER(_Int)),
+    "event_stats": (_Text, _Handle),
+    "event_message_count": (_Size, _Handle),
+    "event_message_next": (ctypes.POINTER(Message), _Handle),
+    "event_destroy": (None, _Handle),
+    "topic_new": (_Handle, _Handle, _Text, _Handle),
+    "topic_name": (_Text, _Handle),
+    "topic_destroy": (None, _Handle),
+    "produce_batch": (_Int, _Handle, ctypes.c_int32, _Int, _Handle, _Int),
+    "flush": (_Int, _Handle, _Int),
+    "init_transactions": (_Handle, _Handle, _Int),
+    "begin_transaction": (_Handle, _Handle),
+    "commit_transaction": (_Handle, _Handle, _Int),
+    "abort_transaction": (_Handle, _Handle, _Int),
+    "error_code": (_Int, _Handle),
+    "error_string": (_Text, _Handle),
+    "error_destroy": (None, _Handle),
+}
+
+
+class _Library:
+    """Every function of `_FUNCTIONS`, without its prefix `rd_kafka_`. Calls release the GIL."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(cimpl.__file__)  # symbols are looked up in what it is linked with, too
+        for name, (result, *arguments) in _FUNCTIONS.items():
+            function = library[f"rd_kafka_{name}"]
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+def unusable() -> str | None:
+    """Why the installed library cannot be called like this, or None."""
+    if lib is None:
+        return "librdkafka's functions were not found in confluent-kafka"
+    if lib.version() not in VERSIONS:
+        return f"librdkafka {lib.version_str().decode()} is not of major version 2"
+    if ctypes.sizeof(_Handle) != 8 or ctypes.sizeof(Message) != MESSAGE.itemsize:
+        return "not a 64-bit machine"
+    return None
+
+
+try:
+    lib: Any = _Library()
+except (AttributeError, OSError):
+    lib = None

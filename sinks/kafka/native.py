@@ -1,0 +1,213 @@
+"""`NativeProducer`: Arrow buffers go to librdkafka as they are."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sinks.errors import BadValue, ConfigurationError
+from sinks.kafka import librdkafka as rd
+from sinks.kafka.messages import by_topic, messages
+from sinks.kafka.producer import STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
+
+logger = logging.getLogger(__name__)
+
+_LEVELS = [logging.CRITICAL] * 3 + [
+    logging.ERROR,
+    logging.WARNING,
+    logging.INFO,
+    logging.INFO,
+    logging.DEBUG,
+]  # syslog's
+
+
+class NativeProducer(TransactionalProducer):
+    """Columns `key`, `value`, `topic` and `partition`. librdkafka copies the records into its queue, which bounds the
+    memory (`queue.buffering.max.messages`, `queue.buffering.max.kbytes`)."""
+
+    def __init__(self, options: Mapping[str, str], transactional_id: str, default_topic: str | None) -> None:
+        super().__init__(transactional_id, default_topic)
+        self._topics: dict[str, int] = {}
+        self._handle = self._queue = 0
+        text = ctypes.create_string_buffer(512)
+        conf = rd.lib.conf_new()
+        own = {
+            "transactional.id": transactional_id,
+            "statistics.interval.ms": str(STATS_INTERVAL_MS),
+            "log.queue": "true",
+        }
+        for name, value in {**options, **own}.items():
+            if rd.lib.conf_set(conf, name.encode(), value.encode(), text, len(text)):
+                rd.lib.conf_destroy(conf)
+                raise ConfigurationError(f"librdkafka refuses the option {name}: {text.value.decode()}")
+        rd.lib.conf_set_events(conf, rd.EVENT_DELIVERY | rd.EVENT_STATS | rd.EVENT_ERROR | rd.EVENT_LOG)
+        self._handle = rd.lib.new(rd.PRODUCER, conf, text, len(text))
+        if not self._handle:
+            rd.lib.conf_destroy(conf)
+            raise ConfigurationError(f"librdkafka refuses the options: {text.value.decode()}")
+        self._queue = rd.lib.queue_get_main(self._handle)
+        rd.lib.set_log_queue(self._handle, None)
+        self._cluster = ""
+
+    def begin(self, timeout: float) -> None:
+        # Asked first, this waits for a broker; init_transactions would try once and sleep for half a second.
+        cluster = rd.lib.clusterid(self._handle, _ms(timeout))
+        if not cluster:
+            self._serve(0)
+            self._raise_failure()
+            raise RuntimeError(f"no Kafka broker answered within {timeout:g} s")
+        self._cluster = ctypes.string_at(cluster).decode()
+        rd.lib.mem_free(self._handle, cluster)
+        self._check(rd.lib.init_transactions(self._handle, _ms(timeout)), "init_transactions")
+        self._check(rd.lib.begin_transaction(self._handle), "begin_transaction")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for topic, rows in by_topic(batch, self.default_topic):
+            if topic is None:
+                raise no_topic()
+            self._produce(topic, messages(rows))
+        self._serve(0)
+        self._raise_failure()
+
+    def _produce(self, topic: str, rows: npt.NDArray[np.void]) -> None:
+        handle = self._topics.get(topic)
+        if handle is None:
+            handle = self._topics[topic] = rd.lib.topic_new(self._handle, topic.encode(), None)
+        while len(rows):
+            flags = rd.MSG_COPY | rd.MSG_PARTITION
+            taken = rd.lib.produce_batch(handle, rd.ANY_PARTITION, flags, rows.ctypes.data, len(rows))
+            self.sent += taken
+            if taken == len(rows):
+                return
+            left = np.ascontiguousarray(rows[rows["err"] != 0])
+            other = left[left["err"] != rd.QUEUE_FULL]
+            if len(other):
+                raise _refused(topic, other[0])
+            left["err"] = 0
+            rows = left
+            self._serve(100)
+            self._raise_failure()
+
+    def flush(self, timeout: float) -> None:
+        """Delivery reports are served here while librdkafka flushes in a thread, as its documentation asks for."""
+        deadline = time.monotonic() + timeout
+        flush = threading.Thread(target=rd.lib.flush, args=(self._handle, _ms(timeout)), name="kafka-flush")
+        flush.start()
+        while self.delivered < self.sent and self._failure is None and time.monotonic() < deadline:
+            self._serve(100)
+        if self._failure is None:
+            flush.join()
+        self._check_delivered()
+
+    def seal(self, timeout: float) -> Sealed:
+        self.flush(timeout)
+        while self._producer is None:
+            self._serve(100)
+            self._raise_failure()
+        return self._sealed(self._cluster)
+
+    def commit(self, timeout: float) -> None:
+        self.flush(timeout)
+        self._check(rd.lib.commit_transaction(self._handle, _ms(timeout)), "commit_transaction")
+
+    def abort(self, timeout: float) -> None:
+        # It waits until the delivery reports of purged records were taken.
+        abort = threading.Thread(target=self._abort, args=(timeout,), name="kafka-abort")
+        abort.start()
+        while abort.is_alive():
+            self._serve(50)
+        abort.join()
+
+    def _abort(self, timeout: float) -> None:
+        try:
+            self._check(rd.lib.abort_transaction(self._handle, _ms(timeout)), "abort_transaction")
+        except Exception as error:
+            logger.warning("transaction %s is left to the sweep: %s", self.transactional_id, error)
+
+    def close(self) -> None:
+        for handle in self._topics.values():
+            rd.lib.topic_destroy(handle)
+        self._topics.clear()
+        if self._queue:
+            rd.lib.queue_destroy(self._queue)
+        if self._handle:
+            rd.lib.destroy(self._handle)
+        self._handle = self._queue = 0
+
+    # ------------------------------------------------------------------ events
+    def _serve(self, timeout_ms: int) -> None:
+        """Take all events that are there; waits for the first one."""
+        while event := rd.lib.queue_poll(self._queue, timeout_ms):
+            timeout_ms = 0
+            try:
+                self._take(rd.lib.event_type(event), event)
+            finally:
+                rd.lib.event_destroy(event)
+
+    def _take(self, kind: int, event: int) -> None:
+        if kind == rd.EVENT_DELIVERY:
+            self._delivery(event)
+        elif kind == rd.EVENT_STATS:
+            if self._producer is None:
+                self._learn_producer(json.loads(rd.lib.event_stats(event)))
+        elif kind == rd.EVENT_ERROR:
+            error, text = rd.lib.event_error(event), _text(rd.lib.event_error_string(event))
+            if rd.lib.event_error_is_fatal(event):
+                self._failure = self._failure or failure(_name(error), text, f"producer {self.transactional_id}")
+            logger.warning("producer %s: %s", self.transactional_id, text)
+        elif kind == rd.EVENT_LOG:
+            facility, text_pointer, level = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
+            rd.lib.event_log(event, facility, text_pointer, level)
+            logger.log(_LEVELS[level.value], "%s: %s", _text(facility.value), _text(text_pointer.value))
+
+    def _delivery(self, event: int) -> None:
+        """One report for records of one partition, which share an outcome."""
+        count, error = rd.lib.event_message_count(event), rd.lib.event_error(event)
+        message = rd.lib.event_message_next(event).contents
+        if error:
+            self._failed(_name(error), _text(rd.lib.event_error_string(event)), self._topic_of(message), count)
+            return
+        self.delivered += count
+        if self._witness is None and message.offset >= 0:
+            self._witness = self._topic_of(message), message.partition, message.offset
+
+    def _topic_of(self, message: rd.Message) -> str:
+        return _text(rd.lib.topic_name(message.rkt))
+
+    def _check(self, error: int | None, call: str) -> None:
+        if not error:
+            return
+        name, text = _name(rd.lib.error_code(error)), _text(rd.lib.error_string(error))
+        rd.lib.error_destroy(error)
+        self._serve(0)
+        self._raise_failure()
+        raise failure(name, text, f"{call} of {self.transactional_id}")
+
+
+def _refused(topic: str, row: Any) -> Exception:
+    name, text = _name(int(row["err"])), _text(rd.lib.err2str(int(row["err"])))
+    if name == "_UNKNOWN_PARTITION":
+        return BadValue(f"topic {topic!r} has no partition {int(row['partition'])}, which a row asks for")
+    what = f"a record of {int(row['len']) + int(row['key_len'])} bytes for topic {topic!r}"
+    return failure(name, text, what)
+
+
+def _name(error: int) -> str:
+    return _text(rd.lib.err2name(error))
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

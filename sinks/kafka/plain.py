@@ -1,0 +1,134 @@
+"""`PlainProducer`: a record at a time through `confluent_kafka.Producer`, for what the native way cannot do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from sinks.errors import BadValue, ConfigurationError
+from sinks.kafka.producer import STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
+
+logger = logging.getLogger(__name__)
+
+
+class PlainProducer(TransactionalProducer):
+    """All columns: `key`, `value`, `topic`, `partition`, `headers` and `timestamp`; and options that are functions
+    (`oauth_cb` and the like)."""
+
+    def __init__(self, options: Mapping[str, Any], transactional_id: str, default_topic: str | None) -> None:
+        super().__init__(transactional_id, default_topic)
+        own = {
+            "transactional.id": transactional_id,
+            "statistics.interval.ms": STATS_INTERVAL_MS,
+            "stats_cb": self._statistics,
+            "error_cb": self._error,
+            "on_delivery": self._delivery,
+        }
+        try:
+            self._client = Producer({**options, **own}, logger=logger)
+        except (KafkaException, TypeError, ValueError) as error:
+            raise ConfigurationError(f"confluent-kafka refuses the options: {error}") from None
+        self._cluster = ""
+
+    def begin(self, timeout: float) -> None:
+        try:
+            self._cluster = self._client.list_topics(self.default_topic or "", timeout=timeout).cluster_id or ""
+            self._client.init_transactions(timeout)
+            self._client.begin_transaction()
+        except KafkaException as error:
+            raise self._explained(error, "begin_transaction") from error
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for row in batch.to_pylist():
+            topic = row.get("topic") or self.default_topic
+            if topic is None:
+                raise no_topic()
+            self._produce(topic, row)
+        self._client.poll(0)
+        self._raise_failure()
+
+    def _produce(self, topic: str, row: Mapping[str, Any]) -> None:
+        record: dict[str, Any] = {"key": row.get("key"), "value": row.get("value")}
+        if row.get("partition") is not None:
+            record["partition"] = row["partition"]
+        if row.get("headers"):
+            record["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
+        if row.get("timestamp") is not None:
+            record["timestamp"] = round(row["timestamp"].timestamp() * 1000)
+        while True:
+            try:
+                self._client.produce(topic, **record)
+            except BufferError:
+                self._client.poll(0.1)
+                self._raise_failure()
+                continue
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                    raise BadValue(
+                        f"topic {topic!r} has no partition {row['partition']}, which a row asks for"
+                    ) from None
+                raise self._explained(error, f"a record for topic {topic!r}") from error
+            self.sent += 1
+            return
+
+    def flush(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while self.delivered < self.sent and self._failure is None and time.monotonic() < deadline:
+            self._client.flush(0.5)
+        self._check_delivered()
+
+    def seal(self, timeout: float) -> Sealed:
+        self.flush(timeout)
+        while self._producer is None:
+            self._client.poll(0.1)
+            self._raise_failure()
+        return self._sealed(self._cluster)
+
+    def commit(self, timeout: float) -> None:
+        self.flush(timeout)
+        try:
+            self._client.commit_transaction(timeout)
+        except KafkaException as error:
+            raise self._explained(error, "commit_transaction") from error
+
+    def abort(self, timeout: float) -> None:
+        try:
+            self._client.abort_transaction(timeout)
+        except KafkaException as error:
+            logger.warning("transaction %s is left to the sweep: %s", self.transactional_id, error)
+
+    def close(self) -> None:
+        """Not `Producer.close`, which aborts: the collected object leaves the transaction as it is."""
+        if hasattr(self, "_client"):
+            del self._client
+
+    # ------------------------------------------------------------------ callbacks
+    def _statistics(self, text: str) -> None:
+        if self._producer is None:
+            self._learn_producer(json.loads(text))
+
+    def _error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._failure = self._failure or failure(error.name(), error.str(), f"producer {self.transactional_id}")
+        logger.warning("producer %s: %s", self.transactional_id, error.str())
+
+    def _delivery(self, error: KafkaError | None, message: Message) -> None:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if error is not None:
+            self._failed(error.name(), error.str(), topic or "", 1)
+            return
+        self.delivered += 1
+        if self._witness is None and topic is not None and partition is not None and offset is not None and offset >= 0:
+            self._witness = topic, partition, offset
+
+    def _explained(self, error: KafkaException, call: str) -> Exception:
+        if self._failure is not None:
+            return self._failure
+        cause: KafkaError = error.args[0]
+        return failure(cause.name(), cause.str(), f"{call} of {self.transactional_id}")

@@ -1,0 +1,127 @@
+"""What a task does with a Kafka producer: one transaction, from begin to a sealed one that any process can finish."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sinks.errors import BadValue, ConfigurationError, SinkError
+
+logger = logging.getLogger(__name__)
+
+STATS_INTERVAL_MS = 20
+"""librdkafka tells producer id and epoch in its statistics only."""
+
+_CONFIGURATION = {
+    "TOPIC_AUTHORIZATION_FAILED": "the principal may not write to the topic (ACL: Write and Describe on the topic)",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "the principal may not use the transactional id (ACL: Write and Describe "
+    "on transactional ids with the prefix 'tpc.')",
+    "CLUSTER_AUTHORIZATION_FAILED": "the principal lacks a right on the cluster (ACL: IdempotentWrite)",
+    "INVALID_TRANSACTION_TIMEOUT": "the broker's transaction.max.timeout.ms is below the sink's transaction_timeout; "
+    "raise the one or lower the other",
+    "UNKNOWN_TOPIC_OR_PART": "the topic does not exist",
+    "_UNKNOWN_TOPIC": "the topic does not exist",
+    "_UNKNOWN_PARTITION": "the topic has no such partition",
+    "_AUTHENTICATION": "the brokers refuse user name, password or certificate",
+}
+_BAD_VALUES = {
+    "MSG_SIZE_TOO_LARGE": "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes",
+    "INVALID_RECORD": "the broker refuses a record of this kind in this topic (a compacted topic needs keys)",
+    "INVALID_TIMESTAMP": "the timestamp of a record is out of the range that the topic allows",
+}
+
+
+def failure(name: str, text: str, what: str) -> Exception:
+    """The exception for a librdkafka error by its name: a SinkError if trying again cannot help."""
+    if name in _CONFIGURATION:
+        return ConfigurationError(f"{what}: {_CONFIGURATION[name]} ({name}: {text})")
+    if name in _BAD_VALUES:
+        return BadValue(f"{what}: {_BAD_VALUES[name]} ({name}: {text})")
+    return RuntimeError(f"{what}: {name}: {text}")
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A flushed transaction: its name at the broker, and where one of its records lies."""
+
+    producer_id: int
+    producer_epoch: int
+    cluster: str
+    topic: str
+    partition: int
+    offset: int
+
+
+class TransactionalProducer(ABC):
+    """One transaction of one producer. `transactional_id` names it; `default_topic` is for rows without a topic."""
+
+    def __init__(self, transactional_id: str, default_topic: str | None) -> None:
+        self.transactional_id = transactional_id
+        self.default_topic = default_topic
+        self.sent = self.delivered = 0
+        self._failure: Exception | None = None
+        self._producer: tuple[int, int] | None = None
+        self._witness: tuple[str, int, int] | None = None
+
+    @abstractmethod
+    def begin(self, timeout: float) -> None:
+        """Fence and abort whoever else has the id, and begin. At most `timeout` seconds."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Produce the rows. Waits while the queue is full; raises what a delivery that failed means."""
+
+    @abstractmethod
+    def flush(self, timeout: float) -> None:
+        """Return when every record sent was acknowledged by the broker, or raise what went wrong with one."""
+
+    @abstractmethod
+    def seal(self, timeout: float) -> Sealed:
+        """Flush, and leave the transaction open at the broker for somebody else to finish."""
+
+    @abstractmethod
+    def commit(self, timeout: float) -> None:
+        """Flush and commit."""
+
+    @abstractmethod
+    def abort(self, timeout: float) -> None:
+        """Throw all away."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the producer; an open transaction stays open."""
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _failed(self, name: str, text: str, topic: str, records: int) -> None:
+        """Remember the first failed delivery."""
+        what = f"{records} record(s) for topic {topic!r} were not taken by the broker"
+        self._failure = self._failure or failure(name, text, what)
+
+    def _check_delivered(self) -> None:
+        self._raise_failure()
+        if self.delivered != self.sent:
+            raise RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
+
+    def _sealed(self, cluster: str) -> Sealed:
+        if self._producer is None or self._witness is None:
+            missing = "its id and epoch" if self._producer is None else "the offset of any record"
+            raise RuntimeError(f"the producer {self.transactional_id} did not tell {missing}")
+        topic, partition, offset = self._witness
+        return Sealed(*self._producer, cluster, topic, partition, offset)
+
+    def _learn_producer(self, statistics: Mapping[str, Any]) -> None:
+        eos = statistics.get("eos", {})
+        if self._producer is None and eos.get("producer_id", -1) >= 0:
+            self._producer = eos["producer_id"], eos["producer_epoch"]
+
+
+def no_topic() -> SinkError:
+    return BadValue("a row has no topic: its column `topic` is null, and the sink has no topic of its own")

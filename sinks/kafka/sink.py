@@ -1,0 +1,232 @@
+"""`KafkaSink`: exactly-once into Kafka topics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from kafka.errors import KafkaError
+
+from sinks.base import TwoPhaseCommitSink
+from sinks.errors import CommittedError, ConfigurationError
+from sinks.kafka import columns, librdkafka
+from sinks.kafka.cluster import Answer, Cluster
+from sinks.kafka.native import NativeProducer
+from sinks.kafka.options import admin_options, option_problems, producer_options
+from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, of_commit
+from sinks.kafka.plain import PlainProducer
+from sinks.kafka.producer import TransactionalProducer
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, token
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
+
+_WITNESS_THREADS = 8
+_COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")
+
+
+class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
+    """Records into one topic, or those that a column `topic` names.
+
+    Columns, as for Spark's Kafka sink: `value` and `key` (string or binary; a null value is a tombstone), `topic`
+    (string), `partition` (int), `headers` (array of struct<key: string, value: binary>), and `timestamp`.
+
+    Each task writes one Kafka transaction and leaves it open; the driver ends it by EndTxn. Consumers with
+    `isolation.level=read_committed` see its records only then, and wait for it meanwhile.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str | None = None,
+        *,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        transaction_timeout: float = 900.0,
+        create_topic: bool = False,
+        timeout: float = 30.0,
+        transform: Callable[[DataFrame], DataFrame] | None = None,
+        admin: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Set up the sink; nothing is connected yet.
+
+        * `topic`: for rows without one of their own. `name` (default: the topic, or "kafka") is the sink's uid.
+        * `options`: any of librdkafka's (`security.protocol`, `sasl.…`, `ssl.…`, `compression.type`, `partitioner` …).
+          The partitioner is Java's murmur2 unless they say otherwise.
+        * `transaction_timeout`: seconds from a task's first record until the broker aborts a transaction that is still
+          open. What it aborts after the decision is written again, so nothing is lost; it must be below the broker's
+          transaction.max.timeout.ms (15 minutes by default).
+        * `create_topic`: create a missing `topic` with the brokers' defaults.
+        * `timeout`: seconds that a request to a broker may take.
+        * `admin`: kafka-python's options for the driver's client, where it needs others than the tasks.
+
+        Raises ConfigurationError for options that the sink sets itself.
+        """
+        super().__init__(name=name or topic or "kafka", transform=transform)
+        self.bootstrap_servers, self.topic = bootstrap_servers, topic
+        self.create_topic, self.timeout = create_topic, timeout
+        if problems := option_problems(options or {}, transaction_timeout):
+            raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
+        self._producer_options = producer_options(bootstrap_servers, options or {}, transaction_timeout)
+        self._admin_options = admin_options(bootstrap_servers, options or {}, admin or {})
+        self._cluster: Cluster | None = None
+
+    # ------------------------------------------------------------------ set-up
+    def check(self, schema: pa.Schema) -> None:
+        """See that the columns are the sink's, the brokers answer, the topic is there (or create it), and that a
+        transaction of this timeout may be begun: one is, without records.
+
+        Raises ConfigurationError (SchemaMismatch if it is only about columns) with what is wrong.
+        """
+        columns.check(self.name, schema, self.topic)
+        try:
+            self._check_topic()
+        except KafkaError as error:
+            raise ConfigurationError(
+                f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: {error!r}. Check the "
+                "address, the security options, and that the brokers run"
+            ) from error
+        producer = self._producer(f"tpc.check.{token(self.name)}", schema)
+        try:
+            producer.begin(self.timeout)
+        except RuntimeError as error:
+            raise ConfigurationError(f"sink {self.name!r}: no transaction could be begun: {error}") from error
+        finally:
+            producer.close()
+
+    def _check_topic(self) -> None:
+        if self.topic is None:
+            self._brokers.cluster_id()
+            return
+        about = self._brokers.topic(self.topic)
+        if about is None and self.create_topic:
+            self._brokers.create_topic(self.topic)
+            return
+        if about is None:
+            raise ConfigurationError(
+                f"sink {self.name!r}: there is no topic {self.topic!r} at {self.bootstrap_servers}, or the principal "
+                "may not see it; create it, or set create_topic=True"
+            )
+        if "WRITE" not in about["authorized_operations"]:
+            raise ConfigurationError(
+                f"sink {self.name!r}: the principal may not write to topic {self.topic!r}; it may "
+                f"{', '.join(about['authorized_operations']) or 'do nothing'}"
+            )
+
+    @property
+    def _brokers(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._admin_options, self.timeout)
+        return self._cluster
+
+    def _producer(self, transactional_id: str, schema: pa.Schema) -> TransactionalProducer:
+        configured = self._producer_options
+        functions = any(callable(value) for value in configured.values())
+        if functions or columns.by_record(schema) or librdkafka.unusable():
+            return PlainProducer(configured, transactional_id, self.topic)
+        return NativeProducer(configured, transactional_id, self.topic)
+
+    # ------------------------------------------------------------------ in the task
+    def begin_transaction(self, context: TransactionContext) -> TransactionalProducer:
+        """Transactional ids are pooled: the same few for all checkpoints, because a broker keeps each for days."""
+        pooled = f"{_prefix(context.job, self.name)}{context.subtask}.{context.slot}"
+        producer = self._producer(pooled, context.schema)
+        try:
+            producer.begin(self.timeout)
+        except BaseException:
+            producer.close()
+            raise
+        return producer
+
+    def write(self, transaction: TransactionalProducer, batch: pa.RecordBatch) -> None:
+        transaction.write(batch)
+
+    def pre_commit(self, transaction: TransactionalProducer) -> Committable:
+        sealed = transaction.seal(self._delivery_timeout)
+        transaction.close()
+        return Committable(
+            {
+                "transactional_id": transaction.transactional_id,
+                "producer_id": sealed.producer_id,
+                "producer_epoch": sealed.producer_epoch,
+            },
+            proof={
+                "cluster": sealed.cluster,
+                "topic": sealed.topic,
+                "partition": sealed.partition,
+                "offset": sealed.offset,
+            },
+        )
+
+    def rollback(self, transaction: TransactionalProducer) -> None:
+        try:
+            transaction.abort(self.timeout)
+        finally:
+            transaction.close()
+
+    def commit_directly(self, transaction: TransactionalProducer) -> None:
+        """At-least-once: the task commits its own transaction."""
+        transaction.commit(self._delivery_timeout)
+        transaction.close()
+
+    @property
+    def _delivery_timeout(self) -> float:
+        return float(self._producer_options["transaction.timeout.ms"]) / 1000
+
+    # ------------------------------------------------------------------ on the driver
+    def commit(self, committable: Committable) -> CommitOutcome:
+        (answer,) = self._brokers.end([committable.transaction], commit=True)
+        return of_commit(self._brokers, committable, answer)
+
+    def commit_all(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome | Exception]:
+        """All requests are under way at once. Visible some milliseconds after the answers, by the brokers' markers."""
+        answers = self._brokers.end([committable.transaction for committable in committables], commit=True)
+
+        def outcome(committable: Committable, answer: Answer) -> CommitOutcome | Exception:
+            try:
+                return of_commit(self._brokers, committable, answer)
+            except Exception as error:
+                return error
+
+        if all(answer == 0 for answer in answers):
+            return [CommitOutcome.COMMITTED] * len(answers)
+        with ThreadPoolExecutor(_WITNESS_THREADS, f"witness-{self.name}") as pool:
+            return list(pool.map(outcome, committables, answers))
+
+    def abort(self, transaction: Identity) -> None:
+        (answer,) = self._brokers.end([transaction], commit=False)
+        if isinstance(answer, Exception):
+            raise answer
+        name = transaction["transactional_id"]
+        if answer == INVALID_TXN_STATE:
+            state = self._brokers.states([name]).get(name)
+            if state and state[1] in _COMMITTED_STATES:
+                raise CommittedError(f"{dict(transaction)} is committed: the coordinator has it as {state[1]}")
+        elif answer and answer not in ASK_THE_WITNESS:
+            raise NotYetKnown(f"{name} could not be aborted: the broker answered {answer}")
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        return self._brokers.ongoing(_prefix(job, self.name))
+
+    # ------------------------------------------------------------------ life
+    def close(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_cluster": None}
+
+    def __repr__(self) -> str:
+        return f"KafkaSink(name={self.name!r}, topic={self.topic!r}, bootstrap_servers={self.bootstrap_servers!r})"
+
+
+def _prefix(job: str, sink: str) -> str:
+    return f"tpc.{token(job)}.{token(sink)}."

@@ -1,0 +1,59 @@
+"""What consumers see, and what the broker holds, without the sink."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from kafka.admin import KafkaAdminClient
+
+
+def read(options: Mapping[str, Any], topic: str, isolation: str = "read_committed") -> list[Message]:
+    """All records that a new consumer gets now: up to the first one that an open transaction holds back."""
+    consumer = Consumer(
+        {
+            **options,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": isolation,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        ended: set[int] = set()
+        found: list[Message] = []
+        deadline = time.monotonic() + 30
+        while len(ended) < len(partitions):
+            assert time.monotonic() < deadline, f"no end of {topic} after 30 s"
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                found.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                partition = message.partition()
+                assert partition is not None
+                ended.add(partition)
+            else:
+                raise AssertionError(error)
+        return found
+    finally:
+        consumer.close()
+
+
+def settled(bootstrap: str, **options: Any) -> None:
+    """Wait until the broker has written the markers of all transactions that it has decided."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap, **options)
+    try:
+        deadline = time.monotonic() + 10
+        while any(admin.list_transactions(state_filters=["PrepareCommit", "PrepareAbort"]).values()):
+            assert time.monotonic() < deadline, "transactions are still being ended"
+            time.sleep(0.005)
+    finally:
+        admin.close()
