@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sinks.testing.servers.kafka import KafkaService, kafka_service
+from sinks.testing.servers.mariadb import MySQLService, mysql_service
 from sinks.testing.servers.postgres import PostgresService, postgres_service
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
@@ -51,6 +52,20 @@ def kafka_topic(kafka: KafkaService) -> Iterator[str]:
     """A fresh topic of three partitions."""
     with kafka.topic(partitions=3) as topic:
         yield topic
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MySQLService]:
+    """MariaDB, or the server of TEST_MYSQL_DSN."""
+    with mysql_service() as server:
+        yield server
+
+
+@pytest.fixture
+def mysql_database(mariadb: MySQLService) -> Iterator[str]:
+    """The DSN of a fresh database on `mariadb`."""
+    with mariadb.database() as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")

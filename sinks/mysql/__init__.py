@@ -1,0 +1,5 @@
+"""Exactly-once into MySQL and MariaDB. Needs PyMySQL: `pip install` with the extra `mysql`."""
+
+from sinks.mysql.sink import MySQLSink
+
+__all__ = ["MySQLSink"]

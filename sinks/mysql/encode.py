@@ -1,0 +1,164 @@
+"""Arrow record batches as the text that LOAD DATA, or INSERT, reads: the hot path."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.errors import BadValue, SchemaMismatch
+from sinks.mysql.server import listed, quoted
+from sinks.mysql.types import Column, Form, conversion, mismatches
+from sinks.sql.values import Refused, beginning, columns_of
+
+_ROWS_AT_ONCE = 65_536
+
+
+class RowEncoder(ABC):
+    """Encodes the batches that go into one table, whose `columns` the catalog told.
+
+    Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another schema, and BadValue
+    for a value that the column would not keep as it is, naming table, column and row (counted from 1 over all batches)
+    and what the row begins with.
+    """
+
+    null: ClassVar[str]
+    """The text of NULL."""
+    bytes_at_once: ClassVar[int]
+    """What a piece should not have much more of."""
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[Column], table: str) -> None:
+        if reasons := mismatches(schema, columns):
+            raise SchemaMismatch(f"table {table}: " + "; ".join(reasons))
+        known = {column.name: column for column in columns}
+        self.table = table
+        self.columns = [known[name] for name in schema.names]
+        self.rows = 0
+        self._schema = schema
+        self._convert = [conversion(field.type, column) for field, column in zip(schema, self.columns, strict=True)]
+
+    @abstractmethod
+    def statement(self, into: str) -> str:
+        """The statement that takes rows into a (quoted) table."""
+
+    @abstractmethod
+    def _join(self, texts: list[pa.Array]) -> pa.Array:
+        """The texts of each row in one."""
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
+        """The rows of one batch as bytes, some thousands at a time, and how many they are."""
+        if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
+            raise SchemaMismatch(
+                f"table {self.table}: after row {self.rows} the batches have other columns than at the start: "
+                f"{columns_of(batch.schema)}, not {columns_of(self._schema)}"
+            )
+        rows = min(_ROWS_AT_ONCE, max(1, batch.num_rows * self.bytes_at_once // max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
+            yield _bytes(self._join(self._texts(piece))), piece.num_rows
+            self.rows += piece.num_rows
+
+    def _texts(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        texts = []
+        for column, convert, array in zip(self.columns, self._convert, batch.columns, strict=True):
+            try:
+                if array.null_count and not column.nullable:
+                    raise Refused(pc.index(array.is_null(), True).as_py(), "NULL in a column that is NOT NULL")
+                texts.append(convert(array))
+            except Refused as refused:
+                row, name = self.rows + refused.index + 1, column.name
+                raise BadValue(
+                    f'table {self.table}: row {row}, column "{name}": {refused}{beginning(batch, refused.index, name)}'
+                ) from None
+        return texts
+
+
+class LoadEncoder(RowEncoder):
+    """For LOAD DATA LOCAL: a line for each row, a tab between fields."""
+
+    null = "\\N"
+    bytes_at_once = 16 * 2**20
+
+    _SPECIAL = ("\\", "\t", "\n")  # the backslash comes first: it marks the others
+
+    def statement(self, into: str) -> str:
+        """In a session with NO_BACKSLASH_ESCAPES. What is no text goes through a variable."""
+        fields, sets = [], []
+        for index, column in enumerate(self.columns):
+            wrap = {Form.HEX: "UNHEX({})", Form.BITS: "CAST({} AS UNSIGNED)"}.get(column.form)
+            fields.append(f"@f{index}" if wrap else quoted(column.name))
+            if wrap:
+                sets.append(f"{quoted(column.name)} = {wrap.format(f'@f{index}')}")
+        return (
+            f"LOAD DATA LOCAL INFILE 'rows' INTO TABLE {into} CHARACTER SET utf8mb4"
+            " FIELDS TERMINATED BY '\t' ESCAPED BY '\\' LINES TERMINATED BY '\n' "
+            f"({', '.join(fields)})" + (f" SET {', '.join(sets)}" if sets else "")
+        )
+
+    def _join(self, texts: list[pa.Array]) -> pa.Array:
+        ready = [
+            self._escaped(text) if column.form is Form.TEXT else text
+            for column, text in zip(self.columns, texts, strict=True)
+        ]
+        return _around("", _joined(ready, "\t", self.null), "\n")
+
+    def _escaped(self, text: pa.Array) -> pa.Array:
+        used = _used(text)
+        for special in self._SPECIAL:
+            if (used == ord(special)).any():
+                text = pc.replace_substring(text, special, f"\\{special}")
+        return text
+
+
+class InsertEncoder(RowEncoder):
+    """For INSERT … VALUES in a session with NO_BACKSLASH_ESCAPES."""
+
+    null = "NULL"
+    bytes_at_once = 2**20
+
+    def statement(self, into: str) -> str:
+        return f"INSERT INTO {into} ({listed([column.name for column in self.columns])}) VALUES "
+
+    def _join(self, texts: list[pa.Array]) -> pa.Array:
+        ready = [self._quoted(column.form, text) for column, text in zip(self.columns, texts, strict=True)]
+        return _around("(", _joined(ready, ",", self.null), "),")
+
+    @staticmethod
+    def _quoted(form: Form, text: pa.Array) -> pa.Array:
+        if form in (Form.NUMBER, Form.BITS):
+            return text
+        if form is Form.TEXT and (_used(text) == ord("'")).any():
+            text = pc.replace_substring(text, "'", "''")
+        return _around("X'" if form is Form.HEX else "'", text, "'")
+
+
+def _around(before: str, text: pa.Array, after: str) -> pa.Array:
+    """Null stays null."""
+    marks = (pa.scalar(mark, text.type) for mark in (before, after, ""))
+    return pc.binary_join_element_wise(next(marks), text, *marks)
+
+
+def _joined(texts: list[pa.Array], separator: str, null: str) -> pa.Array:
+    kind = pa.large_string() if any(pa.types.is_large_string(text.type) for text in texts) else pa.string()
+    same = [text.cast(kind) for text in texts]
+    return pc.binary_join_element_wise(
+        *same, pa.scalar(separator, kind), null_handling="replace", null_replacement=null
+    )
+
+
+def _used(text: pa.Array) -> np.ndarray:
+    """The bytes of all values, one after the other."""
+    _, offsets, data = text.buffers()
+    if data is None or not len(text):
+        return np.zeros(0, np.uint8)
+    width = np.int64 if pa.types.is_large_string(text.type) else np.int32
+    bounds = np.frombuffer(offsets, width)
+    return np.frombuffer(data, np.uint8)[bounds[text.offset] : bounds[text.offset + len(text)]]
+
+
+def _bytes(text: pa.Array) -> memoryview:
+    return memoryview(_used(text))  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""MySQL's errors and warnings in the words of the sinks: what happened, in which table and row, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pymysql
+from pymysql.constants import ER
+
+from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+
+XA_UNKNOWN = 1397  # XAER_NOTA
+_XA_ROLLED_BACK = {1613, 1614}  # XA_RBTIMEOUT, XA_RBDEADLOCK
+_BLOCKED = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, 3572, *_XA_ROLLED_BACK}
+_RIGHTS = {1044, 1142, 1143, 1227, 1370}
+_CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
+_NO_LOCAL = {1148, 3948, 4166}  # LOAD DATA LOCAL is off
+_TOO_LARGE = 1153
+# Refused rows, as far as PyMySQL takes them for something else: no default, SIGNAL, bad function arguments, no
+# partition, invalid JSON, CHECK of MySQL and of MariaDB, strings of another character set
+_REFUSED = {1292, 1364, 1366, 1411, 1526, 1644, 1690, 3140, 3819, 4025, 4078}
+_ROW = re.compile(r" at row (\d+)")
+
+
+def code_of(error: pymysql.Error) -> int:
+    code = error.args[0] if error.args else 0
+    return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def explained(table: str, where: str, aliases: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn MySQL's errors into SinkErrors where they are about the rows, the rights or the set-up. `where` says who was
+    writing; `aliases` maps names of staging tables to the table that the user knows."""
+    try:
+        yield
+    except pymysql.Error as error:
+        translated = explain(error, table, where, aliases or {})
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def explain(error: pymysql.Error, table: str, where: str, aliases: Mapping[str, str]) -> SinkError | None:
+    """The SinkError for an error of the server, or None if it is about something else (a lost connection)."""
+    text, code = describe(error, aliases), code_of(error)
+    if code in _BLOCKED:
+        return TransactionBlocked(
+            f"table {table}: {where} waited for a lock until its limit, or in a circle ({text}). Somebody else's open "
+            "transaction holds it, or an orphaned one of this job (the coordinator aborts those and tries again), or "
+            "two partitions of this batch write the same unique value; lock_timeout= of the sink is the limit"
+        )
+    if code in _RIGHTS:
+        return ConfigurationError(f"table {table}: {where} lacks a right: {text}")
+    if code in _CHANGED:
+        return ConfigurationError(f"table {table}: {where} found the table changed since it was checked: {text}")
+    if code in _NO_LOCAL:
+        return ConfigurationError(
+            f"table {table}: {where} may not use LOAD DATA LOCAL any more ({text}): start the query again, and rows "
+            "will go in by INSERT"
+        )
+    if code == _TOO_LARGE:
+        return BadValue(f"table {table}: {where} has a row above max_allowed_packet of the server: {text}")
+    if refuses(error):
+        return BadValue(f"table {table}: {where} was refused: {text}")
+    return None
+
+
+def refuses(error: pymysql.Error) -> bool:
+    """Whether the server refuses rows, so that asking again cannot help."""
+    return isinstance(error, pymysql.IntegrityError | pymysql.DataError) or code_of(error) in _REFUSED
+
+
+def describe(error: pymysql.Error, aliases: Mapping[str, str] | None = None) -> str:
+    """The server's message in one line."""
+    return _known(str(error.args[-1]) if error.args else str(error), aliases or {})
+
+
+def _known(text: str, aliases: Mapping[str, str]) -> str:
+    for name, known in aliases.items():
+        text = text.replace(name, known)
+    return " ".join(text.split())
+
+
+def warned(
+    warnings: Sequence[tuple[Any, ...]],
+    table: str,
+    where: str,
+    before: int,
+    sent: int,
+    took: int,
+    aliases: Mapping[str, str],
+) -> BadValue:
+    """Why rows that the server took with warnings, or skipped, are refused. `before` rows had gone before them."""
+    numbered = []
+    for _, _, message in warnings[:3]:
+        text = _ROW.sub(lambda row: f" at row {before + int(row[1])}", str(message))
+        numbered.append(_known(text, aliases))
+    skipped = f"; it took {took} of {sent} rows" if took != sent else ""
+    more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
+    told = "; ".join(numbered) or "the server says no more"
+    return BadValue(
+        f"table {table}: {where} was refused, since the server would alter or skip rows: {told}{more}{skipped}"
+    )

@@ -1,0 +1,111 @@
+"""One participant's transaction in the task: a connection of its own that takes rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import pyarrow as pa
+import pymysql
+
+from sinks.mysql import local_infile
+from sinks.mysql.encode import LoadEncoder, RowEncoder
+from sinks.mysql.failures import explained, warned
+from sinks.mysql.server import Server, disconnect, execute, query
+from sinks.transaction import Identity, TransactionContext
+
+
+class RowTransaction:
+    """An open transaction. Memory: two encoded pieces of a batch.
+
+    LOAD DATA LOCAL takes what does not fit with a warning and skips duplicates: every statement's warnings and rows are
+    counted, and any difference fails the transaction.
+
+    `identity` is what the transaction will be known by when it is pre-committed; `sealing` is set just before the
+    statement that makes it durable, after which only the server knows whether it is.
+    """
+
+    def __init__(
+        self, server: Server, context: TransactionContext, table: str, identity: Identity, undo: Sequence[str]
+    ) -> None:
+        """`undo` are the statements that throw the transaction away."""
+        self.context = context
+        self.identity = identity
+        self.sealing = False
+        self._table = table
+        self._where = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
+        self._aliases: dict[str, str] = {}
+        self._undo = undo
+        self._sent = 0
+        self._loading = 0
+        self.connection = server.connect()
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Errors of the server inside this block name table, partition and checkpoint."""
+        return explained(self._table, self._where, self._aliases)
+
+    def start(self, into: str, encoder: RowEncoder, *, alias: str | None = None) -> None:
+        """Rows go into this (quoted) table. `alias` is the name of it that errors must not show, if it is a staging
+        table."""
+        if alias:
+            self._aliases[alias] = self._table.split(".")[-1]
+        self._encoder = encoder
+        self._statement = encoder.statement(into)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for data, rows in self._encoder.pieces(batch):
+            with self.explained():
+                if isinstance(self._encoder, LoadEncoder):
+                    self._settle()  # the server had the time that encoding took
+                    local_infile.send(self.connection, self._statement, data)
+                    self._loading = rows
+                else:
+                    self._insert(data, rows)
+
+    def _settle(self) -> None:
+        """Wait for the last LOAD DATA."""
+        if self._loading:
+            rows, self._loading = self._loading, 0
+            loaded = local_infile.result(self.connection)
+            self._judge(rows, loaded.rows, loaded.warnings)
+
+    def _insert(self, data: memoryview, rows: int) -> None:
+        without_comma = self._statement.encode() + data[:-1]
+        with self.connection.cursor() as cursor:
+            took = cursor.execute(without_comma)  # type: ignore[call-overload]
+            self._judge(rows, took, cursor.warning_count)
+
+    def _judge(self, rows: int, took: int, warnings: int) -> None:
+        if warnings or took != rows:
+            told = query(self.connection, "SHOW WARNINGS")
+            raise warned(told, self._table, self._where, self._sent, rows, took, self._aliases)
+        self._sent += rows
+
+    def finish(self) -> int:
+        """Wait until every row is judged. Returns how many there were."""
+        with self.explained():
+            self._settle()
+        return self._sent
+
+    def execute(self, statement: str) -> None:
+        with self.explained():
+            execute(self.connection, statement)
+
+    def seal(self, statement: str) -> None:
+        """Run the statement that makes the transaction durable, then let go of the connection."""
+        self.sealing = True
+        self.execute(statement)
+        disconnect(self.connection)
+
+    def close(self) -> None:
+        """Throw the transaction away. The server has done so when this returns, unless it cannot be reached."""
+        with contextlib.suppress(Exception):
+            if self._loading:
+                self._loading = 0
+                local_infile.result(self.connection)
+            if self.connection.open:
+                for statement in self._undo:
+                    with contextlib.suppress(pymysql.MySQLError):
+                        execute(self.connection, statement)
+        disconnect(self.connection)

@@ -1,0 +1,230 @@
+"""What the sink asks of the server before it writes: can the table take the rows, and by which strategy."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pymysql
+
+from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.mysql import catalog, xa
+from sinks.mysql.catalog import Target
+from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
+from sinks.mysql.failures import describe
+from sinks.mysql.ledger import Ledger
+from sinks.mysql.merge import Merge
+from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted
+from sinks.mysql.types import mismatches, target_type
+
+logger = logging.getLogger(__name__)
+
+# A prepared branch outlives its session, and a crash of the server, from these on (release notes of MySQL 8.0.29,
+# WL#11300; of MariaDB 10.5.2, MDEV-7974)
+_OLDEST = {"MySQL": (8, 0, 29), "MariaDB": (10, 5, 2)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the driver found out about the server, carried to the tasks in the sink's pickle. `local`: rows go in by
+    LOAD DATA LOCAL, else by INSERT."""
+
+    target: Target
+    ledger: Ledger
+    strategy: Literal["xa", "staged"]
+    local: bool
+
+    @property
+    def encoder(self) -> type[RowEncoder]:
+        return LoadEncoder if self.local else InsertEncoder
+
+
+@dataclass(frozen=True)
+class Planner:
+    """The sink as the user configured it, without the connection. `place` says where the server is, for errors."""
+
+    sink: str
+    table: str
+    place: str
+    wanted: Literal["auto", "xa", "staged"]
+    merge: Merge
+    create_table: bool
+    ledger: str
+
+    def check(self, connection: Connection, schema: pa.Schema) -> Plan:
+        """Find the table (or create it) and see whether it can take rows of `schema`. Raises ConfigurationError
+        (SchemaMismatch if it is only about columns) with all reasons at once."""
+        self._refuse_old(connection)
+        schema_name, name = catalog.locate(connection, self.table)
+        target = catalog.describe(connection, schema_name, name)
+        if target is None:
+            target = self._created(connection, schema_name, name, schema)
+        written = self.merge.written(schema.names, target.names)
+        columns = mismatches(pa.schema([field for field in schema if field.name in written]), list(target.columns))
+        others = [*self._upsert_problems(schema, target), *self._server_problems(connection, target)]
+        if columns or others:
+            kind = ConfigurationError if others else SchemaMismatch
+            reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])
+            raise kind(f"sink {self.sink!r} cannot write to table {target.label} ({self.place}):{reasons}")
+        return self._plan(connection, target)
+
+    def _refuse_old(self, connection: Connection) -> None:
+        product = "MariaDB" if is_mariadb(connection) else "MySQL"
+        (text,) = _row(connection, "SELECT VERSION()")
+        match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+        version = tuple(map(int, match.groups())) if match else ()
+        if version < _OLDEST[product]:
+            raise ConfigurationError(
+                f"sink {self.sink!r}: the server is {product} {text} ({self.place}), and exactly-once needs "
+                f"{'.'.join(map(str, _OLDEST[product]))} or newer: before, a prepared XA transaction was rolled back "
+                "with the connection that had prepared it"
+            )
+
+    def _created(self, connection: Connection, schema_name: str, name: str, schema: pa.Schema) -> Target:
+        if not self.create_table:
+            others = catalog.similar(connection, name)
+            hint = f" Did you mean {' or '.join(others)}?" if others else ""
+            raise ConfigurationError(
+                f"sink {self.sink!r}: there is no table {schema_name}.{name} at {self.place}, or none that this user "
+                f"may see.{hint} Create it, or let create_table=True do so"
+            )
+        if missing := [key for key in self.merge.keys if key not in schema.names]:
+            raise SchemaMismatch(f"sink {self.sink!r}: the batch has no column {', '.join(missing)}, named in keys")
+        declared = [
+            f"{quoted(field.name)} {self._type_of(field)} "
+            f"{'NULL' if field.nullable and field.name not in self.merge.keys else 'NOT NULL'}"
+            for field in schema
+            if field.name != self.merge.delete_marker
+        ]
+        if self.merge.keys:
+            declared.append(f"PRIMARY KEY ({listed(self.merge.keys)})")
+        collation = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"
+        try:
+            execute(
+                connection,
+                f"CREATE TABLE IF NOT EXISTS {quoted(schema_name, name)} ({', '.join(declared)})"
+                f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {collation}",
+            )
+        except pymysql.Error as error:
+            if not connection.open:
+                raise
+            raise ConfigurationError(
+                f"sink {self.sink!r}: cannot create table {schema_name}.{name} at {self.place}: {describe(error)}"
+            ) from error
+        logger.info("sink %r created table %s.%s", self.sink, schema_name, name)
+        target = catalog.describe(connection, schema_name, name)
+        assert target is not None
+        return target
+
+    def _type_of(self, field: pa.Field) -> str:
+        try:
+            return target_type(field.type, key=field.name in self.merge.keys)
+        except SchemaMismatch as unfit:
+            raise SchemaMismatch(f'sink {self.sink!r}: column "{field.name}": {unfit}') from None
+
+    def _upsert_problems(self, schema: pa.Schema, target: Target) -> Iterable[str]:
+        yield from self.merge.problems(schema)
+        keys = self.merge.keys
+        if keys and not any(set(unique.columns) == set(keys) for unique in target.uniques):
+            yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
+
+    def _server_problems(self, connection: Connection, target: Target) -> Iterable[str]:
+        if target.engine.lower() != "innodb":
+            yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
+        if _setting(connection, "read_only") in ("1", "ON") and self._obeys_read_only(connection):
+            yield "the server is read-only (a replica?)"
+        if (
+            _setting(connection, "log_bin") in ("1", "ON")
+            and _setting(connection, "binlog_format", session=True) == "STATEMENT"
+        ):
+            yield "the server has binlog_format=STATEMENT, with which InnoDB refuses READ COMMITTED: set ROW or MIXED"
+        if self.wanted == "xa" and (reason := self._no_xa(connection)):
+            yield f'{reason}: use strategy="staged"'
+        yield from self._rights(connection, target)
+
+    def _obeys_read_only(self, connection: Connection) -> bool:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("START TRANSACTION READ WRITE")
+                cursor.execute("ROLLBACK")
+        except pymysql.Error:
+            return True
+        return False
+
+    def _rights(self, connection: Connection, target: Target) -> Iterable[str]:
+        strategy, _ = self._strategy(connection)
+        rights = ["INSERT"]
+        if strategy == "staged" and (self.merge.mode == "upsert" or target.uniques):
+            rights.append("SELECT")
+        if self.merge.mode == "upsert":
+            rights.append("UPDATE")
+        if self.merge.delete_marker:
+            rights.append("DELETE")
+        yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
+        if strategy == "staged":
+            probe = f"tpc_{uuid.uuid4().hex[:20]}"
+            yield from catalog.may_not_create(connection, target.schema, probe)
+        if catalog.describe(connection, target.schema, self.ledger):
+            rights = ["SELECT", "INSERT", "DELETE"]
+            yield from catalog.missing_rights(connection, target.schema, self.ledger, rights, "transaction_id")
+
+    def _no_xa(self, connection: Connection) -> str | None:
+        """Why there can be no XA branches here."""
+        if _setting(connection, "wsrep_on") in ("1", "ON"):
+            return "the server is part of a Galera cluster, which has no XA transactions"
+        if not xa.may_recover(connection):
+            return "the user lacks the right XA_RECOVER_ADMIN, without which nobody could find a prepared transaction"
+        return None
+
+    def _strategy(self, connection: Connection) -> tuple[Literal["xa", "staged"], str]:
+        """The strategy and the reason for it."""
+        if self.merge.mode == "upsert":
+            return "staged", "upserts need it"
+        if self.wanted != "auto":
+            return self.wanted, "as configured"
+        reason = self._no_xa(connection)
+        return ("staged", reason) if reason else ("xa", "the server and the user's rights allow it")
+
+    def _plan(self, connection: Connection, target: Target) -> Plan:
+        strategy, reason = self._strategy(connection)
+        local = _setting(connection, "local_infile") in ("1", "ON")
+        ledger = Ledger.ensure(connection, target.schema, self.ledger)
+        logger.info(
+            "sink %r writes to %s by strategy %s (%s), with %s",
+            self.sink,
+            target.label,
+            strategy,
+            reason,
+            "LOAD DATA LOCAL" if local else "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster",
+        )
+        if _setting(connection, "innodb_flush_log_at_trx_commit") != "1":
+            logger.warning(
+                "the server at %s has not innodb_flush_log_at_trx_commit=1: what was committed may be lost when its "
+                "machine crashes, and nobody would know",
+                self.place,
+            )
+        return Plan(target, ledger, strategy, local)
+
+    def load(self, connection: Connection) -> Plan:
+        """The plan without a look at any rows. Raises ConfigurationError if there is no table."""
+        schema_name, name = catalog.locate(connection, self.table)
+        target = catalog.describe(connection, schema_name, name)
+        if target is None:
+            raise ConfigurationError(f"sink {self.sink!r}: there is no table {schema_name}.{name} at {self.place}")
+        return self._plan(connection, target)
+
+
+def _setting(connection: Connection, name: str, *, session: bool = False) -> str:
+    """A variable of the server; "" if it has none of that name."""
+    rows = query(connection, f"SHOW {'SESSION' if session else 'GLOBAL'} VARIABLES LIKE %s", [name])
+    return str(rows[0][1]).upper() if rows else ""
+
+
+def _row(connection: Connection, statement: str) -> tuple[Any, ...]:
+    (row,) = query(connection, statement)
+    return row

@@ -1,0 +1,243 @@
+"""The server: connections that suit the protocol, without ever showing a password."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pymysql
+from pymysql.constants import CLIENT
+from pymysql.cursors import Cursor
+
+from sinks.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+Connection: TypeAlias = "pymysql.connections.Connection[Cursor]"
+
+IDLE_CONNECTIONS = 4
+_KNOWN = inspect.signature(pymysql.connections.Connection.__init__).parameters.keys()
+
+_SQL_MODE = ",".join(
+    [
+        "STRICT_ALL_TABLES",  # a value that does not fit is an error
+        "NO_ZERO_DATE",
+        "NO_ZERO_IN_DATE",
+        "ERROR_FOR_DIVISION_BY_ZERO",
+        "NO_AUTO_VALUE_ON_ZERO",  # a 0 for an AUTO_INCREMENT column is a 0
+        "NO_ENGINE_SUBSTITUTION",
+        "NO_BACKSLASH_ESCAPES",  # in SQL text a quote is doubled, and nothing else is special
+    ]
+)
+_SESSION = {
+    "sql_mode": f"'{_SQL_MODE}'",
+    "time_zone": "'+00:00'",
+    "sql_notes": "1",  # what is cut off without an error counts as a warning
+    "max_error_count": "64",
+    "foreign_key_checks": "1",
+    "unique_checks": "1",
+    "sql_safe_updates": "0",
+    "sql_select_limit": "18446744073709551615",
+}
+_MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
+_MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
+
+
+class Server:
+    """One database of one server: makes connections, and lends them again on the driver.
+
+    All connections are in autocommit mode, and every transaction of ours is begun by hand or by `transaction()`. They
+    read READ COMMITTED, so that each statement sees what others have committed by then.
+    """
+
+    def __init__(self, dsn: str, options: Mapping[str, Any], *, name: str, lock_timeout: float) -> None:
+        """`dsn` is a mysql:// URL and `options` are parameters of pymysql.connect that override it; `lock_timeout` is
+        in seconds, and rounded up to whole ones. Raises ConfigurationError for what cannot be a DSN."""
+        try:
+            given = parameters(dsn) | dict(options)
+        except ValueError as error:
+            raise ConfigurationError(f"sink {name!r}: {error}") from None
+        if unknown := sorted(given.keys() - _KNOWN):
+            raise ConfigurationError(
+                f"sink {name!r}: pymysql.connect has no parameter {', '.join(map(repr, unknown))} (in the DSN or in "
+                "connect_options)"
+            )
+        if not given.get("database") and not given.get("db"):
+            raise ConfigurationError(f"sink {name!r}: the DSN names no database; write mysql://user@host:3306/database")
+        defaults = {"connect_timeout": 10, "program_name": f"tpc {name}"[:32]}
+        fixed: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "local_infile": False, "cursorclass": Cursor}
+        self._parameters: dict[str, Any] = defaults | given | fixed
+        # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with local_infile=False, hands out no file
+        flags = int(given.get("client_flag", 0)) & ~CLIENT.FOUND_ROWS  # affected rows are changed rows
+        self._parameters["client_flag"] = flags | CLIENT.LOCAL_FILES
+        self._lock_timeout = max(1, math.ceil(lock_timeout))
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+
+    def connect(self) -> Connection:
+        """A new connection. Raises pymysql.OperationalError, naming the server but no password, if there is none."""
+        try:
+            connection: Connection = pymysql.connect(**self._parameters)
+        except pymysql.OperationalError as error:
+            code, *_ = error.args
+            raise pymysql.OperationalError(
+                code, f"cannot connect to MySQL at {self}: {self.redact(str(error.args[-1]))}"
+            ) from None
+        try:
+            self._configure(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _configure(self, connection: Connection) -> None:
+        mariadb = is_mariadb(connection)
+        settings = _SESSION | (_MARIADB if mariadb else _MYSQL)
+        settings |= {"innodb_lock_wait_timeout": str(self._lock_timeout), "lock_wait_timeout": str(self._lock_timeout)}
+        execute(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in settings.items()))
+
+    @contextmanager
+    def lend(self) -> Iterator[Connection]:
+        """A connection out of a small pool. It comes back unless something was raised meanwhile."""
+        connection = self._reusable() or self.connect()
+        keep = False
+        try:
+            yield connection
+            keep = True
+        finally:
+            with self._lock:
+                keep = keep and connection.open and len(self._idle) < IDLE_CONNECTIONS
+                if keep:
+                    self._idle.append(connection)
+            if not keep:
+                disconnect(connection)
+
+    def _reusable(self) -> Connection | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            try:
+                connection.ping(reconnect=False)
+                return connection
+            except pymysql.Error:
+                disconnect(connection)
+
+    @contextmanager
+    def trial(self, connection: Connection) -> Iterator[None]:
+        """One transaction that is rolled back in the end."""
+        execute(connection, "START TRANSACTION READ WRITE")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(pymysql.Error):
+                execute(connection, "ROLLBACK")
+
+    @contextmanager
+    def transaction(self, connection: Connection) -> Iterator[None]:
+        """One transaction, rolled back if anything is raised. Mind that DDL commits it."""
+        execute(connection, "START TRANSACTION READ WRITE")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(pymysql.Error):
+                execute(connection, "ROLLBACK")
+            raise
+        execute(connection, "COMMIT")
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            disconnect(connection)
+
+    def redact(self, text: str) -> str:
+        for secret in ("password", "passwd", "ssl_key_password"):
+            if value := self._parameters.get(secret):
+                text = text.replace(str(value), "***")
+        return text
+
+    def __str__(self) -> str:
+        """Host, port, database and user as far as they are given, never a password."""
+        shown = {key: self._parameters.get(key) for key in ("host", "unix_socket", "port", "database", "user")}
+        return " ".join(f"{key}={value}" for key, value in shown.items() if value)
+
+    def __repr__(self) -> str:
+        return f"Server({self})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_idle")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._idle = []
+
+
+def parameters(dsn: str) -> dict[str, Any]:
+    """The parameters of pymysql.connect that a URL stands for: mysql://user:password@host:port/database?ssl_ca=…
+
+    mariadb:// and mysql+pymysql:// will do too. Raises ValueError, which never quotes the DSN, for what is none."""
+    form = "a DSN is mysql://user:password@host:3306/database, with special characters percent-encoded"
+    try:
+        url = urlsplit(dsn)
+        port = url.port
+    except ValueError:
+        raise ValueError(f"the DSN cannot be read; {form}") from None
+    if url.scheme.split("+")[0] not in ("mysql", "mariadb"):
+        raise ValueError(f"the DSN does not begin with mysql:// or mariadb://; {form}")
+    found: dict[str, Any] = {
+        "host": url.hostname or "localhost",
+        "port": port or 3306,
+        "user": unquote(url.username or ""),
+        "password": unquote(url.password or ""),
+        "database": unquote(url.path.removeprefix("/")),
+    }
+    for name, value in parse_qsl(url.query):
+        word = {"true": True, "false": False}.get(value.lower())
+        found[name] = word if word is not None else int(value) if value.isdigit() else value
+    return {name: value for name, value in found.items() if value != ""}
+
+
+def is_mariadb(connection: Connection) -> bool:
+    return "mariadb" in connection.get_server_info().lower()  # type: ignore[no-untyped-call]
+
+
+def execute(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> int:
+    """Run a statement; returns how many rows it changed."""
+    with connection.cursor() as cursor:
+        return cursor.execute(statement, parameters)
+
+
+def query(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return list(cursor.fetchall())
+
+
+def disconnect(connection: Connection) -> None:
+    """Close without a word, also what is closed or broken."""
+    with contextlib.suppress(Exception):
+        connection.close()
+
+
+def quoted(*names: str) -> str:
+    """An identifier of one or more parts, in backticks."""
+    return ".".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names))
+
+
+def literal(text: str) -> str:
+    """A string literal under NO_BACKSLASH_ESCAPES."""
+    return "'" + text.replace("'", "''") + "'"

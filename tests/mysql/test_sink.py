@@ -1,0 +1,1012 @@
+"""`MySQLSink` on a real server, without Spark: each test plays the coordinator, and a second connection looks on."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+from sinks import CommitOutcome, Committable
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
+from sinks.mysql import MySQLSink, xa
+from sinks.mysql.ledger import Ledger
+from sinks.mysql.server import execute, parameters
+from sinks.testing.servers.mariadb import MySQLService
+from sinks.transaction import CommitState, Fingerprint, TransactionId
+from tests.mysql.play import SCHEMA, Observer, batch, checkpoint, context, eventually, held, pre_commit, rows_of
+
+COMMITTED = CommitOutcome.COMMITTED
+CHANGES = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.int64()), ("gone", pa.bool_())])
+
+_made: list[MySQLSink] = []
+
+
+def make(db: Observer, *, check: pa.Schema | None = SCHEMA, **options: Any) -> MySQLSink:
+    """A sink as the driver has it; closed at the end of the test."""
+    sink = MySQLSink(options.pop("dsn", db.dsn), options.pop("table", "orders"), **options)
+    _made.append(sink)
+    if check is not None:
+        sink.check(check)
+    return sink
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().close()
+
+
+@pytest.fixture(params=["xa", "staged"])
+def sink(db: Observer, request: pytest.FixtureRequest) -> MySQLSink:
+    return make(db, strategy=request.param, lock_timeout=1)
+
+
+def end(identity: Any, db: Observer, how: str) -> None:
+    """What an operator does with a prepared branch."""
+    db.run(f"XA {how} {xa.xid(identity, db.schema)}")
+
+
+# ---------------------------------------------------------------------- the protocol, both strategies
+def test_rows_are_invisible_until_committed_and_then_there_once(db: Observer, sink: MySQLSink) -> None:
+    committables = [pre_commit(sink, rows_of(1, 2), subtask=0), pre_commit(sink, rows_of(3), rows_of(4), subtask=1)]
+    assert db.visible() == []
+    assert db.pending() == 2
+    sink.validate_all(checkpoint(), committables)
+    assert db.visible() == []
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    assert db.visible() == [(1, "row 1"), (2, "row 2"), (3, "row 3"), (4, "row 4")]
+    assert db.pending() == 0
+    sink.close()
+    eventually(lambda: db.sessions() == 0)
+
+
+def test_in_doubt_lists_exactly_the_identities_of_the_committables(db: Observer, sink: MySQLSink) -> None:
+    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
+    listed = list(sink.in_doubt("job"))
+    assert sorted(map(str, listed)) == sorted(str(dict(one.transaction)) for one in committables)
+    sink.commit_all(checkpoint(), committables)
+    assert list(sink.in_doubt("job")) == []
+
+
+def test_commit_twice_is_committed_and_writes_once(db: Observer, sink: MySQLSink) -> None:
+    committables = [pre_commit(sink, rows_of(1))]
+    for _ in range(2):
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+        assert db.ids() == [1]
+    assert sink.commit(committables[0]) == COMMITTED
+    assert db.ids() == [1]
+
+
+def test_another_process_commits_after_a_crash(db: Observer, sink: MySQLSink) -> None:
+    committable = Committable.from_json(pre_commit(sink, rows_of(1)).to_json())
+    restarted = make(db, check=None, strategy=sink.strategy)
+    assert restarted.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [1]
+
+
+def test_abort_removes_and_may_be_repeated(db: Observer, sink: MySQLSink) -> None:
+    committable = pre_commit(sink, rows_of(1))
+    for _ in range(2):
+        sink.abort(committable.transaction)
+        assert db.pending() == 0
+        assert db.visible() == []
+    assert sink.commit(committable).state is CommitState.LOST
+
+
+def test_abort_after_commit_is_told(db: Observer, sink: MySQLSink) -> None:
+    committable = pre_commit(sink, rows_of(1))
+    sink.commit_all(checkpoint(), [committable])
+    with pytest.raises(CommittedError, match="is committed"):
+        sink.abort(committable.transaction)
+    assert db.ids() == [1]
+
+
+def test_rollback_while_writing_leaves_nothing(db: Observer, sink: MySQLSink) -> None:
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    sink.rollback(transaction)
+    assert db.pending() == 0
+    assert db.visible() == []
+    sink.close()
+    eventually(lambda: db.sessions() == 0)
+
+
+def test_rollback_after_a_pre_commit_whose_answer_was_lost(db: Observer, sink: MySQLSink) -> None:
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    sink.pre_commit(transaction)
+    assert db.pending() == 1
+    sink.rollback(transaction)
+    assert db.pending() == 0
+
+
+def test_a_task_whose_connection_dies_leaves_nothing_but_what_a_sweep_finds(db: Observer, sink: MySQLSink) -> None:
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    db.run(f"KILL {transaction.connection.thread_id()}")
+    with pytest.raises(pymysql.OperationalError):
+        sink.pre_commit(transaction)
+    sink.rollback(transaction)
+    for identity in sink.in_doubt("job"):
+        sink.abort(identity)
+    assert db.pending() == 0
+    assert db.visible() == []
+
+
+def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, sink: MySQLSink) -> None:
+    with sink._server.lend():
+        pass
+    copy = pickle.loads(pickle.dumps(sink))
+    assert copy._planned() == sink._plan
+    committable = pre_commit(copy, rows_of(1))
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+
+
+def test_two_drivers_commit_at_once(db: Observer, sink: MySQLSink) -> None:
+    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(8)]
+    other = make(db, strategy=sink.strategy)
+    answers: list[list[Any]] = []
+    start = threading.Barrier(2)
+
+    def drive(one: MySQLSink) -> None:
+        start.wait()
+        answers.append(list(one.commit_all(checkpoint(), committables)))
+
+    threads = [threading.Thread(target=drive, args=(one,)) for one in (sink, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for answer in answers:  # an exception means: ask again
+        assert all(one == COMMITTED or isinstance(one, Exception) for one in answer)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 8
+    assert db.ids() == list(range(8))
+    assert db.pending() == 0
+
+
+def test_an_empty_batch_is_a_participant_too(db: Observer, sink: MySQLSink) -> None:
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of())]) == [COMMITTED]
+    assert db.visible() == []
+
+
+def test_at_least_once_writes_at_once_and_leaves_no_trace(db: Observer, sink: MySQLSink) -> None:
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    sink.commit_directly(transaction)
+    assert db.ids() == [1]
+    assert db.pending() == 0
+    assert db.ledger() == {}
+
+
+JOBS = ["orders", "orders2", "Orders", "täglich/ 'o\"`; DROP TABLE orders --%s_%", "%", "orders.l1", "😀" * 100]
+
+
+def test_names_of_jobs_do_not_mix(db: Observer, sink: MySQLSink) -> None:
+    for number, job in enumerate(JOBS):
+        pre_commit(sink, rows_of(number), job=job)
+    for job in JOBS:
+        assert len(list(sink.in_doubt(job))) == 1
+    for job in JOBS:
+        for identity in sink.in_doubt(job):
+            sink.abort(identity)
+    assert db.pending() == 0
+
+
+def test_odd_names_of_sink_and_columns(db: Observer) -> None:
+    db.run("CREATE TABLE `Täg``lich %s` (`a b` bigint, `select` text, `q'\"` text) ENGINE=InnoDB")
+    schema = pa.schema([("a b", pa.int64()), ("select", pa.string()), ("q'\"", pa.string())])
+    for strategy in ("xa", "staged"):
+        sink = make(db, table="`Täg``lich %s`", name="sink 😀 %s '", strategy=strategy, check=schema)
+        row = {"a b": 1, "select": "%s", "q'\"": None}
+        assert sink.commit_all(checkpoint(), [pre_commit(sink, batch([row], schema))]) == [COMMITTED]
+    assert db.run("SELECT * FROM `Täg``lich %s`") == [(1, "%s", None)] * 2
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 0), (10**18, 10**5, 10**9)])
+def test_the_longest_names_fit_a_branch_and_come_back(numbers: tuple[int, int, int]) -> None:
+    name = TransactionId("j" * 80 + "é", "0badcafe", numbers[0], "s" * 80 + "é", numbers[1], 99, 9, 9, numbers[2])
+    identity = xa.identity_of(str(name))
+    assert max(map(len, identity.values())) <= 64
+    assert xa.name_of(identity) == str(name)
+
+
+def test_a_name_that_is_too_long_for_a_branch_is_refused() -> None:
+    name = TransactionId("j" * 80, "0badcafe", 0, "s" * 80, 10**9, 10**9, 10**9, 10**9, 10**9)
+    with pytest.raises(SinkError, match="staged"):
+        xa.identity_of(str(name))
+
+
+def test_in_doubt_leaves_other_sinks_databases_and_people_alone(
+    db: Observer, sink: MySQLSink, mariadb: MySQLService
+) -> None:
+    other = make(db, name="other", strategy=sink.strategy)
+    pre_commit(other, rows_of(1))
+    db.run("CREATE TABLE tpc_00000000000000000000 (id int)")
+    somebody = Observer(db.dsn)
+    form = xa.format_of(db.schema)
+    branches = [f"'tpc.somebody else', 'x', {form}", f"'{'x' * 64}', '{'y' * 64}', 1", f"X'00ff', X'fe', {form}"]
+    for branch in branches:
+        for command in ("XA START %s", "INSERT INTO tpc_00000000000000000000 VALUES (1)", "XA END %s", "XA PREPARE %s"):
+            execute(somebody.connection, command.replace("%s", branch))
+        somebody.close()
+        somebody = Observer(db.dsn)
+    assert list(sink.in_doubt("job")) == []
+    for branch in branches:
+        db.run(f"XA ROLLBACK {branch}")
+    with mariadb.database() as dsn:
+        elsewhere = Observer(dsn)
+        elsewhere.run("CREATE TABLE orders (id bigint, name text) ENGINE=InnoDB")
+        far = make(elsewhere, strategy=sink.strategy)
+        committable = pre_commit(far, rows_of(1))
+        assert list(sink.in_doubt("job")) == []
+        assert list(far.in_doubt("job")) == [dict(committable.transaction)]
+        elsewhere.close()
+    somebody.close()
+
+
+def test_recovery_commits_what_the_other_strategy_wrote(db: Observer) -> None:
+    by_branch, by_table = make(db, strategy="xa"), make(db, strategy="staged")
+    committables = [pre_commit(by_branch, rows_of(1), subtask=0), pre_commit(by_table, rows_of(2), subtask=1)]
+    orphans = [pre_commit(by_branch, rows_of(3), subtask=2), pre_commit(by_table, rows_of(4), subtask=3)]
+    assert len(list(by_branch.in_doubt("job"))) == len(list(by_table.in_doubt("job"))) == 4
+    assert by_table.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    for orphan in orphans:
+        by_branch.abort(orphan.transaction)
+    assert db.ids() == [1, 2]
+    assert db.pending() == 0
+
+
+def test_the_ledger_is_pruned_of_what_nobody_asks_for(db: Observer, sink: MySQLSink) -> None:
+    for number in (0, 1, 120):
+        sink.commit_all(checkpoint(number), [pre_commit(sink, rows_of(number), checkpoint=number)])
+    last = pre_commit(sink, rows_of(150), checkpoint=150)
+    sink.commit_all(checkpoint(150, oldest=148), [last])
+    assert sorted(int(name.split(".")[3]) for name in db.ledger()) == [120, 150]
+
+
+# ---------------------------------------------------------------------- lost, held, unknown, ask again
+def test_an_operators_rollback_of_a_branch_is_lost(db: Observer) -> None:
+    sink = make(db, strategy="xa")
+    lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+    end(lost.transaction, db, "ROLLBACK")
+    outcomes = sink.commit_all(checkpoint(), [lost, kept])
+    assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
+    assert outcomes[1] == COMMITTED
+    assert db.ledger()[xa.name_of(lost.transaction)] is False
+    replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
+    assert sink.commit_all(checkpoint(), [replay]) == [COMMITTED]
+    assert db.ids() == [1, 2]
+    assert sink.commit(lost).state is CommitState.LOST
+
+
+def test_an_operators_commit_of_a_branch_is_committed(db: Observer) -> None:
+    sink = make(db, strategy="xa")
+    committable = pre_commit(sink, rows_of(1))
+    end(committable.transaction, db, "COMMIT")
+    assert sink.commit(committable) == COMMITTED
+    with pytest.raises(CommittedError):
+        sink.abort(committable.transaction)
+
+
+def test_a_dropped_staging_table_is_lost_and_holds_its_siblings(db: Observer) -> None:
+    sink = make(db, strategy="staged")
+    lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+    db.run(f"DROP TABLE {lost.transaction['table']}")
+    for _ in range(2):
+        outcomes = sink.commit_all(checkpoint(), [lost, kept])
+        assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
+        assert outcomes[1] == CommitOutcome.HELD
+        assert db.ledger() == {lost.transaction["transaction_id"]: False}
+        assert db.visible() == []
+    replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
+    assert sink.commit_all(checkpoint(), [replay, kept]) == [COMMITTED, COMMITTED]
+    assert db.ids() == [1, 2]
+    assert db.pending() == 0
+
+
+def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(db: Observer, mariadb: MySQLService) -> None:
+    """Of a task that hangs, or whose host is cut off, between XA PREPARE and the end of its session."""
+    sink = make(db, strategy="xa", lock_timeout=1)
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    transaction.finish()
+    ledger, name = sink._planned().ledger, transaction.context.transaction_id
+    ledger.insert(transaction.connection, [name], committed=True)
+    committable = Committable(transaction.identity, proof=ledger.proof())
+    branch = xa.xid(transaction.identity, db.schema)
+
+    def stays_open(why: str) -> None:
+        with pytest.raises(pymysql.OperationalError, match=why):
+            sink.commit(committable)
+        assert db.ledger() == {}
+
+    stays_open("Lock wait")
+    transaction.execute(f"XA END {branch}")
+    stays_open("Lock wait")
+    transaction.execute(f"XA PREPARE {branch}")
+    if "MariaDB" in db.run("SELECT VERSION()")[0][0]:  # MySQL lets go of it at once
+        stays_open("has not let go")
+        with pytest.raises(pymysql.OperationalError, match="has not let go"):
+            sink.abort(committable.transaction)
+    transaction.connection.close()
+    eventually(lambda: sink.commit(committable) == COMMITTED)
+    assert db.ids() == [1]
+
+
+def test_a_staged_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None:
+    sink = make(db, strategy="staged", lock_timeout=1)
+    committable = pre_commit(sink, rows_of(1))
+    name = committable.transaction["transaction_id"]
+    in_flight = f"INSERT INTO tpc_ledger VALUES ('{name}', true, '', '', '', 0, now())"
+    with held(db.dsn, in_flight) as other:
+        (outcome,) = sink.commit_all(checkpoint(), [committable])
+        assert isinstance(outcome, pymysql.OperationalError)
+        assert outcome.args[0] == 1205
+        with pytest.raises(pymysql.OperationalError, match="Lock wait"):
+            sink.abort(committable.transaction)
+        other.commit()
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.staging() == []
+
+
+def test_a_tombstone_stops_a_late_pre_commit(db: Observer) -> None:
+    sink = make(db, strategy="xa")
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    assert sink.commit(Committable(transaction.identity)).state is CommitState.LOST
+    with pytest.raises(SinkError, match="aborted"):
+        sink.pre_commit(transaction)
+    sink.rollback(transaction)
+    assert db.pending() == 0
+
+
+def test_a_dropped_ledger_proves_nothing(db: Observer, sink: MySQLSink) -> None:
+    done = pre_commit(sink, rows_of(1), subtask=0)
+    sink.commit_all(checkpoint(), [done])
+    db.run("DROP TABLE tpc_ledger")
+    (first,) = sink.commit_all(checkpoint(), [done])
+    assert isinstance(first, pymysql.ProgrammingError)
+    (outcome,) = sink.commit_all(checkpoint(), [done])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is CommitState.UNKNOWN
+    assert "not the table that was there at pre-commit" in outcome.reason
+    assert db.ids() == [1]
+
+
+def test_a_pooled_connection_that_died_is_replaced_unseen(db: Observer, sink: MySQLSink) -> None:
+    committable = pre_commit(sink, rows_of(1))
+    with sink._server.lend() as connection:
+        thread = connection.thread_id()
+    db.run(f"KILL {thread}")
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [1]
+
+
+def test_a_connection_cut_during_commit_is_asked_again(db: Observer) -> None:
+    sink = make(db, strategy="staged", lock_timeout=30)
+    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(2)]
+    answers: list[Any] = []
+    waiting = "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE 'Waiting for%lock'"
+    locking = Observer(db.dsn)
+    locking.run("LOCK TABLES orders WRITE")
+    thread = threading.Thread(target=lambda: answers.extend(sink.commit_all(checkpoint(), committables)))
+    thread.start()
+    eventually(lambda: bool(db.run(waiting)))
+    db.run(f"KILL {db.run(waiting)[0][0]}")
+    thread.join()
+    locking.close()
+    assert [type(one) for one in answers] == [pymysql.OperationalError] * 2
+    assert db.visible() == []
+    assert db.ledger() == {}
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    assert db.ids() == [0, 1]
+
+
+def test_many_create_the_ledger_at_once(db: Observer) -> None:
+    start, found, failed = threading.Barrier(8), [], []
+
+    def create() -> None:
+        observer = Observer(db.dsn)
+        start.wait()
+        try:
+            found.append(Ledger.ensure(observer.connection, db.schema, "tpc_ledger"))
+        except Exception as error:
+            failed.append(error)
+        observer.close()
+
+    for _ in range(5):
+        db.run("DROP TABLE IF EXISTS tpc_ledger")
+        threads = [threading.Thread(target=create) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert len(set(found)) == 1
+        found.clear()
+
+
+def test_somebody_elses_table_is_no_ledger(db: Observer) -> None:
+    db.run("CREATE TABLE tpc_ledger (transaction_id bigint)")
+    with pytest.raises(ConfigurationError, match=r"not a ledger.*ledger="):
+        make(db)
+    sink = make(db, ledger="mine")
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
+
+
+def test_a_truncated_staging_table_is_unknown_and_moves_nothing(db: Observer) -> None:
+    sink = make(db, strategy="staged")
+    committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
+    db.run(f"TRUNCATE {committables[0].transaction['table']}")
+    for outcome in sink.commit_all(checkpoint(), committables):
+        assert isinstance(outcome, CommitOutcome)
+        assert outcome.state is CommitState.UNKNOWN
+        assert "1 rows went into the table" in outcome.reason
+        assert "acknowledged 2" in outcome.reason
+    assert db.visible() == []
+    assert len(db.staging()) == 2
+    assert db.ledger() == {}
+
+
+def test_a_violation_after_the_decision_is_unknown_names_the_key_and_heals(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD CONSTRAINT orders_once UNIQUE (id)")
+    sink = make(db, strategy="staged")
+    committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
+    sink.validate_all(checkpoint(), committables)
+    db.run("INSERT INTO orders VALUES (2, 'in the way')")
+    for outcome in sink.commit_all(checkpoint(), committables):
+        assert isinstance(outcome, CommitOutcome)
+        assert outcome.state is CommitState.UNKNOWN
+        assert "orders_once" in outcome.reason
+        assert "'2'" in outcome.reason
+        assert "tpc_" not in outcome.reason
+    assert db.visible() == [(2, "in the way")]
+    db.run("DELETE FROM orders")
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    assert db.ids() == [1, 2]
+
+
+def test_more_participants_than_are_dropped_together(db: Observer) -> None:
+    sink = make(db, strategy="staged")
+    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(130)]
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 130
+    assert db.ids() == list(range(130))
+    assert db.staging() == []
+
+
+def test_a_crash_between_move_and_drop_is_not_in_doubt(db: Observer) -> None:
+    sink = make(db, strategy="staged", lock_timeout=1)
+    committable = pre_commit(sink, rows_of(1))
+    with held(db.dsn, f"SELECT * FROM {committable.transaction['table']}"):  # whoever reads a table keeps it
+        assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [1]
+    assert len(db.staging()) == 1
+    assert list(sink.in_doubt("job")) == []
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.staging() == []
+    assert db.ids() == [1]
+
+
+# ---------------------------------------------------------------------- the server's limits
+@pytest.mark.parametrize(("mode", "expected"), [("append", "gtrid"), ("upsert", "table")])
+def test_auto_asks_the_server_and_says_why(
+    db: Observer, caplog: pytest.LogCaptureFixture, mode: str, expected: str
+) -> None:
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
+    with caplog.at_level(logging.INFO, "sinks.mysql"):
+        sink = make(db, mode=mode, keys=["id"] if mode == "upsert" else [])
+    assert f"strategy {'xa' if expected == 'gtrid' else 'staged'} (" in caplog.text
+    assert "with LOAD DATA LOCAL" in caplog.text
+    assert expected in pre_commit(sink, rows_of(1)).transaction
+
+
+@pytest.mark.usefixtures("without_local")
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+def test_insert_takes_the_place_of_load_data(db: Observer, caplog: pytest.LogCaptureFixture, strategy: str) -> None:
+    with caplog.at_level(logging.INFO, "sinks.mysql"):
+        sink = make(db, strategy=strategy)
+    assert "INSERT: the server has local_infile=OFF" in caplog.text
+    committables = [pre_commit(sink, rows_of(*range(1000)), rows_of(1000))]
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+    assert db.ids() == list(range(1001))
+
+
+@pytest.mark.usefixtures("without_local")
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+def test_bad_values_are_refused_by_insert_too(db: Observer, strategy: str) -> None:
+    sink = make(db, strategy=strategy)
+    with pytest.raises(BadValue, match=rf"{db.schema}\.orders.*partition 0 of checkpoint 0.*'name'"):
+        pre_commit(sink, batch([{"id": 1, "name": "x" * 101}], SCHEMA))
+    with pytest.raises(BadValue, match="'name'"):  # a space that does not fit is a note, and no error
+        pre_commit(sink, batch([{"id": 1, "name": " " * 101}], SCHEMA))
+    assert db.pending() == 0
+
+
+def test_load_data_switched_off_after_the_check(db: Observer, request: pytest.FixtureRequest) -> None:
+    sink = make(db)
+    request.getfixturevalue("without_local")
+    with pytest.raises(ConfigurationError, match="start the query again"):
+        pre_commit(sink, rows_of(1))
+    assert db.visible() == []
+
+
+def test_the_server_cannot_read_a_file_of_ours(db: Observer) -> None:
+    """PyMySQL would hand over any file that a server names; the connections of the sink do not."""
+    sink = make(db)
+    with sink._server.lend() as connection, pytest.raises(RuntimeError, match="local_infile option is false"):
+        execute(connection, "LOAD DATA LOCAL INFILE '/etc/passwd' INTO TABLE orders")
+
+
+def test_a_locked_table_blocks_within_the_limit(db: Observer) -> None:
+    sink = make(db, strategy="xa", lock_timeout=0.2)
+    locking = Observer(db.dsn)
+    locking.run("LOCK TABLES orders WRITE")
+    with pytest.raises(TransactionBlocked, match=rf"{db.schema}\.orders.*partition 0"):
+        pre_commit(sink, rows_of(1))
+    locking.close()
+    assert db.pending() == 0
+
+
+def test_a_live_sibling_with_the_same_key_blocks(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
+    sink = make(db, strategy="xa", lock_timeout=0.2)
+    first = pre_commit(sink, rows_of(1), subtask=0)
+    with pytest.raises(TransactionBlocked, match="same unique value"):
+        pre_commit(sink, rows_of(1), subtask=1)
+    sink.abort(first.transaction)
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1), subtask=1)]) == [COMMITTED]
+
+
+def test_sessions_do_not_depend_on_the_defaults_of_the_server(db: Observer, mariadb: MySQLService) -> None:
+    """Lax modes, another zone, another isolation level, a limit on statements: none of them reaches our sessions."""
+    defaults = {"sql_mode": "''", "time_zone": "'+05:00'", "sql_notes": "0", "tx_isolation": "'SERIALIZABLE'"}
+    db.run("CREATE TABLE at (id bigint, at timestamp NULL) ENGINE=InnoDB")
+    if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
+        pytest.skip("the names of the variables are MariaDB's")
+    admin = Observer(db.dsn)
+    before = {name: admin.run(f"SELECT @@global.{name}")[0][0] for name in defaults}
+    try:
+        for name, value in defaults.items():
+            admin.run(f"SET GLOBAL {name} = {value}")
+        schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+        sink = make(db, table="at", check=schema)
+        committable = pre_commit(sink, batch([{"id": 1, "at": 0}, {"id": 2, "at": 1_000_000}][1:], schema))
+        assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+        assert db.run("SELECT UNIX_TIMESTAMP(at) FROM at") == [(1,)]
+        with sink._server.lend() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT @@sql_mode LIKE '%STRICT_ALL_TABLES%', @@tx_isolation, @@sql_notes")
+            assert cursor.fetchone() == (1, "READ-COMMITTED", 1)
+    finally:
+        for name, value in before.items():
+            admin.run(f"SET GLOBAL {name} = %s", [value])
+        admin.close()
+
+
+# ---------------------------------------------------------------------- set-up
+def test_all_reasons_against_the_table_come_in_one_error(db: Observer) -> None:
+    schema = pa.schema([("id", pa.int64()), ("surname", pa.string()), ("gone", pa.string())])
+    with pytest.raises(ConfigurationError) as caught:
+        make(db, check=schema, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+    for reason in ("surname", "'at'", "must be boolean", "needs a unique index", f"{db.schema}.orders"):
+        assert reason in str(caught.value)
+
+
+def test_a_missing_column_is_a_schema_mismatch(db: Observer) -> None:
+    with pytest.raises(SchemaMismatch, match="surname"):
+        make(db, check=pa.schema([("id", pa.int64()), ("surname", pa.string())]))
+
+
+def test_a_missing_table_is_told_with_a_hint(db: Observer) -> None:
+    with pytest.raises(ConfigurationError, match=rf"no table {db.schema}\.ORDERS.*{db.schema}\.orders.*create_table"):
+        make(db, table="ORDERS")
+
+
+@pytest.mark.parametrize("table", ["a.b.c", "`open", "", "a b", "a; DROP TABLE orders", "a.", ".a", "``"])
+def test_what_is_no_table_name(db: Observer, table: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a table name"):
+        make(db, table=table, name="x")
+
+
+@pytest.mark.parametrize("table", ["`Odd ``Name`", "{schema}.`Daily.Orders`", "plain", "täglich"])
+def test_table_names_are_read_as_in_sql(db: Observer, table: str) -> None:
+    table = table.format(schema=db.schema)
+    for strategy in ("xa", "staged"):
+        sink = make(db, table=table, strategy=strategy, create_table=True)
+        sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))])
+    assert db.ids(table) == [1, 1]
+
+
+def test_a_view_and_a_table_without_transactions_are_no_targets(db: Observer) -> None:
+    db.run("CREATE VIEW seen AS SELECT * FROM orders")
+    with pytest.raises(ConfigurationError, match="is a view"):
+        make(db, table="seen")
+    db.run("CREATE TABLE flat (id bigint, name text) ENGINE=MyISAM")
+    with pytest.raises(ConfigurationError, match="engine is MyISAM"):
+        make(db, table="flat")
+
+
+def test_create_table_with_its_key(db: Observer) -> None:
+    for _ in range(2):
+        make(db, table="made", check=CHANGES, create_table=True, mode="upsert", keys=["name"], delete_marker="gone")
+    assert [row[:3] for row in db.run("DESCRIBE made")] == [
+        ("id", "bigint(20)", "YES"),
+        ("name", "varchar(255)", "NO"),
+        ("at", "bigint(20)", "YES"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"strategy": "fast"}, "strategy"),
+        ({"strategy": "prepared"}, '"xa"'),
+        ({"mode": "merge"}, "mode"),
+        ({"mode": "upsert"}, "keys"),
+        ({"mode": "upsert", "keys": ["id"], "strategy": "xa"}, "staged"),
+        ({"keys": ["id"]}, "upsert"),
+        ({"mode": "upsert", "keys": ["id", "id"]}, "twice"),
+        ({"mode": "upsert", "keys": ["id"], "delete_marker": "id"}, "delete_marker"),
+        ({"lock_timeout": 0}, "lock_timeout"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        MySQLSink("mysql://h/d", "orders", **options)
+
+
+@pytest.fixture
+def limited(db: Observer, mariadb: MySQLService) -> Iterator[str]:
+    """The DSN of a user who may do nothing yet; named like the database."""
+    db.run("CREATE USER %s@'%%' IDENTIFIED BY 'p'", [db.schema])
+    db.run(f"GRANT USAGE ON *.* TO {db.schema}@'%'")
+    yield mariadb.url(db.schema, db.schema, "p")
+    db.run(f"DROP USER {db.schema}@'%'")
+
+
+def test_missing_rights_are_all_named(db: Observer, limited: str) -> None:
+    user = f"{db.schema}@'%'"
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
+    db.run(f"GRANT SELECT ON {db.schema}.orders TO {user}")
+    options = {"dsn": limited, "mode": "upsert", "keys": ["id"], "strategy": "staged"}
+    with pytest.raises(ConfigurationError) as caught:
+        make(db, **options)
+    told = [line.split("- ")[1].split(" is missing")[0] for line in str(caught.value).splitlines()[1:]]
+    assert [line.split(" ON ")[0] for line in told] == ["GRANT INSERT", "GRANT UPDATE", "GRANT CREATE, DROP"]
+    for grant in told:
+        db.run(f"{grant} TO {user}")
+    db.run(f"GRANT SELECT, INSERT, DELETE ON {db.schema}.* TO {user}")  # of the ledger and the staging tables
+    sink = make(db, **options)
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
+
+
+def test_a_user_who_may_not_see_the_database(db: Observer, limited: str) -> None:
+    with pytest.raises(ConfigurationError, match="Access denied"):
+        make(db, dsn=limited)
+
+
+def test_an_appending_user_needs_no_more_than_insert_and_the_ledger(db: Observer, limited: str) -> None:
+    make(db)
+    db.run(f"GRANT INSERT ON {db.schema}.orders TO {db.schema}@'%'")
+    db.run(f"GRANT SELECT, INSERT, DELETE ON {db.schema}.tpc_ledger TO {db.schema}@'%'")
+    sink = make(db, dsn=limited, strategy="xa")
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
+
+
+SECRET = "s3cr=t/p@ss word"
+
+
+def test_a_wrong_dsn_is_explained_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    sink = MySQLSink(f"mysql://me:{quote(SECRET, safe='')}@127.0.0.1:1/shop", "orders")
+    with pytest.raises(ConfigurationError) as caught:
+        sink.check(SCHEMA)
+    for part in ("127.0.0.1", "port=1", "shop", "me"):
+        assert part in str(caught.value)
+    shown = [str(caught.value), repr(caught.value), repr(sink), str(sink), repr(sink._server), caplog.text]
+    shown.append(str(caught.value.__cause__))
+    for text in shown:
+        assert SECRET not in text
+        assert quote(SECRET, safe="") not in text
+
+
+@pytest.mark.parametrize(
+    "dsn", ["postgresql://u:s3cret@h/d", "mysql://u:s3cret@h:port/d", "s3cret", "mysql://u:s3cret@h"]
+)
+def test_an_unreadable_dsn_is_refused_without_being_shown(dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match="DSN") as caught:
+        MySQLSink(dsn, "orders")
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_unknown_parameters_are_named_and_not_their_values(db: Observer) -> None:
+    with pytest.raises(ConfigurationError, match="sslmod") as caught:
+        make(db, connect_options={"sslmod": "s3cret"})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_wrong_password_is_not_shown(db: Observer) -> None:
+    with pytest.raises(ConfigurationError, match="Access denied") as caught:
+        make(db, connect_options={"password": SECRET})
+    assert SECRET not in str(caught.value)
+
+
+def test_committables_hold_no_password(db: Observer, sink: MySQLSink) -> None:
+    password = str(parameters(db.dsn)["password"])
+    assert password
+    assert password not in str(pre_commit(sink, rows_of(1)).to_json())
+    assert password not in repr(sink)
+
+
+def test_parameters_pass_through(db: Observer) -> None:
+    sink = make(db, connect_options={"read_timeout": 77})
+    with sink._server.lend() as connection:
+        assert connection._read_timeout == 77  # type: ignore[attr-defined]
+    sink = make(db, dsn=f"{db.dsn}?read_timeout=78")
+    with sink._server.lend() as connection:
+        assert connection._read_timeout == 78  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("version", ["8.0.28", "5.7.44-log", "10.4.34-MariaDB-1:10.4", "10.5.1-MariaDB"])
+def test_servers_that_forget_prepared_transactions_are_refused(
+    db: Observer, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make(db, check=None)
+    with sink._server.lend() as connection:
+        connection.server_version = version  # type: ignore[attr-defined]
+    monkeypatch.setattr("sinks.mysql.planning._row", lambda *_: (version,))
+    with pytest.raises(ConfigurationError, match=rf"{version.split('-')[0]}.*needs .* or newer"):
+        sink.check(SCHEMA)
+
+
+# ---------------------------------------------------------------------- values that the table refuses
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+@pytest.mark.parametrize(
+    ("constraints", "row", "named"),
+    [
+        (["ALTER TABLE orders ADD CONSTRAINT positive CHECK (id > 0)"], {"id": -1, "name": "x"}, "positive"),
+        (["ALTER TABLE orders MODIFY name varchar(100) NOT NULL"], {"id": 1, "name": None}, "name"),
+        (["ALTER TABLE orders ADD CONSTRAINT once UNIQUE (name)"], {"id": 1, "name": "row 5"}, "once"),
+        (["ALTER TABLE orders MODIFY name varchar(5)"], {"id": 1, "name": "row 55"}, "name"),
+        (
+            [
+                "CREATE TABLE people (name varchar(100) PRIMARY KEY) ENGINE=InnoDB",
+                "INSERT INTO people VALUES ('row 5')",
+                "ALTER TABLE orders ADD CONSTRAINT known FOREIGN KEY (name) REFERENCES people (name)",
+            ],
+            {"id": 1, "name": "nobody"},
+            "known",
+        ),
+        (
+            [
+                "ALTER TABLE orders MODIFY id bigint",  # else MariaDB says of INSERT … SELECT that the id is null
+                "CREATE TRIGGER no BEFORE INSERT ON orders FOR EACH ROW BEGIN IF NEW.id = 1 THEN"
+                " SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused by policy'; END IF; END",
+            ],
+            {"id": 1, "name": "x"},
+            "refused by policy",
+        ),
+        (["ALTER TABLE orders ADD UNIQUE starts (name(3))"], {"id": 1, "name": "row 6"}, "starts"),
+        (["ALTER TABLE orders ADD UNIQUE nocase (name)"], {"id": 1, "name": "ROW 5"}, "nocase"),
+        (
+            ["ALTER TABLE orders PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (10))"],
+            {"id": 99, "name": "x"},
+            "99|partition",
+        ),
+    ],
+    ids=["check", "not null", "unique", "too long", "foreign key", "trigger", "prefix", "collation", "partition"],
+)
+def test_a_refused_row_fails_the_checkpoint_before_the_decision(
+    db: Observer, strategy: str, constraints: list[str], row: dict[str, Any], named: str
+) -> None:
+    for constraint in constraints:
+        db.run(constraint)
+    sink = make(db, strategy=strategy)
+    committables: list[Committable] = []
+
+    def until_the_decision() -> None:
+        committables.append(pre_commit(sink, rows_of(5), batch([row], SCHEMA)))
+        sink.validate_all(checkpoint(), committables)
+
+    with pytest.raises(BadValue, match=named) as caught:
+        until_the_decision()
+    assert f"{db.schema}.orders" in str(caught.value)
+    assert "tpc_" not in str(caught.value)
+    for committable in committables:
+        sink.abort(committable.transaction)
+    assert db.pending() == 0
+    assert db.visible() == []
+    assert not any(db.ledger().values())
+
+
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+def test_a_bad_row_is_named_by_its_number(db: Observer, strategy: str) -> None:
+    sink = make(db, strategy=strategy)
+    long = batch([{"id": 3, "name": "x"}, {"id": 4, "name": "x" * 101}], SCHEMA)
+    with pytest.raises(BadValue, match=r"partition 3 of checkpoint 7.*'name' at row 4"):
+        pre_commit(sink, rows_of(1, 2), long, checkpoint=7, subtask=3)
+
+
+def test_a_unique_value_twice_over_partitions_or_in_the_table(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD UNIQUE (id)")
+    db.run("INSERT INTO orders VALUES (7, 'old')")
+    sink = make(db, strategy="staged")
+    twice = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(1), subtask=1)]
+    with pytest.raises(BadValue, match=r'"id": \(id\) = \(1\) comes 2 times'):
+        sink.validate_all(checkpoint(), twice)
+    with pytest.raises(BadValue, match=r'"id": \(id\) = \(7\) is in the table already'):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(7))])
+
+
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+def test_defaults_counters_and_generated_columns(db: Observer, strategy: str) -> None:
+    db.run(
+        "CREATE TABLE rich (number bigint AUTO_INCREMENT PRIMARY KEY, id bigint NOT NULL, name text,"
+        " made varchar(10) NOT NULL DEFAULT 'here', twice bigint GENERATED ALWAYS AS (id * 2) STORED) ENGINE=InnoDB"
+    )
+    sink = make(db, table="rich", strategy=strategy)
+    committable = pre_commit(sink, rows_of(21))
+    sink.validate_all(checkpoint(), [committable])
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert [row[1:] for row in db.visible("rich")] == [(21, "row 21", "here", 42)]  # trying the move takes a number too
+    with pytest.raises(SchemaMismatch, match="generated"):
+        make(db, table="rich", check=pa.schema([("id", pa.int64()), ("twice", pa.int64())]), strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+def test_a_counter_that_is_written_is_written_as_it_is(db: Observer, strategy: str) -> None:
+    """The server would put the next number in place of NULL, and by default in place of 0."""
+    db.run("CREATE TABLE numbered (id bigint AUTO_INCREMENT PRIMARY KEY, name text) ENGINE=InnoDB")
+    sink = make(db, table="numbered", strategy=strategy)
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(0, 41))]) == [COMMITTED]
+    assert db.ids("numbered") == [0, 41]
+    with pytest.raises(BadValue, match=r'row 1, column "id": NULL'):
+        pre_commit(sink, batch([{"id": None, "name": "x"}], SCHEMA))
+
+
+# ---------------------------------------------------------------------- upsert and delete
+@pytest.fixture
+def keyed(db: Observer) -> Observer:
+    db.run("DROP TABLE orders")
+    db.run("CREATE TABLE orders (id bigint PRIMARY KEY, name varchar(100) NOT NULL) ENGINE=InnoDB")
+    return db
+
+
+def change(id: int | None, name: str | None, at: int | None, gone: bool | None = None) -> dict[str, Any]:
+    return {"id": id, "name": name, "at": at, "gone": gone}
+
+
+def changing(db: Observer) -> MySQLSink:
+    return make(db, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+
+
+def test_the_last_change_of_a_key_wins_over_all_partitions(keyed: Observer) -> None:
+    sink = changing(keyed)
+    keyed.run("INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old'), (4, 'untouched')")
+    first = [change(1, "second", 2), change(2, None, 9, True), change(5, "born", 1), change(6, "null", None)]
+    second = [
+        change(1, "first", 1),
+        change(2, "late", 8),
+        change(3, None, 1, True),
+        change(3, "back", 2, False),
+        change(5, None, 2, True),
+        change(6, "known", 0),
+    ]
+    committables = [
+        pre_commit(sink, batch(rows, CHANGES), subtask=subtask) for subtask, rows in enumerate([first, second])
+    ]
+    sink.validate_all(checkpoint(), committables)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    assert keyed.visible() == [(1, "second"), (3, "back"), (4, "untouched"), (6, "known")]
+
+
+def test_a_lost_participant_of_an_upsert_holds_the_rest_until_its_replay(keyed: Observer) -> None:
+    sink = changing(keyed)
+    older = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0)
+    newer = pre_commit(sink, batch([change(1, "newer", 2)], CHANGES), subtask=1)
+    keyed.run(f"DROP TABLE {older.transaction['table']}")
+    outcomes = sink.commit_all(checkpoint(), [older, newer])
+    assert [one.state for one in outcomes] == [CommitState.LOST, CommitState.HELD]  # type: ignore[union-attr]
+    replay = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0, round=1)
+    assert sink.commit_all(checkpoint(), [newer, replay]) == [COMMITTED, COMMITTED]
+    assert keyed.visible() == [(1, "newer")]
+
+
+def test_an_order_column_that_the_table_has(keyed: Observer) -> None:
+    keyed.run("ALTER TABLE orders ADD at bigint")
+    keyed.run("INSERT INTO orders VALUES (1, 'old', 1)")
+    sink = make(keyed, check=CHANGES.remove(3), mode="upsert", keys=["id"], order_by="at")
+    rows = [{"id": 1, "name": "b", "at": 3}, {"id": 1, "name": "a", "at": 2}]
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, batch(rows, CHANGES.remove(3)))]) == [COMMITTED]
+    assert keyed.visible() == [(1, "b", 3)]
+
+
+def test_keys_are_compared_as_the_table_does(db: Observer) -> None:
+    db.run("CREATE TABLE words (word varchar(20) COLLATE utf8mb4_general_ci PRIMARY KEY, at bigint) ENGINE=InnoDB")
+    db.run("INSERT INTO words VALUES ('Ab', 0)")
+    schema = pa.schema([("word", pa.string()), ("at", pa.int64())])
+    sink = make(db, table="words", check=schema, mode="upsert", keys=["word"], order_by="at")
+    rows = [{"word": "AB", "at": 1}, {"word": "ab", "at": 2}, {"word": "é", "at": 3}]
+    committable = pre_commit(sink, batch(rows, schema))
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.visible("words") == [("Ab", 2), ("é", 3)]
+
+
+def test_a_key_twice_without_an_order_is_refused_before_the_decision(keyed: Observer) -> None:
+    sink = make(keyed, mode="upsert", keys=["id"])
+    committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(1), subtask=1)]
+    with pytest.raises(BadValue, match=r"order_by.*\(id\) = \(1\) comes 2 times"):
+        sink.validate_all(checkpoint(), committables)
+    sink.validate_all(checkpoint(), committables[:1])
+
+
+def test_a_key_that_is_null_is_refused_in_the_task(db: Observer) -> None:
+    db.run("ALTER TABLE orders MODIFY id bigint NULL, ADD UNIQUE (id)")
+    sink = changing(db)
+    with pytest.raises(BadValue, match='"id"'):
+        pre_commit(sink, batch([change(None, "x", 1, True)], CHANGES))
+    assert db.pending() == 0
+
+
+def test_constraints_bind_rows_that_stay_not_rows_that_delete(keyed: Observer) -> None:
+    sink = changing(keyed)
+    with pytest.raises(BadValue, match="name"):
+        pre_commit(sink, batch([change(1, None, 1, None)], CHANGES))
+    pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))
+
+
+def test_another_unique_index_of_an_upsert_is_no_key_and_is_tried_before_the_decision(keyed: Observer) -> None:
+    """ON DUPLICATE KEY UPDATE would change row 1."""
+    keyed.run("ALTER TABLE orders ADD UNIQUE names (name)")
+    keyed.run("INSERT INTO orders VALUES (1, 'taken')")
+    sink = make(keyed, mode="upsert", keys=["id"])
+    committable = pre_commit(sink, batch([{"id": 2, "name": "taken"}], SCHEMA))
+    with pytest.raises(BadValue, match="names"):
+        sink.validate_all(checkpoint(), [committable])
+    assert keyed.visible() == [(1, "taken")]
+
+
+def test_a_referenced_row_cannot_be_deleted_and_that_is_found_before_the_decision(keyed: Observer) -> None:
+    keyed.run("INSERT INTO orders VALUES (1, 'x')")
+    keyed.run(
+        "CREATE TABLE `lines` (id bigint, CONSTRAINT of_order FOREIGN KEY (id) REFERENCES orders (id)) ENGINE=InnoDB"
+    )
+    keyed.run("INSERT INTO `lines` VALUES (1)")
+    sink = changing(keyed)
+    with pytest.raises(BadValue, match="of_order"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))])
+    assert keyed.ids() == [1]
+
+
+def test_keys_only_and_keys_of_several_columns(db: Observer) -> None:
+    db.run("CREATE TABLE pairs (id bigint, name varchar(50), PRIMARY KEY (name, id)) ENGINE=InnoDB")
+    db.run("INSERT INTO pairs VALUES (1, 'row 1')")
+    sink = make(db, table="pairs", mode="upsert", keys=["id", "name"])
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1, 2))]) == [COMMITTED]
+    assert db.visible("pairs") == [(1, "row 1"), (2, "row 2")]
+
+
+def test_an_upsert_written_at_least_once(keyed: Observer) -> None:
+    keyed.run("INSERT INTO orders VALUES (1, 'old')")
+    sink = make(keyed, mode="upsert", keys=["id"])
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1, 2))
+    sink.commit_directly(transaction)
+    assert keyed.visible() == [(1, "row 1"), (2, "row 2")]
+    assert keyed.pending() == 0
+
+
+def test_fingerprints_are_what_moves_are_counted_against(db: Observer) -> None:
+    sink = make(db, strategy="staged")
+    committable = pre_commit(sink, rows_of(1)).of("orders", 0, Fingerprint(2, 0))
+    (outcome,) = sink.commit_all(checkpoint(), [committable])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is CommitState.UNKNOWN
