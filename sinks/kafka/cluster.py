@@ -14,6 +14,7 @@ from typing import Any
 
 from kafka.admin import KafkaAdminClient
 from kafka.errors import TransactionalIdNotFoundError, UnknownTopicOrPartitionError, for_code
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
@@ -69,39 +70,45 @@ class Cluster:
         """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
         abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
 
-        def end_transaction(identity: Identity) -> EndTxnRequest:
-            return EndTxnRequest(committed=commit, **identity)
-
-        def raise_epoch(identity: Identity) -> InitProducerIdRequest:
-            return InitProducerIdRequest(transaction_timeout_ms=60_000, min_version=3, **identity)
-
-        answers = self._ask_coordinators(identities, end_transaction)
+        request = _commit if commit else _abort
+        answers = self._end(identities, request)
         pause = 0.005
         while pause < _LONGEST_PAUSE and (busy := [at for at, answer in enumerate(answers) if answer == _CONCURRENT]):
             time.sleep(pause)  # it has been ended just before, and its markers are on their way
             pause *= 2
-            again = self._ask_coordinators([identities[at] for at in busy], end_transaction)
+            again = self._end([identities[at] for at in busy], request)
             for at, answer in zip(busy, again, strict=True):
                 answers[at] = answer
         if not commit and self._manager.broker_version_data.api_version(EndTxnRequest) < _RAISES_EPOCH:
             aborted = [identity for identity, answer in zip(identities, answers, strict=True) if answer == 0]
-            self._ask_coordinators(aborted, raise_epoch)
+            self._end(aborted, _raise_epoch)
         return answers
 
+    def _end(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
+        by_name = [identity["transactional_id"] for identity in identities]
+        requests = iter(map(request, identities))
+        answers = self._ask_coordinators(by_name, lambda _: next(requests))
+        return [answer if isinstance(answer, Exception) else answer.error_code for answer in answers]
+
     def states(self, transactional_ids: Iterable[str]) -> dict[str, tuple[Identity, str]]:
-        """The newest transaction of each transactional id that its coordinator knows, and its state there."""
+        """The newest transaction of each transactional id that its coordinator knows, and its state there. Raises what
+        keeps a coordinator from telling."""
+        names = list(transactional_ids)
         found: dict[str, tuple[Identity, str]] = {}
-        for name in transactional_ids:
-            try:
-                about = self.admin.describe_transactions([name])[name]
-            except TransactionalIdNotFoundError:
+        for name, answer in zip(names, self._ask_coordinators(names, _describe), strict=True):
+            if isinstance(answer, Exception):
+                raise answer
+            (about,) = answer.transaction_states
+            if about.error_code == TransactionalIdNotFoundError.errno:
                 continue
+            if about.error_code:
+                raise for_code(about.error_code)(name)
             identity = {
                 "transactional_id": name,
                 "producer_id": about.producer_id,
                 "producer_epoch": about.producer_epoch,
             }
-            found[name] = identity, about.state.value
+            found[name] = identity, about.transaction_state
         return found
 
     def ongoing(self, prefix: str) -> list[Identity]:
@@ -111,34 +118,26 @@ class Cluster:
         states = self.states(sorted(name for name in names if name.startswith(prefix)))
         return [identity for identity, state in states.values() if state == "Ongoing"]
 
-    def _ask_coordinators(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
-        """One request for each identity to its transaction coordinator, which is looked up anew: coordinators move."""
-        if not identities:
+    def _ask_coordinators(self, names: Sequence[str], request: Callable[[str], Any]) -> list[Any]:
+        """One request for each transactional id to its coordinator, which is looked up anew, since coordinators move.
+        A response or an exception each."""
+        if not names:
             return []
-        names = sorted({identity["transactional_id"] for identity in identities})
         kind = CoordinatorType.TRANSACTION
+        keys = sorted(set(names))
         (found,) = self._send(
-            [(FindCoordinatorRequest(key_type=kind.value, coordinator_keys=names, min_version=4), None)]
+            [(FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=4), None)]
         )
         if isinstance(found, Exception):
-            return [found] * len(identities)
-        refused = {one.key: one.error_code for one in found.coordinators if one.error_code}
+            return [found] * len(names)
         cluster = self._manager.cluster
         nodes = {
-            one.key: cluster.add_coordinator(one, kind, one.key, synthesize_node_id=False)
+            one.key: for_code(one.error_code)(f"coordinator of {one.key}")
+            if one.error_code
+            else cluster.add_coordinator(one, kind, one.key, synthesize_node_id=False)
             for one in found.coordinators
-            if not one.error_code
         }
-        asked = [identity for identity in identities if identity["transactional_id"] in nodes]
-        sent = iter(self._send([(request(identity), nodes[identity["transactional_id"]]) for identity in asked]))
-        answers: list[Answer] = []
-        for identity in identities:
-            if error_code := refused.get(identity["transactional_id"]):
-                answers.append(error_code)
-            else:
-                answer = next(sent)
-                answers.append(answer if isinstance(answer, Exception) else answer.error_code)
-        return answers
+        return self._send([(request(name), nodes[name]) for name in names])
 
     # ------------------------------------------------------------------ topics
     def cluster_id(self) -> str:
@@ -194,19 +193,39 @@ class Cluster:
     def _manager(self) -> Any:
         return self.admin._manager
 
-    def _send(self, requests: Sequence[tuple[Any, int | None]]) -> list[Any]:
-        """Send all to their nodes (None: any), then await all: a response or an exception each."""
+    def _send(self, requests: Sequence[tuple[Any, int | Exception | None]]) -> list[Any]:
+        """Send all to their nodes (None: any; an exception is its own answer), then await all: a response or an
+        exception each."""
         manager = self._manager
 
         async def exchange() -> list[Any]:
-            sent = [manager.send(request, node_id=node) for request, node in requests]
+            sent = [
+                node if isinstance(node, Exception) else manager.send(request, node_id=node)
+                for request, node in requests
+            ]
             answers: list[Any] = []
             for future in sent:
                 try:
-                    answers.append(await future)
+                    answers.append(future if isinstance(future, Exception) else await future)
                 except Exception as error:
                     answers.append(error)
             return answers
 
         answered: list[Any] = manager.run(exchange)
         return answered
+
+
+def _commit(identity: Identity) -> Any:
+    return EndTxnRequest(committed=True, **identity)
+
+
+def _abort(identity: Identity) -> Any:
+    return EndTxnRequest(committed=False, **identity)
+
+
+def _raise_epoch(identity: Identity) -> Any:
+    return InitProducerIdRequest(transaction_timeout_ms=60_000, min_version=3, **identity)
+
+
+def _describe(transactional_id: str) -> Any:
+    return DescribeTransactionsRequest(transactional_ids=[transactional_id])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.errors import SchemaMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _BY_RECORD = ("headers", "timestamp")
 """Columns that librdkafka takes only record by record."""
@@ -39,8 +43,25 @@ def by_record(schema: pa.Schema) -> bool:
     return any(name in schema.names for name in _BY_RECORD)
 
 
-def check(sink: str, schema: pa.Schema, topic: str | None) -> None:
-    """Raise SchemaMismatch with every column that does not fit."""
+def with_json(df: DataFrame) -> DataFrame:
+    """`key` and `value` as JSON text where they are structs, maps or arrays. Without a column `value`, it is an object
+    of all columns that are none of the sink's own."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if "value" not in df.columns:
+        own = [name for name in df.columns if name in _COLUMNS]
+        others = [df[f"`{name.replace('`', '``')}`"] for name in df.columns if name not in _COLUMNS]
+        df = df.select(*own, functions.struct(*others).alias("value"))
+    options = {"ignoreNullFields": "false"}
+    for name in {"key", "value"} & set(df.columns):
+        if isinstance(df.schema[name].dataType, (ArrayType, MapType, StructType)):
+            df = df.withColumn(name, functions.to_json(name, options))
+    return df
+
+
+def check(sink: str, schema: pa.Schema, topic: str | None, *, any_value: bool = False) -> None:
+    """Raise SchemaMismatch with every column that does not fit. `any_value`: a serializer makes bytes of the value."""
     problems = []
     if "value" not in schema.names:
         problems.append("there is no column `value`")
@@ -53,8 +74,9 @@ def check(sink: str, schema: pa.Schema, topic: str | None) -> None:
             )
             continue
         wanted, fits = _COLUMNS[field.name]
-        if not fits(field.type):
-            problems.append(f"column `{field.name}` is {field.type}, and must be {wanted}")
+        if not fits(field.type) and not (any_value and field.name == "value"):
+            hint = "; value_format='json' writes it as JSON" if field.name in ("key", "value") else ""
+            problems.append(f"column `{field.name}` is {field.type}, and must be {wanted}{hint}")
     for name in set(schema.names):
         if schema.names.count(name) > 1:
             problems.append(f"column `{name}` comes twice")

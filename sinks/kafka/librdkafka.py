@@ -75,6 +75,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "event_message_count": (_Size, _Handle),
     "event_message_next": (ctypes.POINTER(Message), _Handle),
     "event_destroy": (None, _Handle),
+    "metadata": (_Int, _Handle, _Int, _Handle, ctypes.POINTER(_Handle), _Int),
+    "metadata_destroy": (None, _Handle),
     "topic_new": (_Handle, _Handle, _Text, _Handle),
     "topic_name": (_Text, _Handle),
     "topic_destroy": (None, _Handle),

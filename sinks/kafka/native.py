@@ -29,6 +29,8 @@ _LEVELS = [logging.CRITICAL] * 3 + [
     logging.DEBUG,
 ]  # syslog's
 
+_METADATA_TIMEOUT = 30.0
+
 
 class NativeProducer(TransactionalProducer):
     """Columns `key`, `value`, `topic` and `partition`. librdkafka copies the records into its queue, which bounds the
@@ -79,9 +81,7 @@ class NativeProducer(TransactionalProducer):
         self._raise_failure()
 
     def _produce(self, topic: str, rows: npt.NDArray[np.void]) -> None:
-        handle = self._topics.get(topic)
-        if handle is None:
-            handle = self._topics[topic] = rd.lib.topic_new(self._handle, topic.encode(), None)
+        handle = self._topics.get(topic) or self._known(topic)
         while len(rows):
             flags = rd.MSG_COPY | rd.MSG_PARTITION
             taken = rd.lib.produce_batch(handle, rd.ANY_PARTITION, flags, rows.ctypes.data, len(rows))
@@ -97,22 +97,38 @@ class NativeProducer(TransactionalProducer):
             self._serve(100)
             self._raise_failure()
 
+    def _known(self, topic: str) -> int:
+        """A handle of the topic, once its partitions are known: a record for a certain partition that is produced
+        earlier makes librdkafka add the partition -1 to the transaction, which fails it."""
+        handle: int = rd.lib.topic_new(self._handle, topic.encode(), None)
+        self._topics[topic] = handle
+        metadata = ctypes.c_void_p()
+        error = rd.lib.metadata(self._handle, 0, handle, metadata, _ms(_METADATA_TIMEOUT))
+        if error:
+            raise failure(_name(error), _text(rd.lib.err2str(error)), f"partitions of topic {topic!r}")
+        rd.lib.metadata_destroy(metadata)
+        return handle
+
     def flush(self, timeout: float) -> None:
         """Delivery reports are served here while librdkafka flushes in a thread, as its documentation asks for."""
         deadline = time.monotonic() + timeout
-        flush = threading.Thread(target=rd.lib.flush, args=(self._handle, _ms(timeout)), name="kafka-flush")
-        flush.start()
+        waiting = True
+
+        def flush() -> None:
+            while waiting and rd.lib.flush(self._handle, 100):
+                pass
+
+        thread = threading.Thread(target=flush, name="kafka-flush")
+        thread.start()
         while self.delivered < self.sent and self._failure is None and time.monotonic() < deadline:
             self._serve(100)
-        if self._failure is None:
-            flush.join()
+        waiting = False
+        thread.join()
         self._check_delivered()
 
     def seal(self, timeout: float) -> Sealed:
         self.flush(timeout)
-        while self._producer is None:
-            self._serve(100)
-            self._raise_failure()
+        self._await_producer(lambda: self._serve(100))
         return self._sealed(self._cluster)
 
     def commit(self, timeout: float) -> None:
@@ -120,6 +136,7 @@ class NativeProducer(TransactionalProducer):
         self._check(rd.lib.commit_transaction(self._handle, _ms(timeout)), "commit_transaction")
 
     def abort(self, timeout: float) -> None:
+        self._settle()
         # It waits until the delivery reports of purged records were taken.
         abort = threading.Thread(target=self._abort, args=(timeout,), name="kafka-abort")
         abort.start()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.producer import STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
@@ -18,11 +19,18 @@ logger = logging.getLogger(__name__)
 
 
 class PlainProducer(TransactionalProducer):
-    """All columns: `key`, `value`, `topic`, `partition`, `headers` and `timestamp`; and options that are functions
-    (`oauth_cb` and the like)."""
+    """All columns: `key`, `value`, `topic`, `partition`, `headers` and `timestamp`; options that are functions
+    (`oauth_cb` and the like); and values that a serializer makes."""
 
-    def __init__(self, options: Mapping[str, Any], transactional_id: str, default_topic: str | None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        transactional_id: str,
+        default_topic: str | None,
+        value_serializer: Callable[[], Callable[[Any, SerializationContext], bytes | None]] | None = None,
+    ) -> None:
         super().__init__(transactional_id, default_topic)
+        self._serialize = value_serializer and value_serializer()
         own = {
             "transactional.id": transactional_id,
             "statistics.interval.ms": STATS_INTERVAL_MS,
@@ -50,11 +58,14 @@ class PlainProducer(TransactionalProducer):
             if topic is None:
                 raise no_topic()
             self._produce(topic, row)
-        self._client.poll(0)
+        self._serve(self._client.poll, 0)
         self._raise_failure()
 
     def _produce(self, topic: str, row: Mapping[str, Any]) -> None:
-        record: dict[str, Any] = {"key": row.get("key"), "value": row.get("value")}
+        value = row.get("value")
+        if self._serialize and value is not None:
+            value = self._serialized(topic, value)
+        record: dict[str, Any] = {"key": row.get("key"), "value": value}
         if row.get("partition") is not None:
             record["partition"] = row["partition"]
         if row.get("headers"):
@@ -65,7 +76,7 @@ class PlainProducer(TransactionalProducer):
             try:
                 self._client.produce(topic, **record)
             except BufferError:
-                self._client.poll(0.1)
+                self._serve(self._client.poll, 0.1)
                 self._raise_failure()
                 continue
             except KafkaException as error:
@@ -77,17 +88,22 @@ class PlainProducer(TransactionalProducer):
             self.sent += 1
             return
 
+    def _serialized(self, topic: str, value: Any) -> bytes | None:
+        assert self._serialize is not None
+        try:
+            return self._serialize(value, SerializationContext(topic, MessageField.VALUE))
+        except Exception as error:
+            raise BadValue(f"the serializer refuses a value for topic {topic!r}: {error!r}") from error
+
     def flush(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while self.delivered < self.sent and self._failure is None and time.monotonic() < deadline:
-            self._client.flush(0.5)
+            self._serve(self._client.flush, 0.5)
         self._check_delivered()
 
     def seal(self, timeout: float) -> Sealed:
         self.flush(timeout)
-        while self._producer is None:
-            self._client.poll(0.1)
-            self._raise_failure()
+        self._await_producer(lambda: self._serve(self._client.poll, 0.1))
         return self._sealed(self._cluster)
 
     def commit(self, timeout: float) -> None:
@@ -98,6 +114,7 @@ class PlainProducer(TransactionalProducer):
             raise self._explained(error, "commit_transaction") from error
 
     def abort(self, timeout: float) -> None:
+        self._settle()
         try:
             self._client.abort_transaction(timeout)
         except KafkaException as error:
@@ -109,6 +126,18 @@ class PlainProducer(TransactionalProducer):
             del self._client
 
     # ------------------------------------------------------------------ callbacks
+    def _serve(self, call: Callable[[float], object], timeout: float) -> None:
+        """Run the callbacks. A fatal error leaves them as a KafkaException, or, if another callback follows, as a
+        SystemError."""
+        try:
+            call(timeout)
+        except KafkaException as error:
+            raise self._explained(error, "the producer") from error
+        except SystemError as error:
+            if isinstance(error.__cause__, KafkaException):
+                raise self._explained(error.__cause__, "the producer") from error
+            raise failure("_FATAL", "fatal error, see the log", f"the producer of {self.transactional_id}") from error
+
     def _statistics(self, text: str) -> None:
         if self._producer is None:
             self._learn_producer(json.loads(text))

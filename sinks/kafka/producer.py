@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_MS = 20
 """librdkafka tells producer id and epoch in its statistics only."""
+
+_SETTLE_TIMEOUT = 5.0
+_STATISTICS_TIMEOUT = 10.0
 
 _CONFIGURATION = {
     "TOPIC_AUTHORIZATION_FAILED": "the principal may not write to the topic (ACL: Write and Describe on the topic)",
@@ -36,13 +40,21 @@ _BAD_VALUES = {
 }
 
 
+_FENCED = (
+    "the broker has ended this transaction: it was open for longer than the sink's transaction_timeout, or another "
+    "attempt or driver of this job has taken its place"
+)
+_HINTS = dict.fromkeys(("_FATAL", "_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"), _FENCED)
+
+
 def failure(name: str, text: str, what: str) -> Exception:
     """The exception for a librdkafka error by its name: a SinkError if trying again cannot help."""
     if name in _CONFIGURATION:
         return ConfigurationError(f"{what}: {_CONFIGURATION[name]} ({name}: {text})")
     if name in _BAD_VALUES:
         return BadValue(f"{what}: {_BAD_VALUES[name]} ({name}: {text})")
-    return RuntimeError(f"{what}: {name}: {text}")
+    hint = f"{_HINTS[name]} " if name in _HINTS else ""
+    return RuntimeError(f"{what}: {hint}({name}: {text})")
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,14 @@ class TransactionalProducer(ABC):
     def close(self) -> None:
         """Release the producer; an open transaction stays open."""
 
+    def _settle(self) -> None:
+        """Before an abort: librdkafka tells the broker nothing if it believes that no partition has joined yet, which a
+        request under way may be about to change."""
+        try:
+            self.flush(_SETTLE_TIMEOUT)
+        except Exception as error:
+            logger.debug("flush before the abort of %s: %s", self.transactional_id, error)
+
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -109,6 +129,12 @@ class TransactionalProducer(ABC):
         self._raise_failure()
         if self.delivered != self.sent:
             raise RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
+
+    def _await_producer(self, serve: Callable[[], object]) -> None:
+        deadline = time.monotonic() + _STATISTICS_TIMEOUT
+        while self._producer is None and time.monotonic() < deadline:
+            serve()
+            self._raise_failure()
 
     def _sealed(self, cluster: str) -> Sealed:
         if self._producer is None or self._witness is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
+from confluent_kafka.serialization import SerializationContext
 from kafka.errors import KafkaError
 
 from sinks.base import TwoPhaseCommitSink
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 logger = logging.getLogger(__name__)
+
+Transform = Callable[["DataFrame"], "DataFrame"]
+SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
 _WITNESS_THREADS = 8
 _COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")
@@ -49,6 +53,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         options: Mapping[str, Any] | None = None,
         transaction_timeout: float = 900.0,
         create_topic: bool = False,
+        value_format: Literal["json"] | None = None,
+        value_serializer: SerializerFactory | None = None,
         timeout: float = 30.0,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         admin: Mapping[str, Any] | None = None,
@@ -62,15 +68,26 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
           open. What it aborts after the decision is written again, so nothing is lost; it must be below the broker's
           transaction.max.timeout.ms (15 minutes by default).
         * `create_topic`: create a missing `topic` with the brokers' defaults.
+        * `value_format="json"`: a `value` or `key` of struct, map or array type becomes JSON text; without a column
+          `value`, all other columns become its fields.
+        * `value_serializer`: a function without arguments, called once in each task, that returns a serializer as
+          those of confluent-kafka's schema registry client (Avro, Protobuf, JSON Schema): it is called with each value
+          (a struct is a dict) and a SerializationContext, and returns bytes.
         * `timeout`: seconds that a request to a broker may take.
         * `admin`: kafka-python's options for the driver's client, where it needs others than the tasks.
 
         Raises ConfigurationError for options that the sink sets itself.
         """
+        if value_format == "json":
+            transform = _after(transform, columns.with_json)
         super().__init__(name=name or topic or "kafka", transform=transform)
         self.bootstrap_servers, self.topic = bootstrap_servers, topic
         self.create_topic, self.timeout = create_topic, timeout
-        if problems := option_problems(options or {}, transaction_timeout):
+        self.value_serializer = value_serializer
+        problems = option_problems(options or {}, transaction_timeout)
+        if value_format not in (None, "json"):
+            problems.append(f"value_format is 'json' or None, not {value_format!r}")
+        if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self._producer_options = producer_options(bootstrap_servers, options or {}, transaction_timeout)
         self._admin_options = admin_options(bootstrap_servers, options or {}, admin or {})
@@ -83,9 +100,10 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
 
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with what is wrong.
         """
-        columns.check(self.name, schema, self.topic)
+        columns.check(self.name, schema, self.topic, any_value=self.value_serializer is not None)
         try:
             self._check_topic()
+            self._brokers.ongoing("tpc.")
         except KafkaError as error:
             raise ConfigurationError(
                 f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: {error!r}. Check the "
@@ -127,8 +145,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     def _producer(self, transactional_id: str, schema: pa.Schema) -> TransactionalProducer:
         configured = self._producer_options
         functions = any(callable(value) for value in configured.values())
-        if functions or columns.by_record(schema) or librdkafka.unusable():
-            return PlainProducer(configured, transactional_id, self.topic)
+        if self.value_serializer or functions or columns.by_record(schema) or librdkafka.unusable():
+            return PlainProducer(configured, transactional_id, self.topic, self.value_serializer)
         return NativeProducer(configured, transactional_id, self.topic)
 
     # ------------------------------------------------------------------ in the task
@@ -226,6 +244,10 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
 
     def __repr__(self) -> str:
         return f"KafkaSink(name={self.name!r}, topic={self.topic!r}, bootstrap_servers={self.bootstrap_servers!r})"
+
+
+def _after(first: Transform | None, second: Transform) -> Transform:
+    return second if first is None else lambda df: second(first(df))
 
 
 def _prefix(job: str, sink: str) -> str:

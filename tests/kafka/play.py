@@ -1,0 +1,58 @@
+"""What tasks do with a Kafka sink, called by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from sinks.kafka import KafkaSink
+from sinks.kafka.producer import TransactionalProducer
+from sinks.testing.servers.kafka import KafkaService
+from sinks.transaction import Committable, Fingerprint, TransactionContext, TransactionId
+
+TEXTS = pa.schema([("key", pa.string()), ("value", pa.string())])
+LINEAGE = "0badcafe"
+
+
+def sink_of(kafka: KafkaService, topic: str | None, user: str | None = None, **options: Any) -> KafkaSink:
+    """A sink with the service's security options; those of librdkafka may be given as `options=`."""
+    security = {k: v for k, v in kafka.client_options(user).items() if k != "bootstrap.servers"}
+    own: Mapping[str, Any] = options.pop("options", {})
+    return KafkaSink(kafka.bootstrap, topic, options={**security, **own}, **options)
+
+
+def texts(*values: str | None, key: str | None = None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"key": [key] * len(values), "value": list(values)}, schema=TEXTS)
+
+
+def context(
+    sink: KafkaSink, schema: pa.Schema = TEXTS, checkpoint: int = 0, subtask: int = 0, slot: int = 0, job: str = "job"
+) -> TransactionContext:
+    name = TransactionId(job, LINEAGE, checkpoint, sink.name, subtask, 1, 0, 0, slot)
+    attempt = f"g1r0t0a{slot}"
+    return TransactionContext(job, LINEAGE, checkpoint, sink.name, subtask, attempt, schema, str(name), slot)
+
+
+def begun(sink: KafkaSink, *batches: pa.RecordBatch, **about: Any) -> TransactionalProducer:
+    """An open transaction with these rows written."""
+    transaction = sink.begin_transaction(context(sink, batches[0].schema if batches else TEXTS, **about))
+    try:
+        for batch in batches:
+            sink.write(transaction, batch)
+    except BaseException:
+        sink.rollback(transaction)
+        raise
+    return transaction
+
+
+def pre_commit(sink: KafkaSink, *batches: pa.RecordBatch, **about: Any) -> Committable:
+    """What a task does for its partition; rolls back what fails."""
+    transaction = begun(sink, *batches, **about)
+    try:
+        committable = sink.pre_commit(transaction)
+    except BaseException:
+        sink.rollback(transaction)
+        raise
+    return committable.of(sink.name, about.get("subtask", 0), Fingerprint(sum(batch.num_rows for batch in batches)))

@@ -1,0 +1,536 @@
+"""KafkaSink on a real broker: what arrives, what is refused, and what became of a transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.serialization import SerializationContext
+from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
+from sinks.kafka import KafkaSink, cluster, librdkafka
+from sinks.kafka.outcome import NotYetKnown
+from sinks.kafka.producer import TransactionalProducer
+from sinks.testing.servers.kafka import KafkaServer, KafkaService
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity
+from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
+from tests.kafka.reading import read, settled
+
+
+@pytest.fixture
+def sink(kafka: KafkaService, kafka_topic: str) -> Iterator[KafkaSink]:
+    sink = sink_of(kafka, kafka_topic)
+    yield sink
+    sink.close()
+
+
+@pytest.fixture(params=["native", "plain"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both producers. The plain one takes over where librdkafka is one that we do not know."""
+    if request.param == "plain":
+        monkeypatch.setattr(librdkafka, "unusable", lambda: "for this test")
+    return str(request.param)
+
+
+def values(kafka: KafkaService, topic: str, **how: Any) -> list[str]:
+    settled(kafka.bootstrap)
+    return sorted((message.value() or b"").decode() for message in read(kafka.client_options(), topic, **how))
+
+
+def outcome(sink: KafkaSink, committable: Committable, timeout: float = 15) -> CommitOutcome:
+    """Ask until the outcome is final."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return sink.commit(committable)
+        except NotYetKnown:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def go_on(transaction: TransactionalProducer, batch: pa.RecordBatch, seconds: float = 10) -> None:
+    """Write and flush, until that fails or the time is up."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        transaction.write(batch)
+        transaction.flush(10)
+        time.sleep(0.05)
+
+
+# ---------------------------------------------------------------------- what arrives
+@pytest.mark.usefixtures("way")
+def test_keys_values_tombstones_and_partitions(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([b"k", None, b"", b"\x00\xff"], pa.binary()),
+            "value": pa.array(["täglich", "", None, "x" * 5000], pa.string()),
+            "partition": pa.array([0, 1, 2, 2], pa.int32()),
+        }
+    )
+    sink.check(batch.schema)
+    committable = pre_commit(sink, batch)
+    assert values(kafka, kafka_topic) == []
+    assert sink.commit(committable) == CommitOutcome.COMMITTED
+    settled(kafka.bootstrap)
+    found = [(m.partition(), m.key(), m.value()) for m in read(kafka.client_options(), kafka_topic)]
+    assert sorted(found, key=str) == sorted(
+        [
+            (0, b"k", "täglich".encode()),
+            (1, None, b""),
+            (2, b"", None),
+            (2, b"\x00\xff", b"x" * 5000),
+        ],
+        key=str,
+    )
+
+
+def test_headers_and_timestamps(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
+    headers = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
+    moment = datetime(2026, 2, 3, 4, 5, 6, 789000, timezone.utc)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "value": ["a", "b"],
+            "headers": pa.array([[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None], headers),
+            "timestamp": pa.array([moment, None], pa.timestamp("us", "UTC")),
+        }
+    )
+    sink.check(batch.schema)
+    before = time.time()
+    assert sink.commit(pre_commit(sink, batch)) == CommitOutcome.COMMITTED
+    settled(kafka.bootstrap)
+    a, b = sorted(read(kafka.client_options(), kafka_topic), key=lambda message: message.value() or b"")
+    assert a.headers() == [("h", b"1"), ("h", None)]
+    assert a.timestamp()[1] == int(moment.timestamp() * 1000)
+    assert b.headers() is None
+    assert b.timestamp()[1] >= int(before * 1000) - 1
+
+
+@pytest.mark.usefixtures("way")
+def test_rows_may_name_their_topics(kafka: KafkaService, kafka_topic: str) -> None:
+    with kafka.topic(partitions=1) as other:
+        sink = sink_of(kafka, kafka_topic, name="two topics")
+        batch = pa.RecordBatch.from_pydict({"value": ["a", "b", "c"], "topic": [other, None, kafka_topic]})
+        sink.check(batch.schema)
+        assert sink.commit(pre_commit(sink, batch)) == CommitOutcome.COMMITTED
+        sink.close()
+        assert values(kafka, kafka_topic) == ["b", "c"]
+        assert values(kafka, other) == ["a"]
+
+
+@pytest.mark.usefixtures("way")
+def test_a_row_without_topic_is_refused(kafka: KafkaService, kafka_topic: str) -> None:
+    sink = sink_of(kafka, None, name="no default")
+    batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [kafka_topic, None]})
+    with pytest.raises(BadValue, match="no topic"):
+        pre_commit(sink, batch)
+    sink.close()
+    assert values(kafka, kafka_topic, isolation="read_uncommitted") in ([], ["a"])
+    assert values(kafka, kafka_topic) == []
+
+
+@pytest.mark.usefixtures("way")
+def test_keys_go_where_java_clients_put_them(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
+    """Murmur2 of the key modulo three partitions, as computed by Kafka's own org.apache.kafka.common.utils.Utils."""
+    hashes = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536}
+    keys = {key: (hash & 0x7FFFFFFF) % 3 for key, hash in hashes.items()}
+    batch = pa.RecordBatch.from_pydict({"key": list(keys), "value": list(keys)})
+    sink.commit(pre_commit(sink, batch))
+    settled(kafka.bootstrap)
+    found = {(m.key() or b"").decode(): m.partition() for m in read(kafka.client_options(), kafka_topic)}
+    assert found == keys
+
+
+@pytest.mark.usefixtures("way")
+def test_a_full_queue_waits_and_keeps_the_order(kafka: KafkaService) -> None:
+    with kafka.topic(partitions=1) as topic:
+        sink = sink_of(kafka, topic, options={"queue.buffering.max.messages": 1000})
+        rows = [f"{i:05d}" for i in range(20_000)]
+        committable = pre_commit(sink, *[texts(*rows[i : i + 5000]) for i in range(0, len(rows), 5000)])
+        assert sink.commit(committable) == CommitOutcome.COMMITTED
+        sink.close()
+        settled(kafka.bootstrap)
+        assert [(m.value() or b"").decode() for m in read(kafka.client_options(), topic)] == rows
+
+
+def test_at_least_once_is_visible_at_once(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
+    sink.commit_directly(begun(sink, texts("a", "b")))
+    assert values(kafka, kafka_topic) == ["a", "b"]
+    assert list(sink.in_doubt("job")) == []
+
+
+def test_a_serializer_makes_the_value(kafka: KafkaService, kafka_topic: str) -> None:
+    def shout() -> Any:
+        return lambda value, about: f"{about.topic}:{value['word'].upper()}".encode()
+
+    sink = sink_of(kafka, kafka_topic, value_serializer=shout)
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([{"word": "a"}, None])})
+    sink.check(batch.schema)
+    sink.commit(pre_commit(sink, batch))
+    sink.close()
+    assert values(kafka, kafka_topic) == ["", f"{kafka_topic}:A"]
+
+
+def test_a_value_that_the_serializer_refuses(kafka: KafkaService, kafka_topic: str) -> None:
+    def picky() -> Any:
+        def serialize(value: Any, context: SerializationContext) -> bytes:
+            raise KeyError("word")
+
+        return serialize
+
+    sink = sink_of(kafka, kafka_topic, value_serializer=picky)
+    with pytest.raises(BadValue, match=r"refuses a value.*word"):
+        pre_commit(sink, texts("a"))
+    sink.close()
+
+
+# ---------------------------------------------------------------------- checks before the first batch
+def test_all_that_is_wrong_with_the_columns_is_named_at_once(sink: KafkaSink) -> None:
+    schema = pa.schema([("key", pa.int64()), ("valeu", pa.string()), ("partition", pa.string())])
+    with pytest.raises(SchemaMismatch) as caught:
+        sink.check(schema)
+    for part in ("no column `value`", "`key` is int64", "`valeu` is not one of", "`partition` is string"):
+        assert part in str(caught.value)
+
+
+def test_a_missing_topic(kafka: KafkaService) -> None:
+    sink = sink_of(kafka, "no-such-topic")
+    with pytest.raises(ConfigurationError, match=r"no topic 'no-such-topic'.*create_topic=True"):
+        sink.check(TEXTS)
+    sink.close()
+
+
+def test_a_missing_topic_is_created_on_request(kafka: KafkaService) -> None:
+    sink = sink_of(kafka, f"made-{time.time_ns()}", create_topic=True)
+    sink.check(TEXTS)
+    assert sink.commit(pre_commit(sink, texts("a"))) == CommitOutcome.COMMITTED
+    sink.close()
+    assert sink.topic
+    assert values(kafka, sink.topic) == ["a"]
+    admin = kafka.admin()
+    admin.delete_topics([sink.topic])[sink.topic].result(30)
+
+
+def test_a_timeout_above_the_brokers_limit(kafka: KafkaService, kafka_topic: str) -> None:
+    sink = sink_of(kafka, kafka_topic, transaction_timeout=901)
+    with pytest.raises(ConfigurationError, match=r"transaction\.max\.timeout\.ms"):
+        sink.check(TEXTS)
+    sink.close()
+
+
+def test_nobody_listens_at_the_address() -> None:
+    sink = KafkaSink("127.0.0.1:9", "t", timeout=1)
+    with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:9 cannot be asked"):
+        sink.check(TEXTS)
+    sink.close()
+
+
+@pytest.mark.parametrize("name", ["transactional.id", "acks", "transaction.timeout.ms", "bootstrap.servers"])
+def test_options_that_are_the_sinks(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        KafkaSink("localhost:9092", "t", options={name: "1"})
+
+
+@pytest.mark.usefixtures("way")
+def test_an_option_that_librdkafka_does_not_know(kafka: KafkaService, kafka_topic: str) -> None:
+    sink = sink_of(kafka, kafka_topic, options={"no.such.option": 1})
+    with pytest.raises(ConfigurationError, match=r"no\.such\.option"):
+        sink.check(TEXTS)
+    sink.close()
+
+
+def test_the_password_is_in_no_representation(kafka: KafkaService) -> None:
+    sink = KafkaSink("h:1", "t", options={"sasl.password": "secret"})
+    assert "secret" not in repr(sink)
+
+
+# ---------------------------------------------------------------------- what the broker does not take
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("where", ["producer", "topic"])
+def test_a_record_too_large(kafka: KafkaService, where: str) -> None:
+    with kafka.topic(config={"max.message.bytes": "2000"} if where == "topic" else {}) as topic:
+        sink = sink_of(kafka, topic, options={} if where == "topic" else {"message.max.bytes": 2000})
+        with pytest.raises(BadValue, match="MSG_SIZE_TOO_LARGE"):
+            pre_commit(sink, texts("small", "x" * 3000, "small"))
+        assert list(sink.in_doubt("job")) == []
+        sink.close()
+        assert values(kafka, topic) == []
+
+
+@pytest.mark.usefixtures("way")
+def test_a_partition_that_is_not_there(sink: KafkaSink) -> None:
+    batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "partition": pa.array([0, 3], pa.int32())})
+    with pytest.raises(SinkError, match=r"no such partition|no partition 3"):
+        pre_commit(sink, batch)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_topic_that_is_deleted_meanwhile(kafka: KafkaService) -> None:
+    with kafka.topic() as topic:
+        sink = sink_of(kafka, topic, name="deleted", options={"topic.metadata.propagation.max.ms": 500})
+        transaction = begun(sink, texts("a"))
+        transaction.flush(10)
+        admin = kafka.admin()
+        admin.delete_topics([topic])[topic].result(30)
+        time.sleep(1)
+        with pytest.raises((SinkError, RuntimeError), match=r"not taken|UNKNOWN_TOPIC"):
+            go_on(transaction, texts("b"))
+        sink.rollback(transaction)
+        sink.close()
+        admin.create_topics([NewTopic(topic, 1)])[topic].result(30)  # for the fixture to delete
+
+
+@pytest.mark.usefixtures("way")
+def test_a_transaction_that_another_attempt_has_fenced(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
+    """A zombie task: its successor in the same slot has begun."""
+    zombie = begun(sink, texts("zombie"))
+    zombie.flush(10)
+    successor = begun(sink, texts("successor"))
+    with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
+        go_on(zombie, texts("zombie again"))
+    sink.rollback(zombie)
+    assert sink.commit(sink.pre_commit(successor)) == CommitOutcome.COMMITTED
+    assert values(kafka, kafka_topic) == ["successor"]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("version", ["fenced by EndTxn", "fenced by InitProducerId"])
+def test_an_aborted_task_cannot_go_on(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped task whose transaction was swept wakes up and writes to a partition that it had not touched: it must
+    not come through with half of its records. Brokers before 4.0 do not fence by EndTxn."""
+    if version == "fenced by InitProducerId":
+        monkeypatch.setattr(cluster, "_abort", _old_end_txn)
+        monkeypatch.setattr(cluster, "_RAISES_EPOCH", 99)
+
+    def to(partition: int) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"value": ["half"], "partition": pa.array([partition], pa.int32())})
+
+    zombie = begun(sink, to(0))
+    zombie.flush(10)
+    (identity,) = sink.in_doubt("job")
+    sink.abort(identity)
+    sink.write(zombie, to(1))
+    with pytest.raises(RuntimeError, match=r"not taken|ended this transaction"):
+        sink.pre_commit(zombie)
+    sink.rollback(zombie)
+    settled(kafka.bootstrap)
+    assert list(sink.in_doubt("job")) == []
+    assert values(kafka, kafka_topic) == []
+
+
+def _old_end_txn(identity: Identity) -> Any:
+    return EndTxnRequest(committed=False, max_version=4, **identity)
+
+
+# ---------------------------------------------------------------------- what became of it
+def next_in_slot(sink: KafkaSink) -> None:
+    """The pooled id is used again: the coordinator forgets what was before."""
+    sink.rollback(begun(sink, texts("next")))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["remembered", "forgotten"])
+def test_committed_stays_committed(sink: KafkaSink, again: bool) -> None:
+    committable = pre_commit(sink, texts("a"))
+    assert sink.commit(committable) == CommitOutcome.COMMITTED
+    if again:
+        next_in_slot(sink)
+    assert outcome(sink, committable) == CommitOutcome.COMMITTED
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["remembered", "forgotten"])
+def test_aborted_stays_lost(sink: KafkaSink, again: bool) -> None:
+    committable = pre_commit(sink, texts("a"))
+    sink.abort(committable.transaction)
+    if again:
+        next_in_slot(sink)
+    found = outcome(sink, committable)
+    assert found.state is CommitState.LOST
+    assert "aborted" in found.reason
+
+
+def test_a_transaction_whose_time_is_up_is_lost(kafka: KafkaService, kafka_topic: str) -> None:
+    sink = sink_of(kafka, kafka_topic, transaction_timeout=1)
+    committable = pre_commit(sink, texts("a"))
+    deadline = time.monotonic() + 20
+    while list(sink.in_doubt("job")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert outcome(sink, committable).state is CommitState.LOST
+    sink.close()
+    assert values(kafka, kafka_topic) == []
+
+
+def test_abort_of_a_committed_one_raises_even_when_asked_late(sink: KafkaSink) -> None:
+    committable = pre_commit(sink, texts("a"))
+    sink.commit(committable)
+    with pytest.raises(CommittedError):
+        sink.abort(committable.transaction)
+
+
+def forgotten(sink: KafkaSink, *, commit: bool) -> Committable:
+    committable = pre_commit(sink, texts("a"))
+    if commit:
+        sink.commit(committable)
+    else:
+        sink.abort(committable.transaction)
+    next_in_slot(sink)
+    return committable
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_unknown_when_retention_has_taken_the_witness(kafka: KafkaService, sink: KafkaSink, commit: bool) -> None:
+    committable = forgotten(sink, commit=commit)
+    settled(kafka.bootstrap)
+    proof = committable.proof
+    at = TopicPartition(proof["topic"], proof["partition"], proof["offset"] + 1)
+    admin = kafka.admin()
+    admin.delete_records([at])[at].result(30)
+    found = outcome(sink, committable)
+    assert found.state is CommitState.UNKNOWN
+    assert "retention" in found.reason
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_unknown_when_another_record_stands_there(kafka: KafkaService, sink: KafkaSink, commit: bool) -> None:
+    """The topic was made anew."""
+    committable = forgotten(sink, commit=commit)
+    stranger = pre_commit(sink, *[texts(f"s{i}", f"t{i}") for i in range(10)], subtask=5)
+    sink.commit(stranger)
+    moved = Committable(committable.transaction, stranger.proof)
+    found = outcome(sink, moved)
+    assert found.state is CommitState.UNKNOWN
+    assert "not its record" in found.reason
+
+
+def test_unknown_on_another_cluster(sink: KafkaSink) -> None:
+    committable = forgotten(sink, commit=True)
+    elsewhere = Committable(committable.transaction, {**committable.proof, "cluster": "another"})
+    assert sink.commit(elsewhere).state is CommitState.UNKNOWN
+
+
+def test_asked_again_while_a_stray_transaction_holds_up_readers(kafka: KafkaService) -> None:
+    """R7: the witness lies behind somebody's open transaction, so nobody can tell yet."""
+    with kafka.topic(partitions=1) as topic:
+        sink = sink_of(kafka, topic)
+        stray = pre_commit(sink, texts("stray"), subtask=7)
+        committable = forgotten(sink, commit=True)
+        with pytest.raises(NotYetKnown, match="last stable offset"):
+            sink.commit(committable)
+        sink.abort(stray.transaction)
+        assert outcome(sink, committable) == CommitOutcome.COMMITTED
+        sink.close()
+
+
+def test_outcomes_of_many_in_one_call(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
+    committables = [pre_commit(sink, texts(f"v{i}"), subtask=i) for i in range(4)]
+    sink.abort(committables[2].transaction)
+    settled(kafka.bootstrap)
+    outcomes = sink.notify_checkpoint_complete(Checkpoint("job", LINEAGE, 0), committables)
+    states = [found.state if isinstance(found, CommitOutcome) else found for found in outcomes]
+    assert states == [CommitState.COMMITTED, CommitState.COMMITTED, CommitState.LOST, CommitState.COMMITTED]
+    assert values(kafka, kafka_topic) == ["v0", "v1", "v3"]
+
+
+@pytest.mark.slow
+def test_an_epoch_that_runs_over(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
+    """Each checkpoint raises the epoch of a pooled id twice; near 32,767 the broker hands out another producer id."""
+    first = pre_commit(sink, texts("first"))
+    assert sink.commit(first) == CommitOutcome.COMMITTED
+    settled(kafka.bootstrap)
+    name, producer_id = first.transaction["transactional_id"], first.transaction["producer_id"]
+    assert _raise_epoch_to(sink, name, 32_756) == producer_id
+    seen = []
+    for number in range(8):
+        committable = pre_commit(sink, texts(f"v{number}"))
+        seen.append((committable.transaction["producer_id"], committable.transaction["producer_epoch"]))
+        assert outcome(sink, committable) == CommitOutcome.COMMITTED
+        assert outcome(sink, committable) == CommitOutcome.COMMITTED
+    assert len(set(seen)) == len(seen)
+    assert {producer for producer, _ in seen} > {producer_id}
+    assert values(kafka, kafka_topic) == sorted(["first", *(f"v{number}" for number in range(8))])
+    assert outcome(sink, first) == CommitOutcome.COMMITTED
+
+
+def _raise_epoch_to(sink: KafkaSink, name: str, epoch: int) -> int:
+    def init(_: str) -> Any:
+        return InitProducerIdRequest(
+            transactional_id=name, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+        )
+
+    while True:
+        answers = sink._brokers._ask_coordinators([name] * 500, init)
+        at = max(
+            (a.producer_epoch, a.producer_id) for a in answers if not isinstance(a, Exception) and not a.error_code
+        )
+        if at[0] + 600 > epoch:
+            break
+    while at[0] < epoch:
+        (answer,) = sink._brokers._ask_coordinators([name], init)
+        if not answer.error_code:
+            at = answer.producer_epoch, answer.producer_id
+    return int(at[1])
+
+
+# ---------------------------------------------------------------------- security
+@pytest.fixture(scope="module")
+def secured() -> Iterator[KafkaServer]:
+    with KafkaServer(users=["ann"]) as server:
+        yield server
+
+
+def test_sasl_ssl_with_scram(secured: KafkaServer) -> None:
+    """Producer and the driver's client both come in, with one set of options."""
+    with secured.topic() as topic:
+        sink = sink_of(secured, topic)
+        sink.check(TEXTS)
+        committable = pre_commit(sink, texts("a"))
+        assert list(sink.in_doubt("job")) == [dict(committable.transaction)]
+        assert sink.commit(committable) == CommitOutcome.COMMITTED
+        sink.close()
+
+
+def test_a_wrong_password(secured: KafkaServer) -> None:
+    with secured.topic() as topic:
+        sink = sink_of(secured, topic, options={"sasl.password": "wrong"}, timeout=5)
+        with pytest.raises(ConfigurationError) as caught:
+            sink.check(TEXTS)
+        assert "wrong" not in str(caught.value)
+        sink.close()
+
+
+def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
+    with secured.topic() as topic:
+        sink = sink_of(secured, topic, user="ann", timeout=10)
+        with pytest.raises(ConfigurationError, match=topic):
+            sink.check(TEXTS)
+        for operation in ("describe", "write"):
+            secured.allow("ann", "topic", topic, operation)
+        with pytest.raises(ConfigurationError, match="transactional id"):
+            sink.check(TEXTS)
+        for operation in ("describe", "write"):
+            secured.allow("ann", "transactional_id", "*", operation)
+        sink.check(TEXTS)
+        transaction = begun(sink, texts("a"))
+        transaction.flush(10)
+        secured.withdraw("ann", "topic", topic, "write")
+        sink.write(transaction, texts("b"))
+        with pytest.raises(ConfigurationError, match="may not write to the topic"):
+            sink.pre_commit(transaction)
+        sink.rollback(transaction)
+        secured.allow("ann", "topic", topic, "write")
+        committable = pre_commit(sink, texts("c"))
+        secured.withdraw("ann", "transactional_id", "*", "write")
+        found = sink.commit(committable)
+        assert found.state is CommitState.UNKNOWN
+        assert "ACLs" in found.reason
+        secured.allow("ann", "transactional_id", "*", "write")
+        assert outcome(sink, committable) == CommitOutcome.COMMITTED
+        sink.close()
