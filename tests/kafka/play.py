@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,34 @@ def sink_of(kafka: KafkaService, topic: str | None, user: str | None = None, **o
     security = {k: v for k, v in kafka.client_options(user).items() if k != "bootstrap.servers"}
     own: Mapping[str, Any] = options.pop("options", {})
     return KafkaSink(kafka.bootstrap, topic, options={**security, **own}, **options)
+
+
+class AsRecords(KafkaSink):
+    """Rows of the kit as JSON values; the kit has no Spark that could do so by `transform`."""
+
+    headers = False
+
+    def _records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        values = pa.array([json.dumps(row).encode() for row in batch.to_pylist()], pa.binary())
+        columns = {"key": batch.column("id").cast(pa.string()), "value": values}
+        if self.headers:
+            kind = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
+            columns["headers"] = pa.array([[{"key": "of", "value": b"kit"}]] * len(values), kind)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def check(self, schema: pa.Schema) -> None:
+        super().check(self._records(pa.RecordBatch.from_pylist([], schema=schema)).schema)
+
+    def begin_transaction(self, context: TransactionContext) -> TransactionalProducer:
+        schema = self._records(pa.RecordBatch.from_pylist([], schema=context.schema)).schema
+        return super().begin_transaction(TransactionContext(**{**context.__dict__, "schema": schema}))
+
+    def write(self, transaction: TransactionalProducer, batch: pa.RecordBatch) -> None:
+        super().write(transaction, self._records(batch))
+
+
+class AsRecordsWithHeaders(AsRecords):
+    headers = True
 
 
 def texts(*values: str | None, key: str | None = None) -> pa.RecordBatch:

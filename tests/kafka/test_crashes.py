@@ -1,0 +1,200 @@
+"""Brokers that die between any two steps, and transactions that end without us: every row is there once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from sinks.base import TwoPhaseCommitSink
+from sinks.kafka import KafkaSink
+from sinks.testing import Hooked, rows
+from sinks.testing.conformance import example_input, ids
+from sinks.testing.driver import KILLED, Driver, KillAt
+from sinks.testing.local import LocalQuery, Partitions
+from sinks.testing.servers.kafka import KafkaServer, KafkaService
+from tests.kafka.play import AsRecords
+from tests.kafka.reading import read, settled
+
+
+@dataclass
+class At(CheckpointListener):
+    """Does something at a step of a checkpoint, once."""
+
+    step: Step
+    checkpoint_id: int
+    action: Callable[[], None]
+    done: bool = False
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if not self.done and (step, checkpoint_id) == (self.step, self.checkpoint_id):
+            self.done = True
+            self.action()
+
+
+def run(sink: TwoPhaseCommitSink[Any], folder: Path, input: list[Partitions], *listeners: CheckpointListener) -> None:
+    config = CheckpointConfig(commit_timeout=60, tolerable_failed_checkpoints=2)
+    storage = f"file://{folder / 'storage'}"
+    with CheckpointCoordinator("crashes", [sink], storage, config, listeners) as coordinator:
+        LocalQuery(folder / "query", input).run(coordinator)
+
+
+def every_row_once(kafka: KafkaService, sink: KafkaSink, input: list[Partitions]) -> None:
+    settled(kafka.bootstrap)
+    assert sink.topic
+    seen = Counter(json.loads(m.value() or b"")["id"] for m in read(kafka.client_options(), sink.topic))
+    assert seen == Counter(ids(input))
+    assert list(sink.in_doubt("crashes")) == []
+    sink.close()
+
+
+@pytest.fixture
+def sink(kafka: KafkaService, kafka_topic: str) -> KafkaSink:
+    if kafka.unmanaged:
+        pytest.skip(kafka.unmanaged)
+    return AsRecords(kafka.bootstrap, kafka_topic)
+
+
+def crash(kafka: KafkaService) -> Callable[[], None]:
+    def kill_and_start() -> None:
+        kafka.kill()
+        kafka.start()
+
+    return kill_and_start
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("step", [Step.TRIGGERED, Step.PRE_COMMITTED, Step.COMPLETE, Step.COMMITTED])
+def test_broker_killed_between_steps(kafka: KafkaService, sink: KafkaSink, tmp_path: Path, step: Step) -> None:
+    at = At(step, 1, crash(kafka))
+    run(sink, tmp_path, example_input(), at)
+    assert at.done
+    every_row_once(kafka, sink, example_input())
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("method", ["write", "pre_commit", "commit_all"])
+def test_broker_killed_around_a_call(kafka: KafkaService, sink: KafkaSink, tmp_path: Path, method: str) -> None:
+    hooked = Hooked(sink, method, nth=2, after=True, hook=_Crash.of(kafka))
+    run(hooked, tmp_path, example_input())
+    assert _Crash.calls == 1
+    every_row_once(kafka, sink, example_input())
+
+
+class _Crash:
+    """Picklable, as hooks have to be; tasks run in this process."""
+
+    kafka: KafkaService
+    calls = 0
+
+    @classmethod
+    def of(cls, kafka: KafkaService) -> Callable[[], None]:
+        cls.kafka, cls.calls = kafka, 0
+        return _crash
+
+    @classmethod
+    def crash(cls) -> None:
+        cls.calls += 1
+        crash(cls.kafka)()
+
+
+def _crash() -> None:
+    from tests.kafka import test_crashes
+
+    test_crashes._Crash.crash()
+
+
+def test_time_is_up_after_the_decision(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:
+    """The broker aborts what the record names: it is proven lost, and written again."""
+    sink = AsRecords(kafka.bootstrap, kafka_topic, transaction_timeout=2)
+    replays: list[Mapping[str, Any]] = []
+
+    class Watch(CheckpointListener):
+        def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+            if step is Step.REPLAYING:
+                replays.append(facts)
+
+    def wait_until_aborted() -> None:
+        deadline = time.monotonic() + 30
+        while list(sink.in_doubt("crashes")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    run(sink, tmp_path, example_input(), At(Step.COMPLETE, 1, wait_until_aborted), Watch())
+    assert [len(facts["lost"]) for facts in replays] == [3]
+    every_row_once(kafka, sink, example_input())
+
+
+def test_time_is_up_before_the_decision(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:
+    """Nobody asks whether the acknowledged transactions still stand: the decision falls, and a replay follows."""
+    sink = AsRecords(kafka.bootstrap, kafka_topic, transaction_timeout=2)
+
+    def wait_until_aborted() -> None:
+        while list(sink.in_doubt("crashes")):
+            time.sleep(0.1)
+
+    run(sink, tmp_path, example_input(), At(Step.PRE_COMMITTED, 0, wait_until_aborted))
+    every_row_once(kafka, sink, example_input())
+
+
+def test_ids_left_over_by_a_job_that_shrank(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:
+    """Four participants pre-commit and the driver dies; the next start has one partition, and uses one id only."""
+    sink = AsRecords(kafka.bootstrap, kafka_topic)
+    wide: list[Partitions] = [[rows(100 * p, 5) for p in range(4)]]
+    narrow: list[Partitions] = [[rows(0, 5)], [rows(1000, 5)]]
+
+    def driver(input: list[Partitions], *listeners: CheckpointListener) -> Driver:
+        storage = f"file://{tmp_path / 'storage'}"
+        return Driver("crashes", sink, storage, tmp_path / "query", input, listeners=listeners)
+
+    assert driver(wide, KillAt(Step.PRE_COMMITTED)).run() == KILLED
+    sink.open()
+    assert len(list(sink.in_doubt("crashes"))) == 4
+    assert driver(narrow).run() == 0
+    every_row_once(kafka, sink, narrow)
+
+
+# ---------------------------------------------------------------------- three brokers
+@pytest.fixture(scope="module")
+def three() -> Iterator[KafkaServer]:
+    with KafkaServer(brokers=3) as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
+def test_the_transaction_coordinator_dies_and_another_takes_over(
+    three: KafkaServer, tmp_path: Path, step: Step
+) -> None:
+    with three.topic(partitions=3) as topic:
+        sink = AsRecords(three.bootstrap, topic)
+        killed: list[int] = []
+
+        def kill_a_coordinator() -> None:
+            (first, *_) = sink.in_doubt("crashes")
+            node = coordinator_of(sink, first["transactional_id"])
+            three.broker(node).kill()
+            killed.append(node)
+
+        run(sink, tmp_path, example_input(), At(step, 1, kill_a_coordinator))
+        assert len(killed) == 1
+        every_row_once(three, sink, example_input())
+        three.start()
+
+
+def coordinator_of(sink: KafkaSink, transactional_id: str) -> int:
+    from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
+
+    request = FindCoordinatorRequest(
+        key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=[transactional_id], min_version=4
+    )
+    (answer,) = sink._brokers._send([(request, None)])
+    return int(answer.coordinators[0].node_id)
