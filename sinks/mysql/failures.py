@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pymysql
@@ -30,42 +31,65 @@ def code_of(error: pymysql.Error) -> int:
     return code if isinstance(code, int) else 0
 
 
-@contextmanager
-def explained(table: str, where: str, aliases: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn MySQL's errors into SinkErrors where they are about the rows, the rights or the set-up. `where` says who was
-    writing; `aliases` maps names of staging tables to the table that the user knows."""
-    try:
-        yield
-    except pymysql.Error as error:
-        translated = explain(error, table, where, aliases or {})
-        if translated is None:
-            raise
-        raise translated from error
+@dataclass
+class Writing:
+    """What an error has to tell about: the table, who was writing (`where`), names of staging tables and the name that
+    the user knows instead (`aliases`), and how many rows had gone `before` those of the running statement."""
 
+    table: str
+    where: str
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    before: int = 0
 
-def explain(error: pymysql.Error, table: str, where: str, aliases: Mapping[str, str]) -> SinkError | None:
-    """The SinkError for an error of the server, or None if it is about something else (a lost connection)."""
-    text, code = describe(error, aliases), code_of(error)
-    if code in _BLOCKED:
-        return TransactionBlocked(
-            f"table {table}: {where} waited for a lock until its limit, or in a circle ({text}). Somebody else's open "
-            "transaction holds it, or an orphaned one of this job (the coordinator aborts those and tries again), or "
-            "two partitions of this batch write the same unique value; lock_timeout= of the sink is the limit"
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn MySQL's errors into SinkErrors where they are about the rows, the rights or the set-up."""
+        try:
+            yield
+        except pymysql.Error as error:
+            translated = self._explain(error)
+            if translated is None:
+                raise
+            raise translated from error
+
+    def _explain(self, error: pymysql.Error) -> SinkError | None:
+        """The SinkError for an error of the server, or None if it is about something else (a lost connection)."""
+        text, code, who = self.said(describe(error)), code_of(error), f"table {self.table}: {self.where}"
+        if code in _BLOCKED:
+            return TransactionBlocked(
+                f"{who} waited for a lock until its limit, or in a circle ({text}). Somebody else's open transaction "
+                "holds it, or an orphaned one of this job (the coordinator aborts those and tries again), or two "
+                "partitions of this batch write the same unique value; lock_timeout= of the sink is the limit"
+            )
+        if code in _RIGHTS:
+            return ConfigurationError(f"{who} lacks a right: {text}")
+        if code in _CHANGED:
+            return ConfigurationError(f"{who} found the table changed since it was checked: {text}")
+        if code in _NO_LOCAL:
+            return ConfigurationError(
+                f"{who} may not use LOAD DATA LOCAL any more ({text}): start the query again, and rows go in by INSERT"
+            )
+        if code == _TOO_LARGE:
+            return BadValue(f"{who} has a row above max_allowed_packet of the server: {text}")
+        if refuses(error):
+            return BadValue(f"{who} was refused: {text}")
+        return None
+
+    def refused(self, warnings: Sequence[tuple[Any, ...]], sent: int, took: int) -> BadValue:
+        """Why rows are refused that the server took with warnings (as SHOW WARNINGS lists them), or skipped."""
+        told = "; ".join(self.said(str(message)) for _, _, message in warnings[:3]) or "the server says no more"
+        more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
+        skipped = f"; it took {took} of {sent} rows" if took != sent else ""
+        return BadValue(
+            f"table {self.table}: {self.where} was refused, since the server would alter or skip rows: "
+            f"{told}{more}{skipped}"
         )
-    if code in _RIGHTS:
-        return ConfigurationError(f"table {table}: {where} lacks a right: {text}")
-    if code in _CHANGED:
-        return ConfigurationError(f"table {table}: {where} found the table changed since it was checked: {text}")
-    if code in _NO_LOCAL:
-        return ConfigurationError(
-            f"table {table}: {where} may not use LOAD DATA LOCAL any more ({text}): start the query again, and rows "
-            "will go in by INSERT"
-        )
-    if code == _TOO_LARGE:
-        return BadValue(f"table {table}: {where} has a row above max_allowed_packet of the server: {text}")
-    if refuses(error):
-        return BadValue(f"table {table}: {where} was refused: {text}")
-    return None
+
+    def said(self, text: str) -> str:
+        """A message of the server, with the names that the user knows and rows counted from the first one."""
+        for name, known in self.aliases.items():
+            text = text.replace(name, known)
+        return _ROW.sub(lambda row: f" at row {self.before + int(row[1])}", text)
 
 
 def refuses(error: pymysql.Error) -> bool:
@@ -73,34 +97,6 @@ def refuses(error: pymysql.Error) -> bool:
     return isinstance(error, pymysql.IntegrityError | pymysql.DataError) or code_of(error) in _REFUSED
 
 
-def describe(error: pymysql.Error, aliases: Mapping[str, str] | None = None) -> str:
+def describe(error: pymysql.Error) -> str:
     """The server's message in one line."""
-    return _known(str(error.args[-1]) if error.args else str(error), aliases or {})
-
-
-def _known(text: str, aliases: Mapping[str, str]) -> str:
-    for name, known in aliases.items():
-        text = text.replace(name, known)
-    return " ".join(text.split())
-
-
-def warned(
-    warnings: Sequence[tuple[Any, ...]],
-    table: str,
-    where: str,
-    before: int,
-    sent: int,
-    took: int,
-    aliases: Mapping[str, str],
-) -> BadValue:
-    """Why rows that the server took with warnings, or skipped, are refused. `before` rows had gone before them."""
-    numbered = []
-    for _, _, message in warnings[:3]:
-        text = _ROW.sub(lambda row: f" at row {before + int(row[1])}", str(message))
-        numbered.append(_known(text, aliases))
-    skipped = f"; it took {took} of {sent} rows" if took != sent else ""
-    more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
-    told = "; ".join(numbered) or "the server says no more"
-    return BadValue(
-        f"table {table}: {where} was refused, since the server would alter or skip rows: {told}{more}{skipped}"
-    )
+    return " ".join(str(error.args[-1] if error.args else error).split())

@@ -11,7 +11,7 @@ import pymysql
 
 from sinks.mysql import local_infile
 from sinks.mysql.encode import LoadEncoder, RowEncoder
-from sinks.mysql.failures import explained, warned
+from sinks.mysql.failures import Writing
 from sinks.mysql.server import Server, disconnect, execute, query
 from sinks.transaction import Identity, TransactionContext
 
@@ -33,23 +33,20 @@ class RowTransaction:
         self.context = context
         self.identity = identity
         self.sealing = False
-        self._table = table
-        self._where = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
-        self._aliases: dict[str, str] = {}
+        self._writing = Writing(table, f"partition {context.subtask} of checkpoint {context.checkpoint_id}")
         self._undo = undo
-        self._sent = 0
         self._loading = 0
         self.connection = server.connect()
 
     def explained(self) -> AbstractContextManager[None]:
         """Errors of the server inside this block name table, partition and checkpoint."""
-        return explained(self._table, self._where, self._aliases)
+        return self._writing.explained()
 
     def start(self, into: str, encoder: RowEncoder, *, alias: str | None = None) -> None:
         """Rows go into this (quoted) table. `alias` is the name of it that errors must not show, if it is a staging
         table."""
         if alias:
-            self._aliases[alias] = self._table.split(".")[-1]
+            self._writing.aliases = {alias: self._writing.table.split(".")[-1]}
         self._encoder = encoder
         self._statement = encoder.statement(into)
 
@@ -78,15 +75,14 @@ class RowTransaction:
 
     def _judge(self, rows: int, took: int, warnings: int) -> None:
         if warnings or took != rows:
-            told = query(self.connection, "SHOW WARNINGS")
-            raise warned(told, self._table, self._where, self._sent, rows, took, self._aliases)
-        self._sent += rows
+            raise self._writing.refused(query(self.connection, "SHOW WARNINGS"), rows, took)
+        self._writing.before += rows
 
     def finish(self) -> int:
         """Wait until every row is judged. Returns how many there were."""
         with self.explained():
             self._settle()
-        return self._sent
+        return self._writing.before
 
     def execute(self, statement: str) -> None:
         with self.explained():

@@ -16,7 +16,7 @@ import pymysql
 from sinks.errors import BadValue, CommittedError, SinkError
 from sinks.mysql.catalog import Target, extra_column
 from sinks.mysql.encode import RowEncoder
-from sinks.mysql.failures import describe, explained, refuses
+from sinks.mysql.failures import Writing, describe, refuses
 from sinks.mysql.ledger import Ledger
 from sinks.mysql.loading import RowTransaction
 from sinks.mysql.merge import Merge
@@ -132,7 +132,7 @@ def validate_all(
         if not tables:
             return
         staging, written = _staged(connection, target, merge, list(tables.values()))
-        with explained(target.label, where, dict.fromkeys(tables.values(), target.name)):
+        with Writing(target.label, where, dict.fromkeys(tables.values(), target.name)).explained():
             merge.clashes(connection, target, staging, written)
             if merge.beyond(target, written):
                 rows = sum(c.fingerprint.rows for c in committables)
@@ -220,8 +220,8 @@ def _move(
     except pymysql.Error as error:
         if not refuses(error):
             raise  # the connection, a lock, a full disk: ask again
-        aliases = dict.fromkeys(tables, target.name)
-        raise _Refused(f"table {target.label} refuses rows: {describe(error, aliases)}; {choices}") from error
+        said = Writing(target.label, "", dict.fromkeys(tables, target.name)).said(describe(error))
+        raise _Refused(f"table {target.label} refuses rows: {said}; {choices}") from error
     except (SinkError, BadValue) as error:
         raise _Refused(f"table {target.label}: {error}; {choices}") from error
 

@@ -134,13 +134,8 @@ def _within(array: pa.Array, bounds: tuple[int, int], complaint: str) -> pa.Arra
 def _year(arrow: pa.DataType, column: Column) -> Convert:
     if not at.is_integer(arrow):
         raise Unfit("cast it to an integer type in Spark")
-
-    def convert(array: pa.Array) -> pa.Array:
-        known = pc.or_(pc.equal(array, 0), pc.and_(pc.greater_equal(array, 1901), pc.less_equal(array, 2155)))
-        refuse(array, pc.invert(known), "is outside the years of YEAR, which are 1901 to 2155")
-        return _string(array)
-
-    return convert
+    # 0 to 99 would be years of two digits
+    return lambda array: _string(_within(array, (1901, 2155), "is outside the years of YEAR, which are 1901 to 2155"))
 
 
 def _decimal(arrow: pa.DataType, column: Column) -> Convert:

@@ -1,0 +1,420 @@
+"""Every type goes in and comes back, by LOAD DATA and by INSERT, and what the server would alter is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sinks.errors import BadValue, SchemaMismatch
+from sinks.mysql import MySQLSink
+from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
+from sinks.mysql.types import Column, mismatches, target_type
+from sinks.testing.servers.mariadb import MySQLService
+from tests.mysql.play import Observer, context
+
+WAYS = pytest.mark.parametrize("local", [True, False], ids=["load", "insert"])
+NOON = dt.datetime(2026, 1, 2, 12, 30, 15, 123456)
+
+
+@pytest.fixture(scope="module")
+def db(mariadb: MySQLService) -> Iterator[Observer]:
+    with mariadb.database() as dsn:
+        observer = Observer(dsn)
+        observer.run("SET time_zone = '+00:00'")
+        yield observer
+        observer.close()
+
+
+def write(db: Observer, batch: pa.RecordBatch, declared: list[str], *, local: bool = True) -> None:
+    """Into a fresh table `t` with columns c0, c1, … of the declared types, as the sink does."""
+    db.run("DROP TABLE IF EXISTS t")
+    columns = ", ".join(f"c{i} {name}" for i, name in enumerate(declared))
+    db.run(f"CREATE TABLE t (n int AUTO_INCREMENT PRIMARY KEY, {columns}) ENGINE=InnoDB")
+    sink = MySQLSink(db.dsn, "t", strategy="xa")
+    sink.check(batch.schema)
+    assert sink._plan is not None
+    sink._plan = replace(sink._plan, local=local)
+    transaction = sink.begin_transaction(context(sink, schema=batch.schema))
+    try:
+        sink.write(transaction, batch)
+        sink.commit_directly(transaction)
+    except BaseException:
+        sink.rollback(transaction)
+        raise
+    finally:
+        sink.close()
+
+
+def round_trip(db: Observer, array: pa.Array, declared: str, *, local: bool = True, read: str = "c0") -> list[Any]:
+    write(db, pa.RecordBatch.from_arrays([array], ["c0"]), [declared], local=local)
+    return [row[0] for row in db.run(f"SELECT {read} FROM t ORDER BY n")]
+
+
+SAME = [
+    (pa.array([True, None, False]), "boolean"),
+    (pa.array([-128, None, 127], pa.int8()), "tinyint"),
+    (pa.array([-(2**15), None, 2**15 - 1], pa.int16()), "smallint"),
+    (pa.array([-(2**23), None, 2**23 - 1], pa.int32()), "mediumint"),
+    (pa.array([-(2**31), None, 2**31 - 1], pa.int32()), "int"),
+    (pa.array([-(2**63), None, 2**63 - 1], pa.int64()), "bigint"),
+    (pa.array([0, None, 255], pa.int64()), "tinyint unsigned"),
+    (pa.array([0, None, 2**32 - 1], pa.int64()), "int unsigned zerofill"),
+    (pa.array([Decimal(2**64 - 1), None, Decimal(0)], pa.decimal128(20, 0)), "bigint unsigned"),
+    (pa.array([1, None, -5], pa.int32()), "double"),
+    (pa.array([1901, None, 2155], pa.int32()), "year"),
+    (pa.array([1e308, None, 5e-324, -0.1, 1 / 3], pa.float64()), "double"),
+    (pa.array([Decimal("123.45"), None, Decimal("-0.01"), Decimal("0.00")], pa.decimal128(10, 2)), "decimal(10,2)"),
+    (pa.array([Decimal("9" * 38), None, Decimal("-" + "9" * 38)], pa.decimal128(38, 0)), "decimal(38)"),
+    (pa.array([Decimal("9" * 8 + "." + "9" * 30), None], pa.decimal128(38, 30)), "decimal(65,30)"),
+    (pa.array([Decimal("0." + "0" * 29 + "1"), None], pa.decimal128(38, 30)), "decimal(38,30)"),
+    (pa.array([Decimal("1.50"), None], pa.decimal128(10, 4)), "decimal(3,2)"),
+    (pa.array([2**63 - 1, None, -(2**63)], pa.int64()), "decimal(19,0)"),
+    (pa.array(["", None, "NULL", "\\N", "ä€😀", "a\tb\nc\\d\0e'f\"g\r\x1a", " \\", "'", "x" * 100_000]), "longtext"),
+    (pa.array(["a", None, "ä€😀 "], pa.large_string()), "varchar(10)"),
+    (pa.array(["a", None, "é"]), "varchar(10) CHARACTER SET latin1"),
+    (pa.array(["a", None, "é"]), "char(3)"),
+    (pa.array([b"", None, b"\x00\xff\t\n\\'\"", bytes(range(256))]), "longblob"),
+    (pa.array([b"", None, b"\x00\xff"], pa.large_binary()), "varbinary(3)"),
+    (pa.array([b"\x00" * 16, None, uuid.UUID(int=7).bytes]), "binary(16)"),
+    (pa.array([dt.date(1, 1, 1), None, dt.date(9999, 12, 31), dt.date(1970, 1, 1)]), "date"),
+    (pa.array([NOON, None, dt.datetime(1, 1, 1), dt.datetime.max], pa.timestamp("us")), "datetime(6)"),
+    (pa.array([NOON.replace(microsecond=0), None], pa.timestamp("us")), "datetime"),
+    (pa.array([NOON.replace(microsecond=120_000), None], pa.timestamp("ms")), "datetime(2)"),
+    (pa.array([None, None]), "int"),
+    (pa.array(["sad", None, "it's"]), "enum('sad', 'it''s', '12')"),
+    (pa.array(["12", None]), "enum('sad', 'it''s', '12')"),
+    (pa.array(["a,c", None, ""]), "set('a', 'b', 'c')"),
+]
+
+
+@WAYS
+@pytest.mark.parametrize(("array", "declared"), SAME, ids=[f"{array.type} to {name}" for array, name in SAME])
+def test_values_come_back_as_they_went(db: Observer, array: pa.Array, declared: str, local: bool) -> None:
+    expected = array.to_pylist()
+    assert round_trip(db, array, declared, local=local) == expected
+    # buffers of a slice begin somewhere in the middle
+    part = pa.concat_arrays([array, array, array]).slice(len(array) - 1, len(array) + 1)
+    assert round_trip(db, part, declared, local=local) == part.to_pylist()
+
+
+@WAYS
+def test_values_that_are_read_by_other_means(db: Observer, local: bool) -> None:
+    floats = pa.array([1.5, None, 0.1, 3.4e38, 1e-45, -16777217.0], pa.float32())
+    assert round_trip(db, floats, "float", local=local, read="CAST(c0 AS double)") == floats.to_pylist()
+    assert round_trip(db, floats, "double", local=local) == floats.to_pylist()
+    rounded = pa.array([0.1, None]).cast(pa.float32()).to_pylist()
+    assert round_trip(db, pa.array([0.1, None]), "float", local=local, read="CAST(c0 AS double)") == rounded
+    bits = pa.array([5, None, 0], pa.int64())
+    assert round_trip(db, bits, "bit(3)", local=local, read="c0 + 0") == bits.to_pylist()
+    assert round_trip(db, pa.array([True, None, False]), "bit(1)", local=local, read="c0 + 0") == [1, None, 0]
+    everything = pa.array([Decimal(2**64 - 1), None], pa.decimal128(20, 0))
+    assert round_trip(db, everything, "bit(64)", local=local, read="c0 + 0") == everything.to_pylist()
+    times = pa.array([dt.time(23, 59, 59, 999999), None, dt.time(0)], pa.time64("us"))
+    assert round_trip(db, times, "time(6)", local=local, read="CAST(c0 AS char)") == [
+        "23:59:59.999999",
+        None,
+        "00:00:00.000000",
+    ]
+    spans = [dt.timedelta(hours=838, minutes=59, seconds=59), None, -dt.timedelta(seconds=1, microseconds=5)]
+    assert round_trip(db, pa.array(spans, pa.duration("us")), "time(6)", local=local) == spans
+
+
+@WAYS
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
+def test_timestamps_with_zone_are_points_in_time(db: Observer, zone: str, local: bool) -> None:
+    moments = [NOON.replace(tzinfo=dt.timezone.utc), None, dt.datetime.fromtimestamp(1, dt.timezone.utc)]
+    array = pa.array(moments, pa.timestamp("us", zone))
+    found = round_trip(db, array, "timestamp(6) NULL", local=local, read="UNIX_TIMESTAMP(c0) * 1000000")
+    assert found == [moment and int(moment.timestamp() * 1_000_000) for moment in moments]
+
+
+STRUCT = pa.struct(
+    [
+        ("i", pa.int64()),
+        ("f", pa.float64()),
+        ("d", pa.decimal128(38, 2)),
+        ("s", pa.string()),
+        ("b", pa.binary()),
+        ("t", pa.timestamp("us", "UTC")),
+        ("day", pa.date32()),
+        ("l", pa.list_(pa.int32())),
+        ("m", pa.map_(pa.string(), pa.struct([("x", pa.bool_())]))),
+    ]
+)
+VALUE = {
+    "i": 2**60,
+    "f": math.nan,
+    "d": Decimal("9" * 36 + ".25"),
+    "s": 'quote " and \\ and \t and ü and 😀',
+    "b": b"\x00\x01",
+    "t": NOON.replace(tzinfo=dt.timezone.utc),
+    "day": dt.date(2026, 1, 1),
+    "l": [1, None],
+    "m": [("k", {"x": True}), ("n", None)],
+}
+AS_JSON = {
+    "i": 2**60,
+    "f": "NaN",
+    "d": Decimal("9" * 36 + ".25"),
+    "s": 'quote " and \\ and \t and ü and 😀',
+    "b": "AAE=",
+    "t": "2026-01-02T12:30:15.123456Z",
+    "day": "2026-01-01",
+    "l": [1, None],
+    "m": {"k": {"x": True}, "n": None},
+}
+
+
+@WAYS
+def test_structs_maps_and_arrays_become_json(db: Observer, local: bool) -> None:
+    array = pa.array([VALUE, None, dict.fromkeys(VALUE), VALUE], STRUCT)
+    for part in (array, array.slice(1)):
+        found = [text and json.loads(text, parse_float=Decimal) for text in round_trip(db, part, "json", local=local)]
+        assert found == [AS_JSON, None, dict.fromkeys(VALUE), AS_JSON][4 - len(part) :]
+    lists = pa.array([[1, None], None, []], pa.list_(pa.int64()))
+    assert [text and json.loads(text) for text in round_trip(db, lists, "json", local=local)] == lists.to_pylist()
+    texts = pa.array(['{"a": ["\\\\", "\\n", "ü"]}', None])
+    assert [text and json.loads(text) for text in round_trip(db, texts, "json", local=local)] == [
+        {"a": ["\\", "\n", "ü"]},
+        None,
+    ]
+
+
+@WAYS
+def test_types_of_mariadb_that_take_strings(db: Observer, local: bool) -> None:
+    if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
+        pytest.skip("the types are MariaDB's")
+    for text, declared in [(str(uuid.uuid4()), "uuid"), ("10.0.0.1", "inet4"), ("::1", "inet6")]:
+        assert round_trip(db, pa.array([text, None]), declared, local=local) == [text, None]
+
+
+@WAYS
+def test_tables_that_the_sink_creates_take_every_type(db: Observer, local: bool) -> None:
+    arrays = [array.slice(0, 2) for array, _ in SAME]
+    arrays += [pa.array([VALUE, None], STRUCT), pa.array([[b"x"], None])]
+    arrays += [pa.array([NOON, None], pa.timestamp("us", "UTC")), pa.array([dt.time(1), None], pa.time64("us"))]
+    arrays += [pa.array([1.5, None], pa.float32()), pa.array([dt.timedelta(1), None], pa.duration("us"))]
+    batch = pa.RecordBatch.from_arrays(arrays, [f"c{i}" for i in range(len(arrays))])
+    write(db, batch, [target_type(field.type) + " NULL" for field in batch.schema], local=local)
+    assert db.run("SELECT count(*) FROM t") == [(2,)]
+
+
+# ------------------------------------------------------------------ bad values
+BAD = [
+    (pa.array([1, 2**40]), "int", r'row 2, column "c0": 1099511627776 is out of range of int'),
+    (pa.array([1, -1]), "int unsigned", r'row 2, column "c0": -1 is out of range'),
+    (pa.array([1, 2], pa.int8()), "bit(1)", r'row 2, column "c0": 2 is out of range'),
+    (pa.array([2000, 99]), "year", r"row 2.*99 is outside the years"),  # 1999, to the server
+    (pa.array([1.0, math.nan]), "double", r"row 2.*nan is no number"),
+    (pa.array([1.0, -math.inf]), "double", r"row 2.*-inf is no number"),
+    (pa.array([1.0, 1e39]), "float", r"row 2.*1e\+39 is out of range of float"),
+    (pa.array([1.0, 1e-50]), "float", r"row 2.*1e-50 is out of range of float"),
+    (pa.array([1, 2**24 + 1], pa.int32()), "float", r"row 2.*16777217 is out of range"),
+    (pa.array([Decimal("1.50"), Decimal("1.55")], pa.decimal128(10, 2)), "decimal(10,1)", "row 2.*out of range"),
+    (pa.array([Decimal("9.5"), Decimal("10.5")], pa.decimal128(10, 1)), "decimal(2,1)", "row 2.*out of range"),
+    (pa.array([Decimal("1"), Decimal("-1")], pa.decimal128(1, 0)), "decimal(10,0) unsigned", "row 2.*is below 0"),
+    (pa.array(["x", "abcd"]), "varchar(3)", "c0['`].* at row 2"),
+    (pa.array(["x", "abc "]), "varchar(3)", "c0['`].* at row 2"),
+    (pa.array(["x", "ab "]), "char(3)", "row 2.*ends with a space"),
+    (pa.array(["x", "😀"]), "varchar(3) CHARACTER SET latin1", "c0['`].* at row 2"),
+    (pa.array(["x", "😀"]), "varchar(3) CHARACTER SET utf8mb3", "c0['`].* at row 2"),
+    (pa.array([b"x", b"abcd"]), "varbinary(3)", "c0['`].* at row 2"),
+    (pa.array([b"abc", b"ab"]), "binary(3)", "row 2.*is not 3 bytes long"),
+    (pa.array(["a", "1"]), "enum('a', 'b')", "row 2.*'1' is no member"),  # 'a', to the server
+    (pa.array(["a", " 2"]), "enum('a', 'b')", "row 2.*' 2' is no member"),
+    (pa.array(["a", "3"]), "set('a', 'b')", "row 2.*'3' is no member"),  # both, to the server
+    (pa.array(["a", "c"]), "enum('a', 'b')", "c0['`].* at row 2"),
+    (pa.array(["a", "a,c"]), "set('a', 'b')", "c0['`].* at row 2"),
+    (pa.array(["{}", "{bad"]), "json", "c0|JSON"),
+    (pa.array([0, -719_163], pa.int32()).cast(pa.date32()), "date", "row 2.*outside the years 0001 to 9999"),
+    (pa.array([0, 2_932_897], pa.int32()).cast(pa.date32()), "date", "row 2.*outside the years"),
+    (pa.array([0, 2**62]).cast(pa.timestamp("us")), "datetime(6)", "row 2.*outside the years"),
+    (pa.array([0, 1]).cast(pa.timestamp("us")), "datetime", r"row 2.*would round: make the column datetime\(6\)"),
+    (pa.array([0, 1_100]).cast(pa.timestamp("us")), "datetime(3)", "row 2.*fractions of a second"),
+    (pa.array([1_000_000, 0]).cast(pa.timestamp("us", "UTC")), "timestamp NULL", "c0['`].* at row 2"),
+    (pa.array([1_000_000, 5 * 10**15]).cast(pa.timestamp("us", "UTC")), "timestamp NULL", "c0['`].* at row 2"),
+    (pa.array([0, 839 * 3600 * 10**6]).cast(pa.duration("us")), "time(6)", "c0['`].* at row 2"),
+    (pa.array([1, None]), "int NOT NULL", r'row 2, column "c0": NULL in a column that is NOT NULL'),
+    (
+        pa.array([1_000_000, None], pa.int64()).cast(pa.timestamp("us", "UTC")),
+        "timestamp NOT NULL DEFAULT current_timestamp",  # now, to the server
+        r'row 2, column "c0": NULL',
+    ),
+]
+
+
+@WAYS
+@pytest.mark.parametrize(("array", "declared", "message"), BAD, ids=[f"{name} {text[-20:]}" for _, name, text in BAD])
+def test_what_the_server_would_alter_is_refused(
+    db: Observer, array: pa.Array, declared: str, message: str, local: bool
+) -> None:
+    with pytest.raises(BadValue, match=rf"(?s)^table {db.schema}.t: .*{message}"):
+        round_trip(db, array, declared, local=local)
+    assert db.run("SELECT count(*) FROM t") == [(0,)]
+
+
+@pytest.mark.parametrize("encoder", [LoadEncoder, InsertEncoder])
+def test_rows_are_counted_over_pieces_and_batches(encoder: type[RowEncoder]) -> None:
+    one = encoder(pa.schema([("a", pa.int64())]), [Column("a", "tinyint")], "t")
+    assert sum(rows for _, rows in one.pieces(pa.RecordBatch.from_arrays([pa.array([1] * 70_000)], ["a"]))) == 70_000
+    with pytest.raises(BadValue, match="row 70002"):
+        list(one.pieces(pa.RecordBatch.from_arrays([pa.array([1, 1000])], ["a"])))
+
+
+def test_a_piece_is_not_much_larger_than_it_should_be() -> None:
+    wide = pa.RecordBatch.from_arrays([pa.array(["x" * 100_000] * 1000)], ["a"])
+    for encoder in (LoadEncoder, InsertEncoder):
+        one = encoder(wide.schema, [Column("a", "longtext")], "t")
+        sizes = [len(data) for data, _ in one.pieces(wide)]
+        assert max(sizes) < 1.1 * encoder.bytes_at_once
+        assert sum(sizes) >= 100_000_000
+
+
+def test_other_columns_in_a_later_batch_are_refused() -> None:
+    one = LoadEncoder(pa.schema([("a", pa.int64())]), [Column("a", "bigint")], "t")
+    with pytest.raises(SchemaMismatch, match="after row 0 the batches have other columns"):
+        list(one.pieces(pa.RecordBatch.from_arrays([pa.array(["1"])], ["a"])))
+
+
+# ------------------------------------------------------------------ mismatches
+def test_all_mismatches_are_named_at_once() -> None:
+    schema = pa.schema(
+        [
+            ("id", pa.string()),
+            ("Name", pa.string()),
+            ("at", pa.timestamp("us")),
+            ("local", pa.timestamp("us", "UTC")),
+            ("made", pa.int64()),
+            ("pairs", pa.list_(pa.int64())),
+            ("twice", pa.int64()),
+            ("twice", pa.int64()),
+            ("big", pa.int64()),
+            ("rounded", pa.float64()),
+            ("place", pa.string()),
+            ("flag", pa.bool_()),
+        ]
+    )
+    columns = [
+        Column("id", "bigint"),
+        Column("name", "text"),
+        Column("at", "timestamp"),
+        Column("local", "datetime", "datetime(6)"),
+        Column("made", "bigint", generated=True),
+        Column("pairs", "varchar", "varchar(10)"),
+        Column("twice", "bigint"),
+        Column("big", "double"),
+        Column("rounded", "float", "float(7,4)", precision=7, scale=4),
+        Column("place", "point"),
+        Column("flag", "int"),
+        Column("needed", "bigint", nullable=False),
+        Column("optional", "bigint"),
+        Column("serial", "bigint", nullable=False, has_default=True),
+    ]
+    reasons = "\n".join(mismatches(schema, columns))
+    for part in [
+        '"twice" comes more than once',
+        '"id": string does not go into bigint: cast it to an integer',
+        '"Name" of the batch is not in the table (there is "name"; capitals count)',
+        '"at": timestamp_ntz does not go into timestamp: cast it to timestamp',
+        '"local": timestamp does not go into datetime(6): cast it to timestamp_ntz',
+        '"made" is generated',
+        '"pairs": array<bigint> does not go into varchar(10): cast it to string',
+        '"big": bigint does not go into double',
+        '"rounded": double does not go into float(7,4): float(7,4) rounds',
+        '"place": string does not go into point: type point is not supported',
+        '"flag": boolean does not go into int: cast it to an integer',
+        '"needed" of the table is NOT NULL without default',
+    ]:
+        assert part in reasons
+    assert "optional" not in reasons
+    assert "serial" not in reasons
+    with pytest.raises(SchemaMismatch):
+        LoadEncoder(schema, columns, "t")
+
+
+def test_types_that_no_table_can_be_created_for() -> None:
+    variant = pa.struct([pa.field("value", pa.binary(), metadata={b"variant": b"true"})])
+    for kind, advice in [
+        (pa.decimal128(38, 31), "cast it"),
+        (pa.month_day_nano_interval(), "cast it"),
+        (variant, "to_json"),
+    ]:
+        with pytest.raises(SchemaMismatch, match=advice):
+            target_type(kind)
+
+
+# ------------------------------------------------------------------ any rows of the common types
+TEXT = st.text(st.characters(exclude_categories=["Cs"])) | st.text("\\\t\n'\"N\0,;%sä€😀", max_size=8)
+COMMON: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.bool_(), st.booleans()),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    (pa.float64(), st.floats(allow_nan=False, allow_infinity=False)),
+    (pa.string(), TEXT),
+    (pa.binary(), st.binary()),
+    (pa.date32(), st.dates()),
+    (pa.timestamp("us"), st.datetimes()),
+    (pa.decimal128(20, 4), st.decimals(-(10**15), 10**15, places=4)),
+]
+
+
+@pytest.fixture(scope="module")
+def wide(db: Observer) -> Iterator[dict[bool, MySQLSink]]:
+    """Sinks, by LOAD DATA and by INSERT, of a table with a column for each of the common types."""
+    schema = pa.schema([(f"c{i}", kind) for i, (kind, _) in enumerate(COMMON)])
+    sinks = {}
+    for local in (True, False):
+        sink = MySQLSink(db.dsn, "wide", strategy="xa", create_table=True)
+        sink.check(schema)
+        assert sink._plan is not None
+        sink._plan = replace(sink._plan, local=local)
+        sinks[local] = sink
+    yield sinks
+    for sink in sinks.values():
+        sink.close()
+
+
+@WAYS
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_rows_of_the_common_types(
+    db: Observer, wide: dict[bool, MySQLSink], local: bool, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, 6))
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array(data.draw(st.lists(st.none() | values, min_size=count, max_size=count)), kind)
+            for kind, values in COMMON
+        ],
+        [f"c{i}" for i in range(len(COMMON))],
+    )
+    db.run("DELETE FROM wide")
+    sink = wide[local]
+    transaction = sink.begin_transaction(context(sink, schema=batch.schema))
+    try:
+        sink.write(transaction, batch)
+        sink.commit_directly(transaction)
+    except BaseException:
+        sink.rollback(transaction)
+        raise
+    found = db.run("SELECT * FROM wide")
+    expected = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    assert sorted(map(repr, map(_plain, found))) == sorted(map(repr, map(_plain, expected)))
+
+
+def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """-0.0 is 0.0, and booleans are numbers."""
+    return tuple(
+        value + 0.0 if isinstance(value, float) else int(value) if isinstance(value, bool) else value for value in row
+    )
