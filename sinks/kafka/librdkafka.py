@@ -47,6 +47,28 @@ class Message(ctypes.Structure):
     ]
 
 
+class TopicMetadata(ctypes.Structure):
+    """`rd_kafka_metadata_topic_t`."""
+
+    _fields_ = [
+        ("topic", ctypes.c_char_p),
+        ("partition_cnt", ctypes.c_int),
+        ("partitions", ctypes.c_void_p),
+        ("err", ctypes.c_int),
+    ]
+
+
+class Metadata(ctypes.Structure):
+    """`rd_kafka_metadata_t`."""
+
+    _fields_ = [
+        ("broker_cnt", ctypes.c_int),
+        ("brokers", ctypes.c_void_p),
+        ("topic_cnt", ctypes.c_int),
+        ("topics", ctypes.POINTER(TopicMetadata)),
+    ]
+
+
 _Handle, _Text, _Int, _Size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -75,8 +97,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "event_message_count": (_Size, _Handle),
     "event_message_next": (ctypes.POINTER(Message), _Handle),
     "event_destroy": (None, _Handle),
-    "metadata": (_Int, _Handle, _Int, _Handle, ctypes.POINTER(_Handle), _Int),
-    "metadata_destroy": (None, _Handle),
+    "metadata": (_Int, _Handle, _Int, _Handle, ctypes.POINTER(ctypes.POINTER(Metadata)), _Int),
+    "metadata_destroy": (None, ctypes.POINTER(Metadata)),
     "topic_new": (_Handle, _Handle, _Text, _Handle),
     "topic_name": (_Text, _Handle),
     "topic_destroy": (None, _Handle),

@@ -38,7 +38,7 @@ class NativeProducer(TransactionalProducer):
 
     def __init__(self, options: Mapping[str, str], transactional_id: str, default_topic: str | None) -> None:
         super().__init__(transactional_id, default_topic)
-        self._topics: dict[str, int] = {}
+        self._topics: dict[str, tuple[int, int]] = {}
         self._handle = self._queue = 0
         text = ctypes.create_string_buffer(512)
         conf = rd.lib.conf_new()
@@ -81,7 +81,9 @@ class NativeProducer(TransactionalProducer):
         self._raise_failure()
 
     def _produce(self, topic: str, rows: npt.NDArray[np.void]) -> None:
-        handle = self._topics.get(topic) or self._known(topic)
+        handle, partitions = self._topics.get(topic) or self._known(topic)
+        if (wanted := int(rows["partition"].max(initial=0))) >= partitions:
+            raise BadValue(f"topic {topic!r} has no partition {wanted}, which a row asks for: it has {partitions}")
         while len(rows):
             flags = rd.MSG_COPY | rd.MSG_PARTITION
             taken = rd.lib.produce_batch(handle, rd.ANY_PARTITION, flags, rows.ctypes.data, len(rows))
@@ -97,17 +99,22 @@ class NativeProducer(TransactionalProducer):
             self._serve(100)
             self._raise_failure()
 
-    def _known(self, topic: str) -> int:
-        """A handle of the topic, once its partitions are known: a record for a certain partition that is produced
-        earlier makes librdkafka add the partition -1 to the transaction, which fails it."""
+    def _known(self, topic: str) -> tuple[int, int]:
+        """A handle of the topic and its number of partitions, once they are known: a record for a certain partition
+        that is produced earlier makes librdkafka add the partition -1 to the transaction, which fails it."""
         handle: int = rd.lib.topic_new(self._handle, topic.encode(), None)
-        self._topics[topic] = handle
-        metadata = ctypes.c_void_p()
+        self._topics[topic] = handle, 0
+        metadata = ctypes.POINTER(rd.Metadata)()
         error = rd.lib.metadata(self._handle, 0, handle, metadata, _ms(_METADATA_TIMEOUT))
+        partitions = 0
+        if not error:
+            about = metadata.contents.topics[0]
+            error, partitions = about.err, about.partition_cnt
+            rd.lib.metadata_destroy(metadata)
         if error:
             raise failure(_name(error), _text(rd.lib.err2str(error)), f"partitions of topic {topic!r}")
-        rd.lib.metadata_destroy(metadata)
-        return handle
+        self._topics[topic] = handle, partitions
+        return handle, partitions
 
     def flush(self, timeout: float) -> None:
         """Delivery reports are served here while librdkafka flushes in a thread, as its documentation asks for."""
@@ -151,7 +158,7 @@ class NativeProducer(TransactionalProducer):
             logger.warning("transaction %s is left to the sweep: %s", self.transactional_id, error)
 
     def close(self) -> None:
-        for handle in self._topics.values():
+        for handle, _ in self._topics.values():
             rd.lib.topic_destroy(handle)
         self._topics.clear()
         if self._queue:
@@ -212,8 +219,6 @@ class NativeProducer(TransactionalProducer):
 
 def _refused(topic: str, row: Any) -> Exception:
     name, text = _name(int(row["err"])), _text(rd.lib.err2str(int(row["err"])))
-    if name == "_UNKNOWN_PARTITION":
-        return BadValue(f"topic {topic!r} has no partition {int(row['partition'])}, which a row asks for")
     what = f"a record of {int(row['len']) + int(row['key_len'])} bytes for topic {topic!r}"
     return failure(name, text, what)
 

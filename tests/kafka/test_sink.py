@@ -439,6 +439,23 @@ def test_outcomes_of_many_in_one_call(kafka: KafkaService, kafka_topic: str, sin
     assert values(kafka, kafka_topic) == ["v0", "v1", "v3"]
 
 
+def test_r5_a_pooled_id_names_each_transaction_by_its_epoch(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink
+) -> None:
+    """What is decided about the one before must not touch the one that has the id now."""
+    before = pre_commit(sink, texts("before"))
+    sink.abort(before.transaction)
+    settled(kafka.bootstrap)
+    now = pre_commit(sink, texts("now"))
+    assert before.transaction["transactional_id"] == now.transaction["transactional_id"]
+    assert dict(before.transaction) != dict(now.transaction)
+    assert outcome(sink, before).state is CommitState.LOST
+    sink.abort(before.transaction)
+    assert list(sink.in_doubt("job")) == [dict(now.transaction)]
+    assert sink.commit(now) == CommitOutcome.COMMITTED
+    assert values(kafka, kafka_topic) == ["now"]
+
+
 @pytest.mark.slow
 def test_an_epoch_that_runs_over(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
     """Each checkpoint raises the epoch of a pooled id twice; near 32,767 the broker hands out another producer id."""
