@@ -133,13 +133,16 @@ class Driver:
     input: Sequence[Partitions]
     listeners: Sequence[CheckpointListener] = ()
     config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(commit_timeout=30))
+    others: Sequence[TwoPhaseCommitSink[Any]] = ()
+    """Sinks of the same job beside `sink`."""
     kill_after: float | None = None
     """Seconds from the first step after which the process dies, wherever it is."""
 
     def run_here(self) -> None:
         if self.kill_after is not None:
             threading.Timer(self.kill_after, die).start()
-        with CheckpointCoordinator(self.job, [self.sink], self.storage, self.config, self.listeners) as coordinator:
+        sinks = [self.sink, *self.others]
+        with CheckpointCoordinator(self.job, sinks, self.storage, self.config, self.listeners) as coordinator:
             LocalQuery(self.folder, self.input).run(coordinator)
 
     def start(self) -> subprocess.Popen[bytes]:
