@@ -10,6 +10,7 @@ import pyarrow as pa
 import pymysql
 
 from sinks.errors import ConfigurationError
+from sinks.mysql.failures import RIGHTS, code_of
 from sinks.mysql.failures import describe as text_of
 from sinks.mysql.server import Connection, execute, is_mariadb, query, quoted
 from sinks.mysql.types import Column, target_type
@@ -221,9 +222,10 @@ def missing_rights(connection: Connection, schema: str, table: str, rights: Iter
         try:
             query(connection, f"EXPLAIN {statements[right]}")
         except pymysql.Error as error:
-            if not connection.open:
+            if code_of(error) in RIGHTS:
+                problems.append(f"GRANT {right} ON {name} is missing: {text_of(error)}")
+            elif not connection.open:
                 raise
-            problems.append(f"GRANT {right} ON {name} is missing: {text_of(error)}")
     return problems
 
 
@@ -233,7 +235,7 @@ def may_not_create(connection: Connection, schema: str, table: str) -> list[str]
         execute(connection, f"CREATE TABLE {quoted(schema, table)} (x int PRIMARY KEY) ENGINE=InnoDB")
         execute(connection, f"DROP TABLE {quoted(schema, table)}")
     except pymysql.Error as error:
-        if not connection.open:
+        if code_of(error) not in RIGHTS:
             raise
         return [f"GRANT CREATE, DROP ON {quoted(schema)}.* is missing: {text_of(error)}"]
     return []

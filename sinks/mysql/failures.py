@@ -16,7 +16,7 @@ from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlo
 XA_UNKNOWN = 1397  # XAER_NOTA
 _XA_ROLLED_BACK = {1613, 1614}  # XA_RBTIMEOUT, XA_RBDEADLOCK
 _BLOCKED = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, 3572, *_XA_ROLLED_BACK}
-_RIGHTS = {1044, 1142, 1143, 1227, 1370}
+RIGHTS = {1044, 1142, 1143, 1227, 1370}
 _CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
 _NO_LOCAL = {1148, 3948, 4166}  # LOAD DATA LOCAL is off
 _TOO_LARGE = 1153
@@ -61,7 +61,7 @@ class Writing:
                 "holds it, or an orphaned one of this job (the coordinator aborts those and tries again), or two "
                 "partitions of this batch write the same unique value; lock_timeout= of the sink is the limit"
             )
-        if code in _RIGHTS:
+        if code in RIGHTS:
             return ConfigurationError(f"{who} lacks a right: {text}")
         if code in _CHANGED:
             return ConfigurationError(f"{who} found the table changed since it was checked: {text}")

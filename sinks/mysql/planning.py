@@ -24,9 +24,12 @@ from sinks.mysql.types import mismatches, target_type
 
 logger = logging.getLogger(__name__)
 
-# A prepared branch outlives its session, and a crash of the server, from these on (release notes of MySQL 8.0.29,
-# WL#11300; of MariaDB 10.5.2, MDEV-7974)
-_OLDEST = {"MySQL": (8, 0, 29), "MariaDB": (10, 5, 2)}
+# From these on a prepared branch is detached from its session, and anybody can finish it: release notes of MySQL 8.0.29
+# (xa_detach_on_prepare), and of MariaDB 10.5.2 (MDEV-742)
+_OLDEST = {
+    "MySQL": ((8, 0, 29), "stays tied to the connection that prepared it"),
+    "MariaDB": ((10, 5, 2), "is rolled back with the connection that prepared it"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,11 @@ class Planner:
         (text,) = _row(connection, "SELECT VERSION()")
         match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
         version = tuple(map(int, match.groups())) if match else ()
-        if version < _OLDEST[product]:
+        oldest, reason = _OLDEST[product]
+        if version < oldest:
             raise ConfigurationError(
                 f"sink {self.sink!r}: the server is {product} {text} ({self.place}), and exactly-once needs "
-                f"{'.'.join(map(str, _OLDEST[product]))} or newer: before, a prepared XA transaction was rolled back "
-                "with the connection that had prepared it"
+                f"{'.'.join(map(str, oldest))} or newer: in older ones a prepared XA transaction {reason}"
             )
 
     def _created(self, connection: Connection, schema_name: str, name: str, schema: pa.Schema) -> Target:

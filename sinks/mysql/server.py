@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import logging
 import math
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,6 +92,7 @@ class Server:
                 code, f"cannot connect to MySQL at {self}: {self.redact(str(error.args[-1]))}"
             ) from None
         try:
+            _give_up_on_silence(connection)
             self._configure(connection)
         except BaseException:
             connection.close()
@@ -180,6 +182,18 @@ class Server:
         self.__dict__.update(state)
         self._lock = threading.Lock()
         self._idle = []
+
+
+def _give_up_on_silence(connection: Connection) -> None:
+    """Let the system close the connection when the server's host has been silent for a minute, however long a
+    statement takes."""
+    options = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 60_000}
+    channel: socket.socket = connection._sock  # type: ignore[attr-defined]
+    if channel.family != getattr(socket, "AF_UNIX", None):
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if number := getattr(socket, name, None):  # not every system has each of them
+                channel.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 def parameters(dsn: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sinks.mysql.encode import RowEncoder
 from sinks.mysql.failures import XA_UNKNOWN, code_of
 from sinks.mysql.ledger import Ledger
 from sinks.mysql.loading import RowTransaction
-from sinks.mysql.server import Connection, Server, execute, query
+from sinks.mysql.server import Connection, Server, execute, is_mariadb, query
 from sinks.sql.names import of_sink
 from sinks.transaction import CommitOutcome, Committable, Identity, TransactionContext, TransactionId
 
@@ -158,7 +158,7 @@ def _listed(connection: Connection, schema: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for form, length, _, data in _recover(connection) or []:
         if form == format_of(schema):
-            text = data.decode("ascii", "replace") if isinstance(data, bytes) else data
+            text = data.decode("ascii", "replace")
             found.append({"gtrid": text[:length], "bqual": text[length:]})
     return sorted(found, key=name_of)
 
@@ -168,9 +168,13 @@ def may_recover(connection: Connection) -> bool:
     return _recover(connection) is not None
 
 
-def _recover(connection: Connection) -> list[tuple[Any, ...]] | None:
+def _recover(connection: Connection) -> list[tuple[int, int, int, bytes]] | None:
+    """formatID, the lengths of gtrid and bqual, and the bytes of both; None for who may not see them."""
     try:
-        return query(connection, "XA RECOVER")
+        if is_mariadb(connection):
+            return [(form, gtrid, bqual, data) for form, gtrid, bqual, data in query(connection, "XA RECOVER")]
+        rows = query(connection, "XA RECOVER CONVERT XID")
+        return [(form, gtrid, bqual, bytes.fromhex(data.removeprefix("0x"))) for form, gtrid, bqual, data in rows]
     except pymysql.Error as error:
         if code_of(error) in _NO_RIGHT:
             return None
