@@ -65,7 +65,7 @@ def write_input(folder: Path, batches: int = 3, files: int = 3, rows_per_file: i
 
 @dataclass
 class SparkJob:
-    """Reads `folder/input` three files a batch, to its end, into the sinks."""
+    """Reads `source` to its end into the sinks: without one, `folder/input`, three files a batch."""
 
     folder: Path
     sinks: Sequence[TwoPhaseCommitSink[Any]]
@@ -74,6 +74,8 @@ class SparkJob:
     listeners: Sequence[CheckpointListener] = ()
     config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(commit_timeout=30))
     conf: Mapping[str, str] = field(default_factory=dict)
+    source: Callable[[Any], Any] | None = None
+    """SparkSession -> streaming DataFrame."""
     shape: Callable[[Any], Any] | None = None
     """DataFrame -> DataFrame between source and sinks."""
     output_mode: str = "append"
@@ -98,12 +100,8 @@ class SparkJob:
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("OFF")
-        source = (
-            spark.readStream.schema("id long, name string, amount double")
-            .option("maxFilesPerTrigger", self.files_per_batch)
-            .parquet(str(self.folder / "input"))
-        )
-        df = self.shape(source) if self.shape else source
+        df = self.source(spark) if self.source else self._files(spark)
+        df = self.shape(df) if self.shape else df
         storage = f"file://{self.folder / 'storage'}"
         with CheckpointCoordinator(self.job, self.sinks, storage, self.config, self.listeners) as coordinator:
             query = (
@@ -116,6 +114,10 @@ class SparkJob:
             query.awaitTermination()
         spark.stop()
 
+    def _files(self, spark: Any) -> Any:
+        reader = spark.readStream.schema("id long, name string, amount double")
+        return reader.option("maxFilesPerTrigger", self.files_per_batch).parquet(str(self.folder / "input"))
+
     def start(self) -> subprocess.Popen[bytes]:
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".job", delete=False) as file:
             file.write(cloudpickle.dumps(self))
@@ -127,7 +129,8 @@ class SparkJob:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ
-                | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+                | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},  # for a JVM of some seconds
             )
 
     def run(self, timeout: float = 120) -> int:
