@@ -2,6 +2,7 @@
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
+BENCH ?= postgres kafka
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -18,7 +19,7 @@ test: java $(READY)
 	@$(BIN)/python -m pytest $(ARGS)
 
 bench: java $(READY)
-	@$(BIN)/python -m benchmarks.postgres $(ARGS)
+	@for system in $(BENCH); do $(BIN)/python -m benchmarks.$$system $(ARGS) || exit 1; done
 
 lint: $(READY)
 	@$(BIN)/ruff check

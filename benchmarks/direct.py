@@ -9,11 +9,12 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from benchmarks.target import psql
-from sinks.postgres import PostgresSink
+from sinks import TwoPhaseCommitSink
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, TransactionContext, TransactionId
 
 BATCH = 10_000
@@ -38,7 +39,7 @@ def copy_files(dsn: str, paths: Sequence[Path]) -> float:
 class Feeders:
     """Processes that each hold a part of the rows as Arrow batches, and write it through the sink when told to."""
 
-    def __init__(self, sink: PostgresSink, rows: pa.Table, parts: int, folder: Path) -> None:
+    def __init__(self, sink: TwoPhaseCommitSink[Any], rows: pa.Table, parts: int, folder: Path) -> None:
         self._sink = sink
         self._checkpoints = itertools.count()
         sink.check(rows.schema)
@@ -78,7 +79,7 @@ class Feeders:
         self._sink.close()
 
 
-def _feed(pipe: Connection, sink: PostgresSink, part: int, path: str) -> None:
+def _feed(pipe: Connection, sink: TwoPhaseCommitSink[Any], part: int, path: str) -> None:
     with pa.OSFile(path) as file:
         batches = list(pa.ipc.open_file(file).read_all().to_batches())
     rows = sum(batch.num_rows for batch in batches)

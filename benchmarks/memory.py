@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame
 
 from benchmarks import spark as sparks
-from benchmarks.shapes import Shape
 from coordinator import CheckpointCoordinator
-from sinks import Committable
-from sinks.postgres import PostgresSink
-from sinks.postgres.copying import CopyTransaction
+from sinks import TwoPhaseCommitSink
+from sinks.testing.driver import Hooked
 
 FRESH_WORKERS = {"spark.python.worker.reuse": "false"}
 """For the session: each task gets a process of its own, that has seen no other partition."""
 
 
-class WatchedSink(PostgresSink):
-    """Leaves the worker's peak in a file when it has pre-committed."""
-
-    peak_file: str
-
-    def pre_commit(self, transaction: CopyTransaction) -> Committable:
-        committable = super().pre_commit(transaction)
-        status = Path("/proc/self/status").read_text()
-        match = re.search(r"VmHWM:\s*(\d+) kB", status)
-        assert match is not None
-        Path(self.peak_file).write_text(match[1])
-        return committable
-
-
-def peak(spark: SparkSession, sink: WatchedSink, shape: Shape, rows: int, folder: Path) -> float:
-    """MiB that the worker of a single partition with this many rows took at most. Needs FRESH_WORKERS."""
-    folder.mkdir(parents=True)
-    sink.peak_file = str(folder / "peak")
-    storage = (folder / "storage").as_uri()
-    with CheckpointCoordinator(f"memory-{rows}", [sink], storage) as coordinator:
-        stream = sparks.Stream(shape.of(sparks.numbers(spark, rows, partitions=1)), coordinator, folder / "spark")
+def peak(df: DataFrame, sink: TwoPhaseCommitSink[Any], folder: Path) -> float:
+    """MiB that the worker of a single partition with these rows had taken at most when it had pre-committed. The file
+    `begun` is in the folder from the begin of the transaction on. Needs FRESH_WORKERS."""
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = Hooked(sink, "begin_transaction", after=True, hook=(folder / "begun").touch)
+    watched = Hooked(begun, "pre_commit", after=True, hook=partial(_leave_peak, folder / "peak"))
+    with CheckpointCoordinator(f"memory-{sink.name}", [watched], (folder / "storage").as_uri()) as coordinator:
+        stream = sparks.Stream(df, coordinator, folder / "spark")
         try:
             stream.run()
         finally:
             stream.stop()
-    return int(Path(sink.peak_file).read_text()) / 1024
+    return int((folder / "peak").read_text()) / 1024
+
+
+def _leave_peak(path: Path) -> None:
+    match = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    path.write_text(match[1])

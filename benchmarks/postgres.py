@@ -7,33 +7,27 @@ Sections: throughput, small, participants, growth, memory. The tables that are p
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
 import shutil
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from pyspark.sql import DataFrame, SparkSession
-
 from benchmarks import direct, flink, memory, protocol
 from benchmarks import spark as sparks
-from benchmarks.measure import Contender, ratios, rounds, spread, table
+from benchmarks.bench import Bench, command_line, heading, report, say, tell, working_folder
+from benchmarks.measure import Contender, rounds, spread, table
 from benchmarks.shapes import PLAIN, SHAPES, Shape
 from benchmarks.target import SETTINGS, Target
-from coordinator import CheckpointConfig, CheckpointCoordinator
 from sinks.postgres import PostgresSink
+from sinks.testing.servers.maven import maven_jars
 from sinks.testing.servers.postgres import PostgresServer
 
-ROOT = Path(__file__).resolve().parents[1]
-CACHE = ROOT / ".cache"
-FLINK = ROOT.parent / "shared" / "peers" / "flink"
+JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 GROWTH_LIMIT = 300.0
 """Seconds for each storage of the growth section."""
 SECTIONS = ("throughput", "small", "participants", "growth", "memory")
@@ -52,32 +46,10 @@ def jdbc_name(batchsize: int, rewrite: bool) -> str:
     return f"Spark JDBC, batchsize {batchsize:,}, rewrite {'on' if rewrite else 'off'}"
 
 
-class Bench:
-    """One run: the server, the session, a folder, and what was asked for."""
-
-    def __init__(self, options: argparse.Namespace, server: PostgresServer, folder: Path, stack: ExitStack) -> None:
-        self.options = options
+class PostgresBench(Bench):
+    def __init__(self, server: PostgresServer, options: Namespace, folder: Path, stack: ExitStack) -> None:
+        super().__init__(options, folder, stack, maven_jars(JDBC_DRIVER, transitive=False))
         self.server = server
-        self.folder = folder
-        self.stack = stack
-        self._spark: SparkSession | None = None
-
-    @property
-    def spark(self) -> SparkSession:
-        if self._spark is None:
-            self._spark = sparks.session(CACHE)
-            self.stack.callback(self.stop_spark)
-        return self._spark
-
-    def stop_spark(self) -> None:
-        if self._spark is not None:
-            self._spark.stop()
-            self._spark = None
-
-    def coordinator(self, stack: ExitStack, name: str, sink: PostgresSink, mode: str) -> CheckpointCoordinator:
-        storage = (self.folder / "storage" / name).as_uri()
-        config = CheckpointConfig(mode=mode)  # type: ignore[arg-type]
-        return stack.enter_context(CheckpointCoordinator(name, [sink], storage, config))
 
     # ------------------------------------------------------------------ sections
     def throughput(self, shape: Shape) -> None:
@@ -93,15 +65,6 @@ class Bench:
             rounds(contenders, runs, self.options.warm, tell)
             by_name = {contender.name: contender for contender in contenders}
         best_jdbc = min((c for c in contenders if c.name.startswith("Spark JDBC")), key=lambda c: median(c.seconds))
-        say(f"\n## {shape.name}: {count:,} rows, {runs} rounds\n")
-        bases = [best_jdbc, by_name[COUNT]]
-        lines = []
-        for c in contenders:
-            rates = [count / s / 1e6 for s in c.seconds]
-            times = [spread(ratios(c, base)) for base in bases]
-            lines.append([c.name, spread(rates), *times, f"{median(c.load):.1f}"])
-        say(table(["what", "million rows/s", "x best Spark JDBC", "x mapInArrow bound", "load"], lines))
-        say("\nAims, ratios of the same round:\n")
         ours = by_name[PREPARED]
         aims = [
             ("exactly-once over Spark's best JDBC setting", ours, best_jdbc, 2.2),
@@ -111,7 +74,8 @@ class Bench:
             ("fed directly over \\copy, 2 connections", by_name[DIRECT_2], by_name[COPY_2], 0.9),
             ("exactly-once over at-least-once", ours, by_name[AT_LEAST_ONCE], 0.95),
         ]
-        say(table(["what", "aim", "measured"], [[w, f">= {aim}", spread(ratios(a, b))] for w, a, b, aim in aims]))
+        bases = [("best Spark JDBC", best_jdbc), ("mapInArrow bound", by_name[COUNT])]
+        report(f"{shape.name}: {count:,} rows, {runs} rounds", count, contenders, bases, aims)
 
     def _spark_contenders(self, stack: ExitStack, dsn: str, target: Target, shape: Shape) -> list[Contender]:
         rows = self.options.rows
@@ -132,9 +96,9 @@ class Bench:
                 works.append((jdbc_name(batchsize, rewrite), work, True))
         contenders = []
         for name, work, jdbc in works:
-            stream = self._stream(stack, shape.of(sparks.numbers(self.spark, rows), jdbc=jdbc), work)
+            stream = self.stream(stack, shape.of(sparks.numbers(self.spark, rows), jdbc=jdbc), work)
             contenders.append(Contender(name, stream.run, target.clear, target.check))
-        stream = self._stream(stack, shape.of(sparks.numbers(self.spark, rows)), sparks.count_in_python(rows))
+        stream = self.stream(stack, shape.of(sparks.numbers(self.spark, rows)), sparks.count_in_python(rows))
         return [*contenders, Contender(COUNT, stream.run)]
 
     def _direct_contenders(self, stack: ExitStack, dsn: str, target: Target, shape: Shape) -> list[Contender]:
@@ -150,15 +114,8 @@ class Bench:
             contenders.append(Contender(fed, feeders.run, target.clear, target.check))
         return contenders
 
-    def _stream(self, stack: ExitStack, df: DataFrame, work: sparks.Work) -> sparks.Stream:
-        stream = sparks.Stream(df, work, Path(tempfile.mkdtemp(dir=self.folder)))
-        stack.callback(stream.stop)
-        return stream
-
     def small(self) -> None:
         """What a checkpoint of 0 or 100 rows adds to foreachBatch with the same Spark job."""
-        runs = self.options.runs * 6
-        lines = []
         with ExitStack() as stack:
             dsn = stack.enter_context(self.server.database())
             groups: list[list[Contender]] = []
@@ -172,17 +129,10 @@ class Bench:
                         job = f"small-{rows}-{strategy}"
                         sink = PostgresSink(dsn, "t", name=job, strategy=strategy)  # type: ignore[arg-type]
                         work = self.coordinator(stack, job, sink, "exactly_once")
-                    stream = self._stream(stack, PLAIN.of(sparks.numbers(self.spark, rows)), work)
+                    stream = self.stream(stack, PLAIN.of(sparks.numbers(self.spark, rows)), work)
                     group.append(Contender(f"{rows} rows: {name}", stream.run))
                 groups.append(group)
-            rounds([c for group in groups for c in group], runs, 5, tell)
-            for base, *others in groups:
-                for c in (base, *others):
-                    added = [(a - b) * 1000 for a, b in zip(c.seconds, base.seconds, strict=True)]
-                    times = [s * 1000 for s in c.seconds]
-                    lines.append([c.name, spread(times, "{:.0f}"), spread(added, "{:.0f}"), f"{median(c.load):.1f}"])
-        say(f"\n## Small checkpoints, {runs} rounds (aim: <= 50 ms added)\n")
-        say(table(["what", "ms", "ms added", "load"], lines))
+            self.small_checkpoints(groups)
 
     def participants(self) -> None:
         """How long 1,000 participants take to commit."""
@@ -224,15 +174,16 @@ class Bench:
         """Whether a task's memory grows with its partition. Restarts Spark, for fresh Python workers."""
         self.stop_spark()
         sizes, found = (100_000, 2_000_000), []
-        spark = sparks.session(CACHE, **memory.FRESH_WORKERS)
+        spark = sparks.session(self.jars, **memory.FRESH_WORKERS)
         try:
             with self.server.database() as dsn:
                 with self.server.connect(dsn) as admin:
                     admin.execute(PLAIN.create_table("t"))
                 for run in range(min(self.options.runs, 3)):
                     for rows in sizes:
-                        sink = memory.WatchedSink(dsn, "t", name=f"memory-{run}", strategy="prepared")
-                        peak = memory.peak(spark, sink, PLAIN, rows, self.folder / f"memory-{run}-{rows}")
+                        sink = PostgresSink(dsn, "t", name=f"memory-{run}", strategy="prepared")
+                        df = PLAIN.of(sparks.numbers(spark, rows, partitions=1))
+                        peak = memory.peak(df, sink, self.folder / f"memory-{run}-{rows}")
                         tell(f"round {run + 1} peak of a task with {rows:,} rows: {peak:.1f} MiB")
                         found.append((rows, peak))
         finally:
@@ -246,7 +197,7 @@ class Bench:
         say(f"\n## Flink, plain rows, {self.options.rows:,} of them, on the same server\n")
         lines = []
         with self.server.database() as dsn:
-            for name, rates in flink.measure(FLINK, CACHE, self.server, dsn, self.options.rows, self.options.runs):
+            for name, rates in flink.jdbc(self.server, dsn, self.options.rows, self.options.runs):
                 tell(f"{name}: {spread(rates, '{:,.0f}')} rows/s")
                 lines.append([name, spread([rate / 1e6 for rate in rates]), f"{os.getloadavg()[0]:.1f}"])
         say(table(["what", "million rows/s", "load"], lines))
@@ -256,50 +207,20 @@ def _later(function: Callable[..., float], *arguments: object) -> Callable[[], f
     return lambda: function(*arguments)
 
 
-def tell(line: str) -> None:
-    print(f"  {line}", flush=True)
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-def heading(server_version: str) -> str:
-    releases = " ".join(f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "psycopg", "pgpq"))
-    return (
-        f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-        f"Python {platform.python_version()}, {releases}, PostgreSQL {server_version} with "
-        + ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
-    )
-
-
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.postgres", description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--runs", type=int, default=5, help="rounds that count")
-    parser.add_argument("--warm", type=int, default=2, help="rounds before, that do not count")
-    parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {','.join(SECTIONS)}")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"of {','.join(SHAPES)}, for throughput")
+    parser = command_line("benchmarks.postgres", __doc__, SECTIONS, list(SHAPES))
     parser.add_argument("--earlier", type=int, default=100_000, help="earlier checkpoints to simulate, for growth")
-    parser.add_argument("--flink", action="store_true", help=f"also Flink's sink: {FLINK.relative_to(ROOT.parent)}")
-    options = parser.parse_args(arguments)
-    chosen = options.only.split(",") if options.only else []
-    if unknown := [*(set(chosen) - set(SECTIONS)), *(set(options.shapes.split(",")) - set(SHAPES))]:
-        parser.error(f"unknown: {', '.join(unknown)}")
-    if options.flink and not FLINK.exists():
-        parser.error(f"there is no {FLINK}")
-    CACHE.mkdir(exist_ok=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    options = parser.options(arguments)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)))
         server = stack.enter_context(PostgresServer(SETTINGS))
         with server.connect() as connection:
             number = connection.info.server_version
-        say(heading(f"{number // 10000}.{number % 10000}"))
-        bench = Bench(options, server, folder, stack)
-        for section in chosen:
+        settings = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
+        say(heading(("psycopg", "pgpq"), f"PostgreSQL {number // 10000}.{number % 10000} with {settings}"))
+        bench = PostgresBench(server, options, working_folder(stack), stack)
+        for section in options.only:
             if section == "throughput":
-                for name in options.shapes.split(","):
+                for name in options.shapes:
                     bench.throughput(SHAPES[name])
             else:
                 getattr(bench, section)()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -15,14 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sinks.task import ACK_SCHEMA, with_row_hash
 
-JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 CORES = 2
 
 Work = Callable[[DataFrame, int], Any]
 
 
-def session(cache: Path, **conf: str) -> SparkSession:
-    """A local session with the JDBC driver from Maven Central, kept in `cache`."""
+def session(jars: Sequence[Path | str], **conf: str) -> SparkSession:
+    """A local session with these jars."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = (
         SparkSession.builder.master(f"local[{CORES}]")
@@ -33,8 +32,7 @@ def session(cache: Path, **conf: str) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", str(CORES))
-        .config("spark.jars.packages", JDBC_DRIVER)
-        .config("spark.jars.ivy", str(cache.absolute() / "ivy"))
+        .config("spark.jars", ",".join(map(str, jars)))
         .config("spark.log.level", "ERROR")
     )
     for key, value in conf.items():
@@ -97,6 +95,17 @@ def jdbc(url: str, user: str, password: str, table: str, *, batchsize: int, rewr
             dbtable=table,
             batchsize=batchsize,
         ).save()
+
+    return work
+
+
+def kafka(bootstrap: str, topic: str, **options: str) -> Work:
+    """Spark's Kafka sink, with options of its producer; __ in their names stands for a dot."""
+    producer = {f"kafka.{name.replace('__', '.')}": value for name, value in options.items()}
+
+    def work(df: DataFrame, batch_id: int) -> None:
+        writer = df.write.format("kafka").options(**producer)
+        writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
 
     return work
 

@@ -1,0 +1,266 @@
+"""KafkaSink beside its peers and its limits, in one run: `make bench`, or
+
+    python -m benchmarks.kafka [--rows 1000000] [--runs 5] [--only throughput,small] [--shapes small,large] [--flink]
+
+Sections: throughput, small, participants, memory. The tables that are printed are Markdown.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+
+import confluent_kafka
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from benchmarks import direct, flink, memory
+from benchmarks import spark as sparks
+from benchmarks.bench import Bench, command_line, heading, report, say, tell, working_folder
+from benchmarks.measure import Contender, rounds, spread, table
+from benchmarks.topic import JVM, PARTITIONS, SETTINGS, Topic, content
+from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
+from sinks.kafka import KafkaSink
+from sinks.testing.servers.kafka import VERSION, KafkaServer
+from sinks.testing.servers.maven import maven_jars
+
+SPARK_KAFKA = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.13.1",
+)
+"""Spark's Kafka connector, and what it needs beside Spark's own jars."""
+
+_FIELDS = ", ".join(f"',\"measurement_{number:02d}\":', xxhash64(i, {number})" for number in range(25))
+SHAPES = {
+    "small": ['concat(\'{"id":\', i, \',"name":"user\', i, \'","amount":1.5}\') AS value'],
+    "large": ["concat('user', i) AS key", f"concat('{{\"id\":', i, {_FIELDS}, '}}') AS value"],
+}
+"""Spark expressions over a number `i`: values of 46 bytes without keys, as Flink's program writes them, and of 1 kB
+with keys."""
+ROWS_OF_LARGE = 4
+"""The large shape has one row for so many of the small one."""
+
+COMPRESSIONS = ("none", "lz4")
+TUNED = {
+    "linger__ms": "20",
+    "batch__size": str(1 << 20),
+    "buffer__memory": str(256 << 20),
+    "max__request__size": str(8 << 20),
+}
+"""Options of the Java producer."""
+
+SECTIONS = ("throughput", "small", "participants", "memory")
+PARTICIPANTS = 1000
+PAUSE = 5.0
+"""Seconds that the slow broker of the memory section does not answer."""
+
+EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
+DEFAULT_SPARK, TUNED_SPARK = "Spark's Kafka sink, defaults", "Spark's Kafka sink, tuned"
+COUNT, DIRECT = "mapInArrow, rows counted", "sink without Spark, 1 producer"
+
+
+class KafkaBench(Bench):
+    def __init__(self, server: KafkaServer, options: Namespace, folder: Path, stack: ExitStack) -> None:
+        super().__init__(options, folder, stack, maven_jars(*SPARK_KAFKA, transitive=False))
+        self.server = server
+
+    def rows(self, shape: str, count: int, partitions: int = sparks.CORES) -> DataFrame:
+        return sparks.numbers(self.spark, count, partitions).selectExpr(*SHAPES[shape])
+
+    def topic(self, stack: ExitStack) -> str:
+        return stack.enter_context(self.server.topic(PARTITIONS))
+
+    # ------------------------------------------------------------------ sections
+    def throughput(self, shape: str, compression: str) -> None:
+        """From df to committed, against Spark's own Kafka sink, and against what bounds it."""
+        count = self.options.rows // (ROWS_OF_LARGE if shape == "large" else 1)
+        with ExitStack() as stack:
+            rows = self.spark.range(count).selectExpr("id AS i").selectExpr(*SHAPES[shape]).toArrow()
+            topic = Topic(self.server, self.topic(stack), content(rows))
+            contenders = self._contenders(stack, topic, shape, rows, compression)
+            rounds(contenders, self.options.runs, self.options.warm, tell)
+        by_name = {contender.name: contender for contender in contenders}
+        ours, tuned = by_name[EXACTLY_ONCE], by_name[TUNED_SPARK]
+        aims = [
+            ("exactly-once over Spark's tuned sink", ours, tuned, 1.4),
+            ("exactly-once over at-least-once", ours, by_name[AT_LEAST_ONCE], 0.95),
+        ]
+        bases = [(TUNED_SPARK, tuned), ("mapInArrow bound", by_name[COUNT])]
+        size = rows["value"].nbytes // count
+        title = f"{shape}, compression {compression}: {count:,} rows of {size} bytes, {self.options.runs} rounds"
+        report(title, count, contenders, bases, aims)
+
+    def _contenders(
+        self, stack: ExitStack, topic: Topic, shape: str, rows: pa.Table, compression: str
+    ) -> list[Contender]:
+        server, count, works = self.server.bootstrap, rows.num_rows, dict[str, sparks.Work]()
+        options = {"compression.type": compression}
+        for name, mode in ((EXACTLY_ONCE, "exactly_once"), (AT_LEAST_ONCE, "at_least_once")):
+            job = f"{shape}-{compression}-{mode}"
+            works[name] = self.coordinator(stack, job, KafkaSink(server, topic.name, options=options), mode)
+        works[DEFAULT_SPARK] = sparks.kafka(server, topic.name, compression__type=compression)
+        works[TUNED_SPARK] = sparks.kafka(server, topic.name, compression__type=compression, **TUNED)
+        contenders = [
+            Contender(name, self.stream(stack, self.rows(shape, count), work).run, check=topic.check)
+            for name, work in works.items()
+        ]
+        counted = self.stream(stack, self.rows(shape, count), sparks.count_in_python(count))
+        sink = KafkaSink(server, topic.name, name=f"direct-{shape}-{compression}", options=options)
+        feeders = direct.Feeders(sink, rows, 1, self.folder)
+        stack.callback(feeders.close)
+        return [*contenders, Contender(COUNT, counted.run), Contender(DIRECT, feeders.run, check=topic.check)]
+
+    def small(self) -> None:
+        """What a checkpoint of 0 or 100 rows adds to foreachBatch with the same Spark job."""
+        with ExitStack() as stack:
+            topic = self.topic(stack)
+            groups = []
+            for rows in (0, 100):
+                works: dict[str, sparks.Work] = {"Spark job alone": sparks.job_only}
+                for name, mode in ((EXACTLY_ONCE, "exactly_once"), (AT_LEAST_ONCE, "at_least_once")):
+                    sink = KafkaSink(self.server.bootstrap, topic)
+                    works[name] = self.coordinator(stack, f"small-{rows}-{mode}", sink, mode)
+                works[DEFAULT_SPARK] = sparks.kafka(self.server.bootstrap, topic)
+                groups.append(
+                    [
+                        Contender(f"{rows} rows: {name}", self.stream(stack, self.rows("small", rows), work).run)
+                        for name, work in works.items()
+                    ]
+                )
+            self.small_checkpoints(groups)
+
+    def participants(self) -> None:
+        """How long 1,000 participants take to commit, and until consumers see all of them."""
+        visible: list[float] = []
+        with ExitStack() as stack:
+            batch = pa.RecordBatch.from_pydict({"value": ["x" * 46]})
+            name = self.topic(stack)
+            topic = Topic(self.server, name, (PARTICIPANTS, PARTICIPANTS * content(pa.table(batch))[1]))
+            sink = KafkaSink(self.server.bootstrap, name)
+            stack.callback(sink.close)
+            checkpoint = Checkpoint("many", "bench", 0)
+            ready: list[Committable] = []
+
+            def prepare() -> None:
+                with ThreadPoolExecutor(16) as pool:
+                    ready[:] = pool.map(lambda subtask: _open_transaction(sink, subtask, batch), range(PARTICIPANTS))
+
+            def run() -> float:
+                start = time.perf_counter()
+                outcomes = sink.notify_checkpoint_complete(checkpoint, ready)
+                seconds = time.perf_counter() - start
+                topic.settle()
+                visible.append(time.perf_counter() - start)
+                if any(outcome != CommitOutcome.COMMITTED for outcome in outcomes):
+                    raise RuntimeError(f"not committed: {outcomes}")
+                return seconds
+
+            contender = Contender(f"{PARTICIPANTS:,} participants", run, prepare, topic.check)
+            runs = min(self.options.runs, 3)
+            rounds([contender], runs, 1, tell)
+        say(f"\n## Commit of {PARTICIPANTS:,} participants, {runs} rounds (aim: < 1.5 s)\n")
+        cells = [spread(contender.seconds), spread(visible[-runs:]), f"{median(contender.load):.1f}"]
+        say(table(["s until all are committed", "s until consumers have all", "load"], [cells]))
+
+    def memory(self) -> None:
+        """Whether a task's memory grows with its partition, also when the broker does not keep up. Restarts Spark, for
+        fresh Python workers."""
+        self.stop_spark()
+        spark = sparks.session(self.jars, **memory.FRESH_WORKERS)
+        cases = [(100_000, False), (2_000_000, False), (8_000_000, False), (2_000_000, True), (8_000_000, True)]
+        found: dict[tuple[int, bool], list[float]] = {case: [] for case in cases}
+        try:
+            with ExitStack() as stack:
+                topic = self.topic(stack)
+                for run in range(min(self.options.runs, 3)):
+                    for rows, paused in cases:
+                        folder = self.folder / f"memory-{run}-{rows}-{paused}"
+                        sink = KafkaSink(self.server.bootstrap, topic, name=f"memory-{run}-{rows}-{paused}")
+                        df = sparks.numbers(spark, rows, 1).selectExpr(*SHAPES["small"])
+                        with _paused(self.server, folder / "begun") if paused else nullcontext():
+                            peak = memory.peak(df, sink, folder)
+                        tell(f"round {run + 1} peak with {rows:,} rows{', broker paused' * paused}: {peak:.1f} MiB")
+                        found[rows, paused].append(peak)
+        finally:
+            spark.stop()
+        say(f"\n## Peak memory of a task's Python worker, MiB (the broker paused: for {PAUSE:.0f} s)\n")
+        lines = [
+            [f"{rows:,}", "paused" if paused else "running", spread(found[rows, paused], "{:.1f}")]
+            for rows, paused in cases
+        ]
+        say(table(["rows of the partition", "broker", "MiB"], lines))
+
+    def flink(self) -> None:
+        """Flink's sink on the same broker, after the others: it is a program of its own, and needs more rows."""
+        rows = self.options.rows * 4
+        say(f"\n## Flink, small, compression none, {rows:,} rows, on the same broker\n")
+        lines = []
+        with ExitStack() as stack:
+            topic = Topic(self.server, self.topic(stack), (0, 0))
+            for name, rates, written in flink.kafka(self.server.bootstrap, topic.name, rows, self.options.runs):
+                topic.settle()
+                if (found := topic.read()[0]) != written:
+                    raise RuntimeError(f"{name}: {found} records, not {written}")
+                topic.clear()
+                tell(f"{name}: {spread(rates, '{:,.0f}')} rows/s")
+                lines.append([name, spread([rate / 1e6 for rate in rates]), f"{os.getloadavg()[0]:.1f}"])
+        say(table(["what", "million rows/s", "load"], lines))
+
+
+def _open_transaction(sink: KafkaSink, subtask: int, batch: pa.RecordBatch) -> Committable:
+    context = TransactionContext("many", "bench", 0, sink.name, subtask, "0", batch.schema, "not used by Kafka")
+    transaction = sink.begin_transaction(context)
+    sink.write(transaction, batch)
+    return sink.snapshot_state(transaction)
+
+
+@contextmanager
+def _paused(server: KafkaServer, begun: Path) -> Iterator[None]:
+    """Freeze the broker for a while once the file `begun` is there."""
+
+    def pause() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        server.broker().pause()
+        time.sleep(PAUSE)
+        server.broker().resume()
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    yield
+    thread.join()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("benchmarks.kafka", __doc__, SECTIONS, list(SHAPES))
+    some = parser.some_of(COMPRESSIONS)
+    parser.add_argument("--compressions", type=some, default=list(COMPRESSIONS), help=f"of {','.join(COMPRESSIONS)}")
+    options = parser.options(arguments)
+    with ExitStack() as stack:
+        server = stack.enter_context(KafkaServer(SETTINGS, jvm=JVM))
+        librdkafka = f"librdkafka {confluent_kafka.libversion()[0]}"
+        say(heading(("confluent-kafka", "kafka-python"), f"{librdkafka}, Kafka {VERSION} with {' '.join(JVM)}"))
+        bench = KafkaBench(server, options, working_folder(stack), stack)
+        for section in options.only:
+            if section == "throughput":
+                for shape in options.shapes:
+                    for compression in options.compressions:
+                        bench.throughput(shape, compression)
+            else:
+                getattr(bench, section)()
+        if options.flink:
+            bench.flink()
+
+
+if __name__ == "__main__":
+    main()
