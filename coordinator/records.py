@@ -146,7 +146,11 @@ class CheckpointStore:
 
     def load_newest(self) -> tuple[Record, ...]:
         """The newest complete record and its replay records in order; () if there is none (R9: read again when
-        retention cut in)."""
+        retention cut in). A reader need not claim a generation before."""
+        if not self.lineage:
+            if not self.storage.list(f"{self._root}/lineage/"):
+                return ()
+            self.lineage = self._current_lineage()
         while True:
             newest = self.newest_complete()
             if newest < 0:

@@ -1,0 +1,154 @@
+"""One stream of orders into Kafka, PostgreSQL and MySQL: each checkpoint is in all three, or in none.
+
+    python -m examples.orders_fan_out
+
+Every order becomes an event in a Kafka topic, a row in PostgreSQL, and, without its amount, a row in MySQL. The job
+gets SIGKILL twice: when all is pre-committed but not decided, and when it is decided but not yet committed anywhere.
+Kafka, PostgreSQL and MariaDB are started for it unless addresses are given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from psycopg import sql
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from sqlalchemy import create_engine, make_url, text
+
+from coordinator import CheckpointCoordinator, CheckpointListener, Step
+from examples.streams import create_topic, die, local_session, read_topic, run_job, write_topic
+from sinks.kafka import KafkaSink
+from sinks.mysql import MySQLSink
+from sinks.postgres import PostgresSink
+from sinks.testing.servers.kafka import KafkaServer
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.postgres import PostgresServer
+
+ORDERS, PER_BATCH, CUSTOMERS = 3000, 500, 7
+KILLS = [("PRE_COMMITTED", 1, "all pre-committed, nothing decided"), ("COMMITTING", 3, "decided, nothing committed")]
+
+
+class DieAt(CheckpointListener):
+    def __init__(self, step: str, checkpoint_id: int) -> None:
+        self._when = step, checkpoint_id
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if (step.name, checkpoint_id) == self._when:
+            die()
+
+
+def job(args: argparse.Namespace) -> None:
+    spark = local_session()
+    value = f.from_json(f.col("value").cast("string"), "id BIGINT, customer STRING, cents BIGINT")
+    orders = read_topic(spark, args.bootstrap, args.source, PER_BATCH).select(value.alias("order")).select("order.*")
+
+    def without_amount(df: DataFrame) -> DataFrame:
+        return df.select("id", "customer")
+
+    coordinator = CheckpointCoordinator(
+        "orders",
+        # visible in this order: who reads an event finds its row
+        [
+            PostgresSink(args.postgres, args.table, name="orders", create_table=True),
+            MySQLSink(args.mysql, args.table, name="customers", create_table=True, transform=without_amount),
+            KafkaSink(args.bootstrap, args.target, name="events", value_format="json"),
+        ],
+        (args.folder / "checkpoints").absolute().as_uri(),
+        listeners=[DieAt(args.die_at, args.die_in)],
+    )
+    with coordinator:
+        writer = orders.writeStream.foreachBatch(coordinator).option("checkpointLocation", str(args.folder / "spark"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+def run(bootstrap: str, postgres: str, mysql: str, folder: Path, orders: int = ORDERS) -> dict[str, Counter[int]]:
+    """Returns how often each order is visible in each system."""
+    source, target = f"orders-{uuid.uuid4().hex[:8]}", f"events-{uuid.uuid4().hex[:8]}"
+    table = source.replace("-", "_")
+    values = (json.dumps({"id": i, "customer": f"c{i % CUSTOMERS}", "cents": 100 + i % 900}) for i in range(orders))
+    write_topic(bootstrap, source, values, partitions=2)
+    create_topic(bootstrap, target, 2)
+    print(f"{orders:,} orders from Kafka into PostgreSQL, MySQL and Kafka", flush=True)
+    options = ["--bootstrap", bootstrap, "--postgres", postgres, "--mysql", mysql, "--source", source]
+    options += ["--target", target, "--table", table, "--folder", str(folder)]
+    for step, checkpoint, words in KILLS:
+        killed = [*options, "--die-at", step, "--die-in", str(checkpoint)]
+        run_job("examples.orders_fan_out", killed, expected=-signal.SIGKILL)
+        seen = {name: sum(found.values()) for name, found in visible(bootstrap, target, postgres, mysql, table).items()}
+        print(f"killed in checkpoint {checkpoint} ({words}); visible: {seen}", flush=True)
+    run_job("examples.orders_fan_out", options)
+    found = visible(bootstrap, target, postgres, mysql, table)
+    for name, times in found.items():
+        doubled = sum(count - 1 for count in times.values())
+        print(f"{name:10s}: {orders - len(times)} lost, {doubled} duplicated", flush=True)
+    return found
+
+
+def visible(bootstrap: str, topic: str, postgres: str, mysql: str, table: str) -> dict[str, Counter[int]]:
+    with psycopg.connect(postgres) as connection:
+        query = sql.SQL("SELECT id FROM {}").format(sql.Identifier(table))
+        in_postgres = Counter(id for (id,) in connection.execute(query))
+    with create_engine(make_url(mysql).set(drivername="mysql+pymysql")).begin() as connection_:
+        in_mysql = Counter(id for (id,) in connection_.execute(text(f"SELECT id FROM {table}")))
+    return {"PostgreSQL": in_postgres, "MySQL": in_mysql, "Kafka": Counter(in_kafka(bootstrap, topic))}
+
+
+def in_kafka(bootstrap: str, topic: str) -> list[int]:
+    """What a read_committed consumer sees up to the end of each partition, or the first open transaction."""
+    options = {"group.id": "example", "isolation.level": "read_committed", "enable.partition.eof": True}
+    consumer = Consumer({"bootstrap.servers": bootstrap, **options})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(2)])
+    found: list[int] = []
+    ended: set[int | None] = set()
+    while len(ended) < 2:
+        message = consumer.poll(30)
+        if message is None:
+            raise SystemExit(f"no answer from {bootstrap} for 30 s")
+        error = message.error()
+        if error is None:
+            found.append(int(json.loads(message.value() or b"")["id"]))
+        elif error.code() == KafkaError._PARTITION_EOF:
+            ended.add(message.partition())
+    consumer.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, what in (("bootstrap", "brokers"), ("postgres", "a PostgreSQL DSN"), ("mysql", "a MySQL DSN")):
+        parser.add_argument(f"--{name}", help=f"{what}; a server is started if there is none")
+    parser.add_argument("--orders", type=int, default=ORDERS)
+    commands = parser.add_subparsers(dest="command")
+    worker = commands.add_parser("job")
+    for name in ("bootstrap", "postgres", "mysql", "source", "target", "table"):
+        worker.add_argument(f"--{name}", required=True)
+    worker.add_argument("--folder", type=Path, required=True)
+    worker.add_argument("--die-at", default="")
+    worker.add_argument("--die-in", type=int, default=-1)
+    args = parser.parse_args()
+    if args.command == "job":
+        job(args)
+        return
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        bootstrap = args.bootstrap or stack.enter_context(KafkaServer()).bootstrap
+        postgres = args.postgres or stack.enter_context(PostgresServer()).dsn
+        mysql = args.mysql or stack.enter_context(stack.enter_context(MariaDBServer()).database())
+        run(bootstrap, postgres, mysql, folder, args.orders)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The examples with Kafka as source, with smaller inputs: what they leave in the databases, and what they print."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from examples import orders_fan_out, page_views, word_count
+from sinks.testing.servers.kafka import KafkaService
+
+
+@pytest.fixture(autouse=True)
+def small_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.mark.slow
+def test_page_views_are_counted_once(
+    kafka: KafkaService, mysql_database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = page_views.run(kafka.bootstrap, mysql_database, tmp_path, crash_at=3)
+    views = page_views.VIEWS_PER_BATCH * 6
+    assert found["exactly once"] == {"app0": views // 2, "app1": views // 2}
+    assert sum(found["at least once"].values()) == views + page_views.VIEWS_PER_BATCH, "one batch is counted twice"
+    assert "'checkpoint': 3" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_every_order_is_in_all_three_systems(
+    kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path
+) -> None:
+    orders = orders_fan_out.PER_BATCH * 5
+    found = orders_fan_out.run(kafka.bootstrap, pg_database, mysql_database, tmp_path, orders)
+    assert found == {system: Counter(range(orders)) for system in ("PostgreSQL", "MySQL", "Kafka")}
+
+
+@pytest.mark.slow
+def test_words_are_counted_once_over_three_attempts(kafka: KafkaService, pg_database: str) -> None:
+    """In a process of its own, since its session has other jars than the tests' session."""
+    options = ["--bootstrap", kafka.bootstrap, "--dsn", pg_database, "--lines", "1500", "--delay", "0.5"]
+    command = [sys.executable, "-m", "examples.word_count", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 words counted wrongly" in done.stdout
+    attempts = [line.split() for line in done.stdout.split("ended\n")[1].split("\n\n")[0].splitlines()]
+    assert [(one[0], one[1], one[2]) for one in attempts] == [
+        ("1", "0", "500"),
+        ("2", "500", "500"),
+        ("3", "500", "1500"),
+    ]
+    assert word_count.LINES_PER_BATCH == 500
