@@ -1,0 +1,154 @@
+"""The database: an engine that suits the protocol, and its errors in the words of the sinks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+
+_LOCK_SECONDS = 10
+_SQLITE_SECONDS = 60  # one writer at a time, so a task waits for all of another's partition
+
+# Run on each new connection: what was committed is on disk, waits for locks are bounded, nothing is cut to fit.
+_SESSION: dict[str, tuple[str, ...]] = {
+    "sqlite": ("PRAGMA synchronous = EXTRA", "PRAGMA foreign_keys = ON"),
+    "postgresql": (
+        "SELECT set_config('synchronous_commit', 'local', false) WHERE current_setting('synchronous_commit') = 'off'",
+        f"SET lock_timeout = '{_LOCK_SECONDS}s'",
+    ),
+    "mysql": (
+        f"SET SESSION innodb_lock_wait_timeout = {_LOCK_SECONDS}, lock_wait_timeout = {_LOCK_SECONDS},"
+        " sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'), time_zone = '+00:00'",
+    ),
+}
+_SESSION["mariadb"] = _SESSION["mysql"]
+
+# What databases say when a bounded wait for a lock ran out: SQLite, PostgreSQL, MySQL, Oracle, SQL Server.
+_BLOCKED = re.compile(
+    r"database (table |schema )?is locked|lock (wait )?timeout|deadlock|lock request time|ORA-(00054|30006|00060)",
+    re.IGNORECASE,
+)
+# Some drivers answer a refused row with OperationalError (MySQL: CHECK constraint, no default).
+_REFUSED = re.compile(r"constraint|doesn't have a default value|out of range|Incorrect .* value", re.IGNORECASE)
+
+
+class Database:
+    """One database. Makes its engine when it is first needed, in each process anew; never shows the password."""
+
+    def __init__(self, url: str | URL, options: Mapping[str, Any], *, name: str) -> None:
+        """`options` go to `sqlalchemy.create_engine`. Raises ConfigurationError for a URL that cannot be read."""
+        try:
+            self.url = sa.make_url(url)
+            self.url.get_dialect()
+        except (exc.ArgumentError, ValueError):
+            raise ConfigurationError(
+                f"sink {name!r}: SQLAlchemy cannot read the URL; write "
+                "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE with special characters percent-encoded"
+            ) from None
+        except (exc.NoSuchModuleError, ImportError) as error:
+            raise ConfigurationError(
+                f"sink {name!r}: SQLAlchemy has no dialect or driver for {self}: {error}. Install it on the driver and "
+                "the executors"
+            ) from None
+        self.dialect = self.url.get_backend_name()
+        if self.dialect == "sqlite" and (self.url.database or ":memory:") == ":memory:":
+            raise ConfigurationError(f"sink {name!r}: tasks cannot see a SQLite database in memory; give it a file")
+        self._options = dict(options)
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            self._engine = self._make()
+        return self._engine
+
+    def _make(self) -> Engine:
+        options: dict[str, Any] = {"pool_pre_ping": True, **self._options, "hide_parameters": True}
+        options["json_serializer"] = str  # values for JSON columns are JSON text already
+        url = self.url
+        if self.dialect == "sqlite":
+            url = url.update_query_dict({"timeout": str(_SQLITE_SECONDS), **url.query})
+        else:
+            options.setdefault("isolation_level", "READ COMMITTED")
+        engine = sa.create_engine(url, **options)
+        statements = _SESSION.get(self.dialect, ())
+
+        @sa.event.listens_for(engine, "connect")
+        def configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+            if self.dialect == "sqlite":
+                connection.isolation_level = None  # BEGIN is ours, below
+            cursor = connection.cursor()
+            for statement in statements:
+                cursor.execute(statement)
+            cursor.close()
+            connection.commit()
+
+        if self.dialect == "sqlite":
+
+            @sa.event.listens_for(engine, "begin")
+            def begin(connection: Connection) -> None:
+                """Take the write lock at once: two readers that both want to write could only fail."""
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+        return engine
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
+
+    def said(self, error: BaseException) -> str:
+        """The database's own words, in one line, without the password."""
+        text = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
+        return text.replace(str(self.url.password), "***") if self.url.password else text
+
+    @contextmanager
+    def explained(self, where: str) -> Iterator[None]:
+        """Errors of the database in this block as SinkErrors, where they are about rows, locks or the set-up."""
+        try:
+            yield
+        except exc.SQLAlchemyError as error:
+            translated = self._explain(error, where)
+            if translated is None:
+                raise
+            raise translated from None
+
+    def _explain(self, error: exc.SQLAlchemyError, where: str) -> SinkError | None:
+        text = self.said(error)
+        if isinstance(error, exc.DBAPIError) and _BLOCKED.search(text):
+            return TransactionBlocked(
+                f"{where} waited for a lock until its limit ({text}). Somebody else's open transaction holds it, or an "
+                "orphaned one of this job (the coordinator aborts those and tries again), or two partitions write the "
+                "same unique value"
+            )
+        if self.refuses(error):
+            return BadValue(f"{where} was refused: {text}")
+        if isinstance(error, exc.ProgrammingError | exc.NoSuchTableError | exc.NotSupportedError):
+            return ConfigurationError(f"{where} failed at {self}: {text}")
+        return None
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether the error is about the rows, so that trying again cannot help."""
+        if isinstance(error, exc.StatementError) and not isinstance(error, exc.DBAPIError):
+            return True  # SQLAlchemy could not bind a value
+        return isinstance(error, exc.IntegrityError | exc.DataError) or (
+            isinstance(error, exc.DBAPIError)
+            and not error.connection_invalidated
+            and not _BLOCKED.search(str(error.orig))
+            and bool(_REFUSED.search(str(error.orig)))
+        )
+
+    def __str__(self) -> str:
+        return self.url.set(query={}).render_as_string(hide_password=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_engine": None}

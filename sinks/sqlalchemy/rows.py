@@ -1,0 +1,115 @@
+"""One participant's transaction in the task: a connection of its own, and executemany inserts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.engine import RootTransaction
+
+from sinks.errors import BadValue
+from sinks.sql.values import Refused, beginning
+from sinks.sqlalchemy.database import Database
+from sinks.sqlalchemy.types import Column, conversion
+from sinks.transaction import Identity, TransactionContext
+
+_ROWS_TOGETHER = 1000
+
+
+class RowTransaction:
+    """An open transaction that takes rows. Memory: the Python values of 1,000 rows.
+
+    `identity` is what it will be known by when it is pre-committed; `sealing` is set just before the statement that
+    makes it durable, after which only the database knows whether it is.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        context: TransactionContext,
+        label: str,
+        identity: Identity,
+        into: sa.Table,
+        columns: dict[str, Column],
+        constants: dict[str, str],
+        xid: str | None = None,
+    ) -> None:
+        """`columns` are those of `into` that the batch fills, `constants` the values of others. With `xid` it is a
+        two-phase transaction."""
+        self.context = context
+        self.identity = identity
+        self.sealing = False
+        self.where = f"table {label}: partition {context.subtask} of checkpoint {context.checkpoint_id}"
+        self.database = database
+        self._label = label
+        self._insert = into.insert()
+        self._constants = constants
+        self._names = [name for name in context.schema.names if name in columns]
+        self._convert = {name: conversion(context.schema.field(name).type, columns[name]) for name in self._names}
+        self._row = 0
+        with database.explained(self.where):
+            self.connection = database.engine.connect()
+            try:
+                self.transaction: RootTransaction = (
+                    self.connection.begin_twophase(xid) if xid else self.connection.begin()
+                )
+            except BaseException:
+                self.connection.close()
+                raise
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for start in range(0, batch.num_rows, _ROWS_TOGETHER):
+            piece = batch.slice(start, _ROWS_TOGETHER)
+            columns = [self._values(piece, name) for name in self._names]
+            rows = [dict(zip(self._names, row, strict=True), **self._constants) for row in zip(*columns, strict=True)]
+            where = f"{self.where}, rows {self._row + 1} to {self._row + len(rows)},"
+            with self.database.explained(where):
+                self.connection.execute(self._insert, rows)
+            self._row += len(rows)
+
+    def _values(self, batch: pa.RecordBatch, name: str) -> list[Any]:
+        array = batch.column(batch.schema.get_field_index(name))
+        try:
+            converted = self._convert[name](array)
+            try:
+                values: list[Any] = converted.to_pylist()
+            except (ValueError, OverflowError):
+                raise Refused(_first_unreadable(converted), "the year is not within 1 to 9999") from None
+            return values
+        except Refused as refused:
+            row = beginning(batch, refused.index, name)
+            raise BadValue(
+                f'{self.where}: row {self._row + refused.index + 1}, column "{name}": {refused}{row}'
+            ) from None
+
+    def seal(self) -> None:
+        """Make it durable: COMMIT, or PREPARE of a two-phase transaction. Then let go of the connection."""
+        self.sealing = True
+        with self.database.explained(self.where):
+            if isinstance(self.transaction, sa.TwoPhaseTransaction):
+                self.transaction.prepare()
+                self.connection.invalidate()  # SQLAlchemy would roll back what is only prepared
+            else:
+                self.transaction.commit()
+        self.connection.close()
+
+    def close(self) -> None:
+        """Throw the transaction away, unless it is sealed."""
+        with contextlib.suppress(Exception):
+            if not self.sealing:
+                self.transaction.rollback()
+        with contextlib.suppress(Exception):
+            if self.sealing:
+                self.connection.invalidate()
+            self.connection.close()
+
+
+def _first_unreadable(array: pa.Array) -> int:
+    for index, value in enumerate(array):
+        try:
+            value.as_py()
+        except (ValueError, OverflowError):
+            return index
+    return 0

@@ -1,0 +1,171 @@
+"""Which Arrow type goes into which column, in which Python values, and what a created table declares.
+
+Databases differ; the rules here are the same for all. A value goes in only if no database alters it on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.types import TypeEngine
+
+from sinks.sql import values
+from sinks.sql.json import to_json
+from sinks.sql.values import Convert, Unfit, checked, no_internals, refuse, same, spark_name
+
+# A double holds so many decimal digits exactly; SQLite has no other type for fractions.
+_SQLITE_DIGITS = 15
+_KEY_LENGTH = 255
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the target, as `sinks.sql.values.mismatches` wants to know it."""
+
+    name: str
+    kind: TypeEngine[Any]
+    dialect: str
+    nullable: bool = True
+    has_default: bool = False
+    generated: bool = False
+
+    @property
+    def type(self) -> str:
+        return repr(self.kind)
+
+    declared = type
+
+
+def conversion(arrow: pa.DataType, column: Column) -> Convert:
+    """The conversion of a batch's column to the values that go into the table's. Raises Unfit."""
+    kind = column.kind
+    if isinstance(kind, sa.JSON):
+        return _as_text(arrow)
+    if isinstance(kind, sa.String):
+        return _as_text(arrow) if at.is_nested(arrow) else _only(_is_text(arrow), "cast to string in Spark")
+    if isinstance(kind, sa.Float):
+        return _floating(arrow, column)
+    if isinstance(kind, sa.Numeric):
+        return _decimal(arrow, column)
+    if isinstance(kind, sa.DateTime | sa.Time):
+        return _moment(arrow, kind, column)
+    for kinds, fits, name in (
+        (sa.Boolean, at.is_boolean(arrow), "boolean"),
+        (sa.Integer, at.is_integer(arrow) or at.is_boolean(arrow), "an integer type"),
+        (sa.LargeBinary | sa.BINARY | sa.VARBINARY, at.is_binary(arrow) or at.is_large_binary(arrow), "binary"),
+        (sa.Date, at.is_date(arrow), "date"),
+    ):
+        if isinstance(kind, kinds):
+            return _only(fits, f"cast to {name} in Spark")
+    raise Unfit("this sink does not know the column's type; use the sink of that database, or a column of another type")
+
+
+def _is_text(arrow: pa.DataType) -> bool:
+    return bool(at.is_string(arrow) or at.is_large_string(arrow))
+
+
+def _only(fits: bool, advice: str) -> Convert:
+    if not fits:
+        raise Unfit(advice)
+    return same
+
+
+def _as_text(arrow: pa.DataType) -> Convert:
+    """JSON text; a string is taken as the JSON text that it is. (The engine's json_serializer leaves text alone.)"""
+    if _is_text(arrow):
+        return same
+    no_internals(arrow)
+    return to_json
+
+
+def _floating(arrow: pa.DataType, column: Column) -> Convert:
+    if not (at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)):
+        raise Unfit("cast to double in Spark")
+    if column.dialect != "sqlite" or not at.is_floating(arrow):
+        return same
+
+    def no_nan(array: pa.Array) -> pa.Array:
+        refuse(array, pc.is_nan(array), "would become NULL in SQLite")
+        return array
+
+    return no_nan
+
+
+def _decimal(arrow: pa.DataType, column: Column) -> Convert:
+    assert isinstance(column.kind, sa.Numeric)
+    if at.is_integer(arrow):
+        digits, scale = len(str(2 ** (arrow.bit_width - 1))), 0
+    elif at.is_decimal(arrow):
+        digits, scale = arrow.precision, arrow.scale
+    else:
+        raise Unfit("cast to decimal in Spark")
+    if column.dialect == "sqlite" and at.is_decimal(arrow) and digits > _SQLITE_DIGITS:
+        raise Unfit(
+            f"SQLite keeps {_SQLITE_DIGITS} digits; cast to decimal({_SQLITE_DIGITS}, {min(scale, 15)}) or string"
+        )
+    wanted, fraction = column.kind.precision, column.kind.scale
+    if wanted is not None and (scale > (fraction or 0) or digits - scale > wanted - (fraction or 0)):
+        raise Unfit(f"cast to decimal({wanted}, {fraction or 0}) in Spark")
+    return same
+
+
+def _moment(arrow: pa.DataType, kind: sa.DateTime | sa.Time, column: Column) -> Convert:
+    _microseconds(kind, column)
+    if isinstance(kind, sa.Time):
+        return values.cast(arrow, pa.time64("us"), at.is_time(arrow), "cast to time in Spark")
+    if not at.is_timestamp(arrow):
+        raise Unfit("cast to timestamp in Spark")
+    if arrow.tz is None:
+        if kind.timezone:
+            raise Unfit("a wall clock is no point in time; cast to timestamp in Spark, where the zone is known")
+        return lambda array: checked(array, pa.timestamp("us"))
+    if kind.timezone:
+        return lambda array: checked(array, pa.timestamp("us", "UTC"))
+    return lambda array: checked(array, pa.timestamp("us", arrow.tz)).cast(pa.timestamp("us"))  # the wall clock in UTC
+
+
+def _microseconds(kind: TypeEngine[Any], column: Column) -> None:
+    """Databases round what has more digits than the column."""
+    digits = (
+        getattr(kind, "fsp", None) or 0 if column.dialect in ("mysql", "mariadb") else getattr(kind, "precision", 6)
+    )
+    if digits is not None and digits < 6:
+        raise Unfit("the column rounds to fewer than the 6 digits that Spark has; declare it with 6")
+
+
+def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[Any]:
+    """The type of a column that a created table has for Spark's values. Raises Unfit."""
+    simple: dict[pa.DataType, TypeEngine[Any]] = {
+        pa.bool_(): sa.Boolean(),
+        pa.int8(): sa.SmallInteger(),
+        pa.int16(): sa.SmallInteger(),
+        pa.int32(): sa.Integer(),
+        pa.int64(): sa.BigInteger(),
+        pa.float32(): sa.REAL().with_variant(mysql.FLOAT(), "mysql", "mariadb"),
+        pa.float64(): sa.Double(),
+        pa.date32(): sa.Date(),
+    }
+    if arrow in simple:
+        return simple[arrow]
+    if _is_text(arrow):
+        return sa.String(_KEY_LENGTH) if key else sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+    if at.is_binary(arrow) or at.is_large_binary(arrow):
+        return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+    if at.is_decimal(arrow):
+        kind = sa.Numeric(arrow.precision, arrow.scale)
+        _decimal(arrow, Column("", kind, dialect))
+        return kind
+    if at.is_timestamp(arrow):
+        return sa.DateTime(timezone=arrow.tz is not None).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+    if at.is_time(arrow):
+        return sa.Time().with_variant(mysql.TIME(fsp=6), "mysql", "mariadb")
+    if at.is_nested(arrow):
+        no_internals(arrow)
+        return sa.JSON()
+    raise Unfit(f"{spark_name(arrow)} has no portable column type: cast it in Spark, to string for example")

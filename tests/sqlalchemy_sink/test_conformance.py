@@ -1,0 +1,61 @@
+"""SqlAlchemySink passes the conformance kit: staged on SQLite, PostgreSQL and MariaDB, two_phase on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sinks.sqlalchemy import SqlAlchemySink
+from sinks.testing import SinkConformance
+
+
+class Conformance(SinkConformance):
+    url: str
+    strategy: Any = "staged"
+
+    @pytest.fixture
+    def sink(self, database: str) -> Iterator[SqlAlchemySink]:
+        self.url = database
+        self.run("CREATE TABLE orders (id bigint NOT NULL, name varchar(100), amount double precision)")
+        sink = SqlAlchemySink(database, "orders", strategy=self.strategy)
+        yield sink
+        sink.close()
+
+    def run(self, statement: str) -> Sequence[Any]:
+        engine = sa.create_engine(self.url, poolclass=sa.NullPool)
+        with engine.begin() as connection:
+            result = connection.execute(sa.text(statement))
+            return [row[0] for row in result] if result.returns_rows else []
+
+    def visible(self, sink: SqlAlchemySink) -> Sequence[int]:
+        return self.run("SELECT id FROM orders")
+
+
+class TestSQLite(Conformance):
+    @pytest.fixture
+    def database(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/shop.db"
+
+
+class TestPostgresTwoPhase(Conformance):
+    strategy = "two_phase"
+
+    @pytest.fixture
+    def database(self, pg_database: str) -> str:
+        return pg_database.replace("postgresql://", "postgresql+psycopg://")
+
+
+@pytest.mark.slow
+class TestPostgresStaged(TestPostgresTwoPhase):
+    strategy = "staged"
+
+
+@pytest.mark.slow
+class TestMariaDB(Conformance):
+    @pytest.fixture
+    def database(self, mysql_database: str) -> str:
+        return mysql_database.replace("mysql://", "mysql+pymysql://")
