@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 Connection: TypeAlias = "pymysql.connections.Connection[Cursor]"
 
 IDLE_CONNECTIONS = 4
+_IDLE_LIMIT = 10  # seconds
 _KNOWN = inspect.signature(pymysql.connections.Connection.__init__).parameters.keys()
 
 _SQL_MODE = ",".join(
@@ -146,6 +147,8 @@ class Server:
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[None]:
         """One transaction, rolled back if anything is raised. Mind that DDL commits it."""
+        # the server ends a transaction of ours whose process is stopped, and frees its locks
+        execute(connection, f"SET SESSION wait_timeout = {max(_IDLE_LIMIT, self._lock_timeout)}")
         execute(connection, "START TRANSACTION READ WRITE")
         try:
             yield
@@ -154,6 +157,18 @@ class Server:
                 execute(connection, "ROLLBACK")
             raise
         execute(connection, "COMMIT")
+        with contextlib.suppress(pymysql.Error):
+            execute(connection, "SET SESSION wait_timeout = DEFAULT")
+
+    @contextmanager
+    def impatient(self, connection: Connection) -> Iterator[None]:
+        """Wait a second at most for a table that others use."""
+        execute(connection, "SET SESSION lock_wait_timeout = 1")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(pymysql.Error):
+                execute(connection, f"SET SESSION lock_wait_timeout = {self._lock_timeout}")
 
     def close(self) -> None:
         with self._lock:

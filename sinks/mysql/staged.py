@@ -152,7 +152,7 @@ def commit_all(
         except _Refused as refused:
             return [CommitOutcome.unknown(str(refused))] * len(committables)
         committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
-        drop(connection, target.schema, committed)
+        drop_committed(connection, server, target.schema, committed)
     return [outcomes[c.transaction["transaction_id"]] for c in committables]
 
 
@@ -174,7 +174,7 @@ def _settle(
 
     missing = [text for text in open_ids if text not in tables]
     for text in list(missing):
-        if reason := ledger.foreign(by_id[text].proof):
+        if reason := ledger.foreign(connection, by_id[text].proof):
             outcomes[text] = CommitOutcome.unknown(
                 f"the staging table of {text} is gone, and nobody can tell whether it was moved: {reason}"
             )
@@ -275,14 +275,15 @@ def _staged(connection: Connection, target: Target, merge: Merge, tables: Sequen
     return staging, merge.written([row[0] for row in columns if row[0] in target.names], target.names)
 
 
-def drop(connection: Connection, schema: str, ids: Sequence[str]) -> None:
-    """Drop those staging tables of committed transactions that are still there. What cannot be dropped now is dropped
-    when the checkpoint is looked at again: that it was moved stands in the ledger."""
+def drop_committed(connection: Connection, server: Server, schema: str, ids: Sequence[str]) -> None:
+    """Drop those staging tables of committed transactions that are still there. What somebody reads now is dropped by
+    the next sweep: that it was moved stands in the ledger."""
     tables = list(_existing(connection, schema, ids).values())
     try:
-        _drop(connection, schema, tables)
+        with server.impatient(connection):
+            _drop(connection, schema, tables)
     except pymysql.Error as error:
-        logger.warning("staging tables of %s were moved and could not be dropped: %s", schema, describe(error))
+        logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, describe(error))
 
 
 def _drop(connection: Connection, schema: str, tables: Sequence[str]) -> None:

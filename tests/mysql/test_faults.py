@@ -1,0 +1,216 @@
+"""MySQLSink under an operator, a backup, and a driver that is stopped in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import CheckpointConfig, CheckpointCoordinator
+from sinks import CommitOutcome
+from sinks.errors import CommittedError
+from sinks.mysql import MySQLSink, xa
+from sinks.mysql.merge import Merge
+from sinks.testing import Driver, LocalQuery
+from sinks.testing.conformance import example_input, ids
+from sinks.transaction import CommitState
+from tests.mysql.play import SCHEMA, Observer, checkpoint, eventually, held, pre_commit, rows_of
+
+COMMITTED = CommitOutcome.COMMITTED
+
+
+@pytest.fixture(params=["xa", "staged"])
+def strategy(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def sink(db: Observer, strategy: str) -> Iterator[MySQLSink]:
+    sink = MySQLSink(db.dsn, "orders", strategy=strategy, lock_timeout=5)  # type: ignore[arg-type]
+    sink.check(SCHEMA)
+    yield sink
+    sink.close()
+
+
+@pytest.fixture
+def staged(db: Observer) -> Iterator[MySQLSink]:
+    sink = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=5)
+    sink.check(SCHEMA)
+    yield sink
+    sink.close()
+
+
+def name(committable: Any) -> str:
+    identity = committable.transaction
+    return xa.name_of(identity) if "gtrid" in identity else str(identity["transaction_id"])
+
+
+def insert(committable: Any, committed: bool) -> str:
+    """What somebody else writes into the ledger."""
+    return f"INSERT INTO tpc_ledger VALUES ('{name(committable)}', {committed}, 'j', 'l', 's', 0, now())"
+
+
+def waits(db: Observer) -> bool:
+    """Whether a session waits for a row of the ledger; without a wait, the INSERT takes no time to be seen."""
+    running = "SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'INSERT IGNORE%'"
+    return bool(db.run(running))
+
+
+# ---------------------------------------------------------------------- the ledger
+def test_a_ledger_made_anew_under_a_running_driver_proves_nothing(db: Observer, sink: MySQLSink) -> None:
+    committable = pre_commit(sink, rows_of(1))
+    other = MySQLSink(db.dsn, "orders", strategy=sink.strategy)
+    assert other.commit_all(checkpoint(), [committable]) == [COMMITTED]  # our own answer got lost
+    db.run("DROP TABLE tpc_ledger")
+    other.check(SCHEMA)
+    other.close()
+    [outcome] = sink.commit_all(checkpoint(), [committable])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is CommitState.UNKNOWN, "committed rows would be written again"
+
+
+def test_a_ledger_that_was_restored_from_a_dump_still_proves_a_commit(db: Observer, sink: MySQLSink) -> None:
+    committable = pre_commit(sink, rows_of(1))
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    db.run("CREATE TABLE restored LIKE tpc_ledger")
+    db.run("INSERT INTO restored SELECT * FROM tpc_ledger")
+    db.run("DROP TABLE tpc_ledger")
+    db.run("ALTER TABLE restored RENAME TO tpc_ledger")
+    again = MySQLSink(db.dsn, "orders", strategy=sink.strategy)
+    assert again.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    again.close()
+
+
+def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observer, staged: MySQLSink) -> None:
+    mine = pre_commit(staged, rows_of(1), checkpoint=250)
+    assert staged.commit_all(checkpoint(1), [mine]) == [COMMITTED]
+    (job, lineage, sink_name), *_ = db.run("SELECT job, lineage, sink FROM tpc_ledger")
+    db.run("TRUNCATE tpc_ledger")
+    for key in (
+        (job, lineage, sink_name, 99),  # 200 - 100 = 100 is the oldest that is kept
+        (job, lineage, sink_name, 100),
+        ("other", lineage, sink_name, 1),
+        (job, "other", sink_name, 2),
+        (job, lineage, "other", 3),
+    ):
+        db.run("INSERT INTO tpc_ledger VALUES (%s, true, %s, %s, %s, %s, now())", [str(key), *key])
+    last = pre_commit(staged, rows_of(2), checkpoint=250)
+    assert staged.commit_all(checkpoint(250, oldest=200), [last]) == [COMMITTED]
+    assert [n for (n,) in db.run("SELECT checkpoint FROM tpc_ledger ORDER BY 1")] == [1, 2, 3, 100, 250]
+
+
+def test_nothing_is_moved_beside_a_sibling_whose_outcome_is_unknown(db: Observer, staged: MySQLSink) -> None:
+    one, two = pre_commit(staged, rows_of(1)), pre_commit(staged, rows_of(2), subtask=1)
+    db.run(f"DROP TABLE {one.transaction['table']}")
+    db.run("DROP TABLE tpc_ledger")
+    again = MySQLSink(db.dsn, "orders", strategy="staged")
+    states = [o.state for o in again.commit_all(checkpoint(), [one, two]) if isinstance(o, CommitOutcome)]
+    assert states == [CommitState.UNKNOWN, CommitState.HELD]
+    assert db.ids() == []
+    again.close()
+
+
+# ---------------------------------------------------------------------- somebody else at the same moment
+def meanwhile(db: Observer, act: Any, *statements: str) -> list[Any]:
+    """What `act` answers that begins while another session has run these statements, and goes on when that commits."""
+    answer: list[Any] = []
+
+    def acting() -> None:
+        try:
+            answer.append(act())
+        except Exception as error:
+            answer.append(error)
+
+    with held(db.dsn, *statements) as other:
+        thread = threading.Thread(target=acting)
+        thread.start()
+        eventually(lambda: waits(db))
+        assert len(db.staging()) <= 1
+        other.commit()
+        thread.join(10)
+    return answer
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_participant_settled_by_somebody_else_meanwhile_is_not_moved(
+    db: Observer, staged: MySQLSink, committed: bool
+) -> None:
+    committable = pre_commit(staged, rows_of(1))
+    [[answer]] = meanwhile(db, lambda: staged.commit_all(checkpoint(), [committable]), insert(committable, committed))
+    assert isinstance(answer, Exception), "ask again"
+    assert db.ids() == []
+    [outcome] = staged.commit_all(checkpoint(), [committable])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is (CommitState.COMMITTED if committed else CommitState.LOST)
+
+
+def test_a_missing_staging_table_that_is_just_being_moved_is_not_lost(db: Observer, staged: MySQLSink) -> None:
+    committable = pre_commit(staged, rows_of(1))
+    db.run(f"DROP TABLE {committable.transaction['table']}")
+    statements = [insert(committable, True), "INSERT INTO orders VALUES (1, 'row 1')"]
+    [[answer]] = meanwhile(db, lambda: staged.commit_all(checkpoint(), [committable]), *statements)
+    assert isinstance(answer, Exception), "ask again"
+    assert staged.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [1]
+
+
+def test_an_abort_waits_for_a_move_in_flight_and_tells_that_it_is_committed(db: Observer, staged: MySQLSink) -> None:
+    committable = pre_commit(staged, rows_of(1))
+    [answer] = meanwhile(db, lambda: staged.abort(committable.transaction), insert(committable, True))
+    assert isinstance(answer, CommittedError)
+    assert len(db.staging()) == 1
+
+
+def test_a_reader_of_a_staging_table_does_not_hold_up_the_checkpoint(db: Observer) -> None:
+    """A backup keeps all tables that it has read until it ends."""
+    sink = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=60)
+    sink.check(SCHEMA)
+    committable = pre_commit(sink, rows_of(1))
+    with held(db.dsn, f"SELECT * FROM {db.staging()[0]}"):
+        done: list[Any] = []
+        thread = threading.Thread(target=lambda: done.extend(sink.commit_all(checkpoint(), [committable])))
+        thread.start()
+        thread.join(10)
+        assert done == [COMMITTED]
+        assert db.ids() == [1]
+    assert list(sink.in_doubt("job")) == []
+    assert db.staging() == []
+    sink.close()
+
+
+# ---------------------------------------------------------------------- a stopped driver
+class StopsInTheMiddle(Merge):
+    """SIGSTOP to the driver, inside its transaction that moves a checkpoint."""
+
+    def move(self, *args: Any) -> None:
+        super().move(*args)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Observer, tmp_path: Path) -> None:
+    """Its session would hold the ledger rows for as long as its host answers TCP keepalives."""
+    db.run("ALTER TABLE orders ADD amount double")
+    input = example_input(1)
+    sink = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
+    stopped = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
+    stopped._merge = StopsInTheMiddle()
+    storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=30)
+    zombie = Driver("job", stopped, storage, tmp_path / "query", input, config=config).start()
+    try:
+        eventually(lambda: Path(f"/proc/{zombie.pid}/stat").read_text().split()[2] == "T", 30)
+        with CheckpointCoordinator("job", [sink], storage, config) as coordinator:
+            LocalQuery(tmp_path / "query", input).run(coordinator)
+        assert Counter(db.ids()) == Counter(ids(input))
+    finally:
+        zombie.send_signal(signal.SIGCONT)
+        with suppress(Exception):
+            zombie.wait(30)
+    assert Counter(db.ids()) == Counter(ids(input))
+    assert db.staging() == []
