@@ -49,15 +49,15 @@ class Database:
         try:
             self.url = sa.make_url(url)
             self.url.get_dialect()
-        except (exc.ArgumentError, ValueError):
-            raise ConfigurationError(
-                f"sink {name!r}: SQLAlchemy cannot read the URL; write "
-                "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE with special characters percent-encoded"
-            ) from None
         except (exc.NoSuchModuleError, ImportError) as error:
             raise ConfigurationError(
                 f"sink {name!r}: SQLAlchemy has no dialect or driver for {self}: {error}. Install it on the driver and "
                 "the executors"
+            ) from None
+        except (exc.ArgumentError, ValueError):
+            raise ConfigurationError(
+                f"sink {name!r}: SQLAlchemy cannot read the URL; write "
+                "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE with special characters percent-encoded"
             ) from None
         self.dialect = self.url.get_backend_name()
         if self.dialect == "sqlite" and (self.url.database or ":memory:") == ":memory:":

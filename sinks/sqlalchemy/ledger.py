@@ -38,6 +38,8 @@ def table_of(name: str, schema: str | None) -> sa.Table:
         sa.Column("staging", sa.String(64), nullable=True),
         sa.Column("at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
         schema=schema,
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
     )
 
 

@@ -72,7 +72,7 @@ class Planner:
         written = self.merge.written(schema.names, list(columns))
         batch = pa.schema([field for field in schema if field.name in written])
         problems = mismatches(batch, list(columns.values()), conversion)
-        others = [*self.merge.problems(schema), *self._key_problems(connection)]
+        others = [*self.merge.problems(schema), *self._key_problems(connection), *self._engine_problems(target)]
         others += self._two_phase_problems(connection) if self.wanted == "two_phase" else []
         if problems or others:
             kind = ConfigurationError if others else SchemaMismatch
@@ -113,6 +113,11 @@ class Planner:
         if not connection.scalar(sa.text(query)):
             return ['strategy="two_phase" needs two-phase transactions switched on in the server, or use "staged"']
         return []
+
+    def _engine_problems(self, target: sa.Table) -> Iterable[str]:
+        engine = target.kwargs.get(f"{self.database.dialect}_engine", "InnoDB")
+        if engine != "InnoDB":
+            yield f"its engine {engine} has no transactions: ALTER TABLE {target.fullname} ENGINE=InnoDB"
 
     def _reflect(self, connection: Connection) -> sa.Table:
         return sa.Table(self.name, sa.MetaData(), schema=self.schema, autoload_with=connection, resolve_fks=False)
@@ -186,6 +191,8 @@ class Planner:
             *(sa.Column(c.name, _copy(c.kind), nullable=not self._required(c)) for c in columns.values()),
             sa.Index(f"{name}_by", PARTICIPANT, *self.merge.keys),
             schema=target.schema,
+            mysql_engine="InnoDB",
+            mariadb_engine="InnoDB",
         )
 
     def _required(self, column: Column) -> bool:

@@ -175,7 +175,6 @@ class SqlAlchemySink(TwoPhaseCommitSink[RowTransaction]):
         try:
             return staged.commit_all(self._database, self._planned(), self._merge, committables)
         except Exception as error:
-            self._plan = self._plan if isinstance(error, exc.OperationalError) else None  # look again before a retry
             return [error] * len(committables)
 
     def _prune(self, checkpoint: Checkpoint) -> None:

@@ -22,6 +22,7 @@ from sinks.sql.values import Convert, Unfit, checked, no_internals, refuse, same
 # A double holds so many decimal digits exactly; SQLite has no other type for fractions.
 _SQLITE_DIGITS = 15
 _KEY_LENGTH = 255
+_BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY, mysql.TINYBLOB, mysql.MEDIUMBLOB, mysql.LONGBLOB)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def conversion(arrow: pa.DataType, column: Column) -> Convert:
     for kinds, fits, name in (
         (sa.Boolean, at.is_boolean(arrow), "boolean"),
         (sa.Integer, at.is_integer(arrow) or at.is_boolean(arrow), "an integer type"),
-        (sa.LargeBinary | sa.BINARY | sa.VARBINARY, at.is_binary(arrow) or at.is_large_binary(arrow), "binary"),
+        (_BINARIES, at.is_binary(arrow) or at.is_large_binary(arrow), "binary"),
         (sa.Date, at.is_date(arrow), "date"),
     ):
         if isinstance(kind, kinds):

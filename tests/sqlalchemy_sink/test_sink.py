@@ -1,0 +1,383 @@
+"""SqlAlchemySink on SQLite: types, upserts, what is refused and how it is told."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import pickle
+import sqlite3
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
+from sinks.sqlalchemy import SqlAlchemySink
+from sinks.transaction import CommitState, Fingerprint, TransactionId
+
+ORDERS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
+STOCK = pa.schema(
+    [
+        pa.field("sku", pa.string(), nullable=False),
+        pa.field("pieces", pa.int32()),
+        pa.field("at", pa.int64()),
+        pa.field("gone", pa.bool_()),
+    ]
+)
+_attempts = itertools.count()
+
+
+class Play:
+    """A SQLite file, read past the sink, and what coordinator and tasks do with a sink."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.url = f"sqlite:///{file}"
+        self.sinks: list[SqlAlchemySink] = []
+
+    def sink(self, table: str = "orders", url: str | None = None, **options: Any) -> SqlAlchemySink:
+        sink = SqlAlchemySink(url or self.url, table, **options)
+        self.sinks.append(sink)
+        return sink
+
+    def run(self, statement: str, *parameters: Any) -> list[Any]:
+        connection = sqlite3.connect(self.file)
+        try:
+            with connection:
+                return connection.execute(statement, parameters).fetchall()
+        finally:
+            connection.close()
+
+    def pre_commit(self, sink: SqlAlchemySink, schema: pa.Schema, rows: Sequence[Any], subtask: int = 0) -> Committable:
+        attempt = next(_attempts)
+        name = TransactionId("job", "l1", 0, sink.name, subtask, 1, 0, 0, attempt)
+        transaction = sink.begin_transaction(
+            TransactionContext("job", "l1", 0, sink.name, subtask, f"a{attempt}", schema, str(name))
+        )
+        try:
+            sink.write(
+                transaction,
+                pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema),
+            )
+            return sink.snapshot_state(transaction).of(sink.name, subtask, Fingerprint(len(rows)))
+        except BaseException:
+            sink.rollback(transaction)
+            raise
+
+    def commit(self, sink: SqlAlchemySink, *committables: Committable) -> list[CommitOutcome]:
+        checkpoint = Checkpoint("job", "l1", 0)
+        sink.validate_all(checkpoint, committables)
+        outcomes = sink.commit_all(checkpoint, committables)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return [outcome for outcome in outcomes if isinstance(outcome, CommitOutcome)]
+
+    def write(self, sink: SqlAlchemySink, schema: pa.Schema, *partitions: Sequence[Any]) -> None:
+        sink.check(schema)
+        committables = [self.pre_commit(sink, schema, rows, n) for n, rows in enumerate(partitions)]
+        assert self.commit(sink, *committables) == [CommitOutcome.COMMITTED] * len(partitions)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Play]:
+    play = Play(tmp_path / "shop.db")
+    play.run("CREATE TABLE orders (id bigint NOT NULL, name varchar(100))")
+    yield play
+    for sink in play.sinks:
+        sink.close()
+
+
+# ---------------------------------------------------------------------- types
+def test_types_come_back_as_they_went_in(db: Play) -> None:
+    moment = dt.datetime(2024, 2, 29, 23, 59, 59, 999999)
+    values: dict[str, tuple[pa.DataType, Any]] = {
+        "b": (pa.bool_(), True),
+        "i8": (pa.int8(), -128),
+        "i16": (pa.int16(), 32767),
+        "i32": (pa.int32(), -(2**31)),
+        "i64": (pa.int64(), 2**63 - 1),
+        "f32": (pa.float32(), 0.5),
+        "f64": (pa.float64(), 1e300),
+        "d": (pa.decimal128(15, 2), Decimal("1234567890123.45")),
+        "s": (pa.string(), "ü😀'\"%:x"),
+        "raw": (pa.binary(), b"\x00\xff"),
+        "day": (pa.date32(), dt.date(1, 1, 1)),
+        "wall": (pa.timestamp("us"), moment),
+        "time": (pa.time64("ns"), dt.time(1, 2, 3, 4)),
+        "odd name: (%s)": (pa.int32(), 7),
+    }
+    schema = pa.schema([pa.field(name, kind) for name, (kind, _) in values.items()])
+    row = [value for _, value in values.values()]
+    db.write(db.sink("kinds", create_table=True), schema, [row, [None] * len(row)])
+    engine = sa.create_engine(db.url, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        table = sa.Table("kinds", sa.MetaData(), autoload_with=connection)
+        types = {"d": sa.Numeric(15, 2, asdecimal=False)}
+        query = sa.select(*(sa.type_coerce(c, types.get(c.name, c.type)) for c in table.columns))
+        first, second = connection.execute(query).fetchall()
+    assert [Decimal(str(v)) if isinstance(e, Decimal) else v for v, e in zip(first, row, strict=True)] == row
+    assert list(second) == [None] * len(row)
+
+
+def test_a_timestamp_is_stored_in_utc(db: Play) -> None:
+    schema = pa.schema([pa.field("at", pa.timestamp("us", "Europe/Berlin"))])
+    db.write(db.sink("moments", create_table=True), schema, [[dt.datetime(2024, 7, 1, tzinfo=dt.timezone.utc)]])
+    assert db.run("SELECT at FROM moments") == [("2024-07-01 00:00:00.000000",)]
+
+
+def test_nested_values_are_json_in_json_and_text_columns(db: Play) -> None:
+    kind = pa.struct([("n", pa.decimal128(20, 2)), ("tags", pa.list_(pa.string()))])
+    schema = pa.schema(
+        [pa.field("a", kind), pa.field("b", pa.map_(pa.string(), pa.int32())), pa.field("c", pa.string())]
+    )
+    db.run("CREATE TABLE docs (a json, b text, c json)")
+    db.write(db.sink("docs"), schema, [[{"n": Decimal("1.10"), "tags": ["ü"]}, [("k", 1)], '{"as": "given"}']])
+    assert db.run("SELECT a, b, c FROM docs") == [('{"n":1.10,"tags":["ü"]}', '{"k":1}', '{"as": "given"}')]
+
+
+def test_what_sqlite_would_alter_is_refused(db: Play) -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("x", pa.float64())])
+    sink = db.sink("numbers", create_table=True)
+    sink.check(schema)
+    with pytest.raises(BadValue, match=r'row 2, column "x": nan would become NULL in SQLite \(the row begins id=2\)'):
+        db.pre_commit(sink, schema, [[1, 1.5], [2, float("nan")]])
+    with pytest.raises(SchemaMismatch, match="SQLite keeps 15 digits"):
+        db.sink("wide", create_table=True).check(pa.schema([pa.field("d", pa.decimal128(38, 10))]))
+
+
+# ---------------------------------------------------------------------- set-up
+def test_a_missing_table_is_named_with_one_that_is_similar(db: Play) -> None:
+    with pytest.raises(ConfigurationError, match=r"no table order at .*Did you mean orders\?.*create_table=True"):
+        db.sink("order").check(ORDERS)
+
+
+def test_all_mismatches_are_told_at_once(db: Play) -> None:
+    db.run("CREATE TABLE wrong (id bigint NOT NULL, day date, must int NOT NULL)")
+    schema = pa.schema([pa.field("id", pa.string()), pa.field("day", pa.int32()), pa.field("Day", pa.date32())])
+    with pytest.raises(SchemaMismatch) as caught:
+        db.sink("wrong").check(schema)
+    for part in ['column "id": string does not go into BIGINT', 'column "day"', '(there is "day"', 'column "must"']:
+        assert part in str(caught.value)
+
+
+def test_an_upsert_needs_a_unique_index(db: Play) -> None:
+    with pytest.raises(ConfigurationError, match=r"upsert by \(id\) needs a primary key or unique index"):
+        db.sink(mode="upsert", keys=["id"]).check(ORDERS)
+    db.run("CREATE UNIQUE INDEX by_id ON orders (id)")
+    db.sink(mode="upsert", keys=["id"]).check(ORDERS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "upsert"}, "needs keys"),
+        ({"keys": ["id"]}, 'belong to mode="upsert"'),
+        ({"mode": "upsert", "keys": ["id"], "strategy": "two_phase"}, 'needs strategy="staged"'),
+        ({"strategy": "xa"}, "is not one of"),
+        ({"url": "no url:secret@"}, "cannot read the URL"),
+        ({"url": "nosuchdb://u:secret@h/d"}, "no dialect or driver"),
+        ({"url": "sqlite://"}, "in memory"),
+    ],
+)
+def test_options_that_cannot_be_meant(db: Play, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        db.sink(**options)
+    assert "secret" not in str(caught.value)
+
+
+def test_two_phase_is_refused_where_it_is_not_to_be_had(db: Play) -> None:
+    with pytest.raises(ConfigurationError, match='"two_phase" is not for sqlite: use strategy="staged"'):
+        db.sink(strategy="two_phase").check(ORDERS)
+
+
+def test_a_password_is_never_shown() -> None:
+    sink = SqlAlchemySink("postgresql+psycopg://app:s3cret@127.0.0.1:1/shop?connect_timeout=2", "orders")
+    with pytest.raises(ConfigurationError, match=r"app:\*\*\*@127.0.0.1:1/shop") as caught:
+        sink.check(ORDERS)
+    sink.close()
+    assert "s3cret" not in f"{caught.value} {sink!r}"
+
+
+def test_a_table_that_is_no_ledger_is_refused(db: Play) -> None:
+    with pytest.raises(ConfigurationError, match="orders exists and is not a ledger"):
+        db.sink(ledger="orders").check(ORDERS)
+
+
+# ---------------------------------------------------------------------- rows
+def test_rows_of_many_chunks_and_partitions_come_once(db: Play) -> None:
+    db.write(db.sink(), ORDERS, [(n, "x") for n in range(2500)], [(n, "y") for n in range(2500, 2503)])
+    assert [row[0] for row in db.run("SELECT id FROM orders ORDER BY id")] == list(range(2503))
+    (staging,) = [row[0] for row in db.run("SELECT name FROM sqlite_master WHERE name GLOB 'tpc_????????????????????'")]
+    assert db.run(f"SELECT count(*) FROM {staging}") == [(0,)]
+
+
+def test_a_row_that_the_staging_table_refuses_fails_the_task(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    with pytest.raises(BadValue, match=r"partition 0 of checkpoint 0, rows 1 to 2, was refused: NOT NULL.*id"):
+        db.pre_commit(sink, ORDERS, [(1, "a"), (None, "b")])
+    assert list(sink.in_doubt("job")) == []
+
+
+def test_what_only_the_target_refuses_fails_the_checkpoint_before_the_decision(db: Play) -> None:
+    db.run("CREATE UNIQUE INDEX by_id ON orders (id)")
+    db.run("INSERT INTO orders VALUES (1, 'old')")
+    sink = db.sink()
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "new")])
+    with pytest.raises(BadValue, match=r"table orders: checkpoint 0 was refused: UNIQUE constraint failed: orders.id"):
+        sink.validate_all(Checkpoint("job", "l1", 0), [committable])
+    outcomes = sink.commit_all(Checkpoint("job", "l1", 0), [committable])
+    assert isinstance(outcomes[0], CommitOutcome)
+    assert outcomes[0].state == CommitState.UNKNOWN
+    assert "nothing is lost" in outcomes[0].reason
+    db.run("DELETE FROM orders")
+    assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
+
+
+def test_at_least_once_moves_rows_directly(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    name = str(TransactionId("job", "l1", 0, sink.name, 0, 1, 0, 0, 1))
+    transaction = sink.begin_transaction(TransactionContext("job", "l1", 0, sink.name, 0, "a", ORDERS, name))
+    sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], ORDERS))
+    sink.commit_directly(transaction)
+    assert db.run("SELECT * FROM orders") == [(1, "a")]
+    assert list(sink.in_doubt("job")) == []
+
+
+# ---------------------------------------------------------------------- upsert
+@pytest.fixture
+def stock(db: Play) -> Play:
+    db.run("CREATE TABLE stock (sku varchar(20) PRIMARY KEY, pieces int, at bigint)")
+    return db
+
+
+UPSERT: dict[str, Any] = {"mode": "upsert", "keys": ["sku"]}
+
+
+def test_the_last_change_of_a_key_wins_over_all_partitions(stock: Play) -> None:
+    stock.run("INSERT INTO stock VALUES ('a', 1, 1), ('untouched', 9, 9)")
+    sink = stock.sink("stock", **UPSERT, order_by="at", delete_marker="gone")
+    late, early = [("a", 3, 30, False), ("b", 1, 10, False)], [("a", 2, 20, None), ("b", 2, None, False)]
+    stock.write(sink, STOCK, late, early)
+    assert stock.run("SELECT * FROM stock ORDER BY sku") == [("a", 3, 30), ("b", 1, 10), ("untouched", 9, 9)]
+
+
+def test_a_marked_row_deletes(stock: Play) -> None:
+    stock.run("INSERT INTO stock VALUES ('a', 1, 1), ('b', 2, 1)")
+    sink = stock.sink("stock", **UPSERT, order_by="at", delete_marker="gone")
+    rows = [("a", None, 5, True), ("b", None, 5, True), ("b", 7, 6, False), ("c", 1, 5, False), ("c", 1, 5, True)]
+    stock.write(sink, STOCK, rows)
+    assert stock.run("SELECT * FROM stock ORDER BY sku") == [("b", 7, 6)]
+
+
+def test_an_order_column_that_the_table_has_not(stock: Play) -> None:
+    stock.run("ALTER TABLE stock DROP COLUMN at")
+    sink = stock.sink("stock", **UPSERT, order_by="at", delete_marker="gone")
+    stock.write(sink, STOCK, [("a", 2, 2, False), ("a", 1, 1, False)])
+    assert stock.run("SELECT * FROM stock") == [("a", 2)]
+
+
+def test_keys_of_several_columns(db: Play) -> None:
+    schema = pa.schema([pa.field("x", pa.int32()), pa.field("y", pa.int32()), pa.field("v", pa.string())])
+    sink = db.sink("grid", mode="upsert", keys=["x", "y"], create_table=True)
+    db.write(sink, schema, [(1, 1, "a"), (1, 2, "b")], [(2, 1, "c")])
+    db.write(sink, schema, [(1, 2, "B")])
+    assert db.run("SELECT * FROM grid ORDER BY x, y") == [(1, 1, "a"), (1, 2, "B"), (2, 1, "c")]
+
+
+def test_a_key_twice_without_order_is_an_error(stock: Play) -> None:
+    sink = stock.sink("stock", **UPSERT)
+    schema = pa.schema([field for field in STOCK if field.name != "gone"])
+    sink.check(schema)
+    committables = [stock.pre_commit(sink, schema, [("a", n, n)], n) for n in range(2)]
+    with pytest.raises(BadValue, match=r"no order_by=: \(sku\) = \(a\) comes 2 times in the batch"):
+        sink.validate_all(Checkpoint("job", "l1", 0), committables)
+
+
+# ---------------------------------------------------------------------- proofs
+def test_siblings_of_a_lost_participant_are_held(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    lost, kept = (db.pre_commit(sink, ORDERS, [(n, "x")], n) for n in range(2))
+    sink.abort(lost.transaction)
+    states = [outcome.state for outcome in db.commit(sink, lost, kept)]
+    assert states == [CommitState.LOST, CommitState.HELD]
+    assert db.run("SELECT * FROM orders") == []
+    again = db.pre_commit(sink, ORDERS, [(0, "x")], 0)
+    assert db.commit(sink, again, kept) == [CommitOutcome.COMMITTED] * 2
+
+
+def test_staged_rows_that_somebody_changed_are_lost_and_never_half_moved(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "a"), (2, "b")])
+    db.run(f"DELETE FROM {committable.transaction['staging']} WHERE id = 1")
+    assert [outcome.state for outcome in sink.commit_all(Checkpoint("job", "l1", 0), [committable])] == [  # type: ignore[union-attr]
+        CommitState.LOST
+    ]
+    assert db.run("SELECT * FROM orders") == []
+    assert list(sink.in_doubt("job")) == []
+
+
+def test_a_staging_table_that_was_dropped_is_a_loss(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "a")])
+    db.run(f"DROP TABLE {committable.transaction['staging']}")
+    assert [outcome.state for outcome in db.commit(sink, committable)] == [CommitState.LOST]
+
+
+def test_another_ledger_proves_nothing(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "a")])
+    assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
+    db.run("DROP TABLE tpc_ledger")
+    other = db.sink()
+    (outcome,) = db.commit(other, committable)
+    assert outcome.state == CommitState.UNKNOWN
+    assert "it was dropped" in outcome.reason
+    assert db.run("SELECT count(*) FROM orders") == [(1,)]
+
+
+def test_what_is_staged_outlives_a_change_of_the_batch(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "a")])
+    restarted: SqlAlchemySink = pickle.loads(pickle.dumps(db.sink()))
+    db.sinks.append(restarted)
+    restarted.check(pa.schema([ORDERS.field("id")]))
+    assert db.commit(restarted, committable) == [CommitOutcome.COMMITTED]
+    assert db.run("SELECT * FROM orders") == [(1, "a")]
+
+
+def test_old_rows_of_the_ledger_are_pruned(db: Play) -> None:
+    sink = db.sink()
+    db.write(sink, ORDERS, [(1, "a")])
+    assert len(db.run("SELECT * FROM tpc_ledger")) == 2
+    sink.commit_all(Checkpoint("job", "l1", 150, oldest_retained=101), [])
+    assert len(db.run("SELECT * FROM tpc_ledger")) == 1
+
+
+# ---------------------------------------------------------------------- locks
+def test_a_locked_database_blocks_for_a_bounded_time(db: Play) -> None:
+    sink = db.sink(url=f"{db.url}?timeout=0.2")
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "a")])
+    other = sqlite3.connect(db.file, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(TransactionBlocked, match="database is locked"):
+        db.pre_commit(sink, ORDERS, [(2, "b")])
+    (outcome,) = sink.commit_all(Checkpoint("job", "l1", 0), [committable])
+    assert isinstance(outcome, Exception)  # asked again
+    other.execute("ROLLBACK")
+    other.close()
+    assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
