@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,8 +47,9 @@ class SparkBatch:
     from its offset log in the checkpointLocation, where Spark has written them before it calls foreachBatch.
     """
 
-    def __init__(self, df: DataFrame, batch_id: int) -> None:
-        self._df = df
+    def __init__(self, df: DataFrame, batch_id: int, *, shared: bool = False) -> None:
+        """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout."""
+        self._df, self._shared = df, shared
         session = df.sparkSession
         query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
         jvm: Any = session.sparkContext._jvm
@@ -84,17 +85,22 @@ class SparkBatch:
         return to_arrow_schema(self._written(sink).schema, **options)
 
     def partitions(self, sink: Sink) -> int:
-        return int(self._written(sink)._jdf.queryExecution().toRdd().getNumPartitions())
+        with self._computed_once():
+            fresh = self._written(sink).select("*")  # a plan made now, so that it sees whether the batch is persisted
+            return int(fresh._jdf.queryExecution().toRdd().getNumPartitions())
 
     def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
-        if len(tasks) == 1:
-            [(name, task)] = tasks.items()
-            return {name: self._collect(task)}
-        with _persisted(self._df):
+        with self._computed_once():
+            if len(tasks) == 1:
+                [(name, task)] = tasks.items()
+                return {name: self._collect(task)}
             return _side_by_side({name: partial(self._collect, task) for name, task in tasks.items()})
 
     def drain(self) -> None:
         self._df.write.format("noop").mode("overwrite").save()
+
+    def _computed_once(self) -> AbstractContextManager[None]:
+        return _persisted(self._df) if self._shared else nullcontext()
 
     def _written(self, sink: Sink) -> DataFrame:
         return sink.transform(self._df) if sink.transform else self._df

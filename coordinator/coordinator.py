@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,13 @@ from coordinator import decisions
 from coordinator.batch import MicroBatch, Sink, SparkBatch
 from coordinator.config import CheckpointConfig
 from coordinator.decisions import Call, Complete, Participant
-from coordinator.errors import CheckpointFailed, InDoubtError, Superseded, UnknownSink
+from coordinator.errors import CheckpointError, CheckpointFailed, InDoubtError, Superseded, UnknownSink
 from coordinator.listener import CheckpointListener, Step
 from coordinator.records import CheckpointStore, Record
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from sinks.errors import CommittedError, SinkError
 from sinks.task import Ack, SinkTask
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, unnamed
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, unnamed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,13 +70,18 @@ class CheckpointCoordinator:
         self._newest: Complete | None = None
         self._checked: dict[str, pa.Schema] = {}
         self._swept_at = 0.0
+        self._one_at_a_time = threading.RLock()
 
     # ------------------------------------------------------------------ the protocol
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        self.process(SparkBatch(df, batch_id))
+        self.process(SparkBatch(df, batch_id, shared=len(self.sinks) > 1))
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
+        with self._one_at_a_time:
+            self._process(batch)
+
+    def _process(self, batch: MicroBatch) -> None:
         if batch.run_id != self._run_id:
             self._become_newest()
             self._load_and_commit()
@@ -87,7 +93,7 @@ class CheckpointCoordinator:
         if call is Call.WRITE:
             self._check_schemas(batch)
         if time.monotonic() - self._swept_at > self.config.sweep_interval:
-            self._sweep_as_newest()
+            self._sweep()
         if call is Call.WRITE:
             self._newest = self._make_visible(batch, self._checkpoint(batch))
         else:
@@ -100,10 +106,11 @@ class CheckpointCoordinator:
         """Commit the newest complete checkpoint again, and abort what no record names: what a query's first batch does
         by itself. For settling a job without starting its query. With no checkpoint in storage nothing is aborted,
         since that storage may be the wrong one."""
-        self._become_newest()
-        self._load_and_commit()
-        if self._newest:
-            self._sweep_as_newest()
+        with self._one_at_a_time:
+            self._become_newest()
+            self._load_and_commit()
+            if self._newest:
+                self._sweep()
 
     def _become_newest(self) -> None:
         for sink in self.sinks.values():
@@ -156,16 +163,18 @@ class CheckpointCoordinator:
                 elif not isinstance(error, SinkError) and failures < self.config.tolerable_failed_checkpoints:
                     failures += 1
                 else:
-                    self._sweep()
+                    with suppress(CheckpointError):
+                        self._sweep()
                     if isinstance(error, SinkError):
                         raise
                     raise CheckpointFailed(
                         f"checkpoint {batch.facts.checkpoint_id} of job {self.job!r} failed before it was complete; "
-                        f"nothing of it is visible: {type(error).__name__}: {error}"
+                        + ("nothing of it is visible" if self.config.exactly_once else "some of it may be visible")
+                        + f": {type(error).__name__}: {error}"
                     ) from error
                 logger.warning("checkpoint %d failed, trying again: %s", batch.facts.checkpoint_id, error)
                 self._load_and_commit()
-                self._sweep_as_newest()
+                self._sweep()
                 if decisions.on_call(batch.facts, self._newest, adopt=self.config.adopt, reloaded=True) != Call.WRITE:
                     raise Superseded(f"another driver completed checkpoint {batch.facts.checkpoint_id}") from error
                 continue
@@ -178,7 +187,10 @@ class CheckpointCoordinator:
         record = self._record(batch, acks, 0, started, partitions)
         complete = Complete((self._put(record, acks),))
         decisions.require_same_offsets(batch.facts, complete.record)
-        self._store.delete_older_than(record.checkpoint_id - self.config.retained_checkpoints + 1)
+        try:
+            self._store.delete_older_than(record.checkpoint_id - self.config.retained_checkpoints + 1)
+        except StorageError:
+            logger.warning("could not delete old records; the next checkpoint tries again", exc_info=True)
         return complete
 
     def _make_visible(self, batch: MicroBatch, complete: Complete) -> Complete:
@@ -194,6 +206,7 @@ class CheckpointCoordinator:
     def _replay(self, batch: MicroBatch, complete: Complete, lost: Sequence[Participant]) -> Complete:
         round = complete.rounds[-1].round + 1  # R3: the successor of the round whose outcomes are final here
         self._require_newest("replay")  # R6
+        self._check_schemas(batch)
         reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in lost}
         logger.warning("checkpoint %d: writing lost transactions again: %s", complete.checkpoint_id, reasons)
         self._tell(Step.REPLAYING, complete.checkpoint_id, lost=reasons, round=round)
@@ -210,7 +223,7 @@ class CheckpointCoordinator:
             if not errors[0].retryable or blocked == _RETRIES_WHEN_BLOCKED:
                 raise errors[0]
             blocked += 1
-            self._sweep_as_newest(complete)
+            self._sweep()
         try:
             decisions.require_same_rows(complete.lost(), {(s, a.subtask): a for s, a in acks if a.committable})
         except InDoubtError:
@@ -240,7 +253,7 @@ class CheckpointCoordinator:
                 round,
                 attempt,
                 None if lost is None else frozenset(subtask for sink, subtask in lost if sink == name),
-                self.config.exactly_once,
+                self.config.exactly_once or lost is not None,  # a replay is decided by its record in either mode
             )
             for name in names
         }
@@ -303,17 +316,18 @@ class CheckpointCoordinator:
             ):
                 with attempt:
                     if asked_before:
-                        self._sweep(complete)  # R7: what is in the way may be an orphan
+                        self._sweep()  # R7: what is in the way may be an orphan
                     asked_before = True
                     outcomes: dict[Participant, CommitOutcome] = {}
                     errors.clear()
                     for name, sink in self.sinks.items():
                         asked = [p for p in complete.pending() if p[0] == name]
                         told = _notify(sink, about, [complete.named[p] for p in asked])
+                        final = not any(isinstance(outcome, Exception) for outcome in told)
                         for participant, outcome in zip(asked, told, strict=True):
                             if isinstance(outcome, Exception):
                                 errors[participant] = outcome
-                            else:
+                            elif final or outcome.state is CommitState.COMMITTED:  # the rest is asked again together
                                 outcomes[participant] = outcome
                     complete = complete.told(outcomes)
                     if errors:
@@ -329,29 +343,41 @@ class CheckpointCoordinator:
         decisions.settle(complete)
         return complete
 
-    def _sweep(self, complete: Complete | None = None) -> None:
-        """Abort every pre-committed transaction of this job that no record names (presumed abort). What cannot be
-        listed or aborted now is left to the next sweep: nothing but locks and resources depends on it."""
-        complete = complete or self._newest
-        named = [c.transaction for c in complete.every_committable()] if complete else []
+    def _sweep(self) -> None:
+        """Abort every pre-committed transaction of this job that no record names (presumed abort). Generation and
+        records are read after the listing: a newer driver, and every decision that could be meant by then, is seen.
+        What cannot be listed or aborted now is left to the next sweep: nothing but locks and resources depends on it.
+        """
         aborted: dict[str, list[dict[str, Any]]] = {}
         self._swept_at = time.monotonic()
         for name, sink in self.sinks.items():
             try:
-                for transaction in unnamed(sink.in_doubt(self.job), named):
-                    with suppress(CommittedError):  # listed, then committed by whoever it belongs to
-                        sink.abort(transaction)
-                        aborted.setdefault(name, []).append(dict(transaction))
+                listed = list(sink.in_doubt(self.job))
             except Exception:
                 self._swept_at = -math.inf
                 logger.warning("sweep of sink %r failed and will be tried again", name, exc_info=True)
+                continue
+            try:
+                self._require_newest("sweep")
+                rounds = self._store.load_newest() if listed else ()
+                if self._newest and listed and not rounds:
+                    raise StorageError(self._store.storage.uri, "", "the records of this job vanished")
+            except StorageError:
+                self._swept_at = -math.inf
+                logger.warning("the records cannot be read, so nothing is swept; tried again later", exc_info=True)
+                continue
+            for transaction in unnamed(listed, [c.transaction for record in rounds for c in record.committables]):
+                try:
+                    sink.abort(transaction)
+                    aborted.setdefault(name, []).append(dict(transaction))
+                except CommittedError:
+                    pass  # listed, then committed by whoever it belongs to
+                except Exception:
+                    self._swept_at = -math.inf
+                    logger.warning("could not abort %s; left to the next sweep", dict(transaction), exc_info=True)
         if aborted:
             logger.info("job %s: aborted orphaned transactions %s", self.job, aborted)
         self._tell(Step.SWEPT, aborted=aborted)
-
-    def _sweep_as_newest(self, complete: Complete | None = None) -> None:
-        self._require_newest("sweep")
-        self._sweep(complete)
 
     def _abort(self, acks: list[tuple[str, Ack]], keep: Sequence[Committable] = ()) -> None:
         """Abort one's own transactions but those that a record names. What fails is left to the next sweep."""
@@ -416,15 +442,20 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:
-        """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver."""
-        if self._generation:
-            try:
-                self._sweep_as_newest()
-            except Exception:
-                logger.warning("last sweep of job %s failed; the next start sweeps", self.job, exc_info=True)
-        for sink in self.sinks.values():
-            sink.close()
-        self._store.storage.close()
+        """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.
+        Waits for the batch under way. Sweeps nothing where no record was found: the storage may be the wrong one."""
+        with self._one_at_a_time:
+            if self._newest:
+                try:
+                    self._sweep()
+                except Exception:
+                    logger.warning("last sweep of job %s failed; the next start sweeps", self.job, exc_info=True)
+            for name, sink in self.sinks.items():
+                try:
+                    sink.close()
+                except Exception:
+                    logger.warning("sink %r could not be closed", name, exc_info=True)
+            self._store.storage.close()
 
     def __enter__(self) -> CheckpointCoordinator:
         return self

@@ -12,20 +12,25 @@ All are picklable and survive the way from a Spark task to the driver (`to_json`
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 
 class SinkError(Exception):
     """Base of all errors that a sink raises on purpose. The message says what happened, where, and what to do."""
 
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"type": type(self).__name__, "message": str(self)}
+        return {"type": type(self).__name__, "message": str(self), "retryable": self.retryable}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> SinkError:
-        return _BY_NAME.get(value["type"], SinkError)(value["message"])
+        kind = _BY_NAME.get(value["type"])
+        if kind:
+            return kind(value["message"])
+        error = SinkError(f"{value['type']}: {value['message']}")  # a subclass that may not be known in this process
+        error.retryable = value["retryable"]
+        return error
 
 
 class ConfigurationError(SinkError):

@@ -96,7 +96,10 @@ class SinkTask:
             _drain(batches)
             return Ack(subtask, Fingerprint(), error=error)
         finally:
-            self.sink.close()
+            try:
+                self.sink.close()
+            except Exception:
+                logger.warning("sink %r could not be closed in subtask %d", self.sink.name, subtask, exc_info=True)
 
     def _participate(
         self, batches: Iterator[pa.RecordBatch], subtask: int, context: Callable[[pa.Schema], TransactionContext]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 
-_KEY = re.compile(r"(?!\.{1,2}(/|$))[A-Za-z0-9._-]{1,200}(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]{1,200})*")
+_KEY = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}(/(?!\.)[A-Za-z0-9._-]{1,200})*")
 _KEY_LIMIT = 512
 
 SUPPORTED = (

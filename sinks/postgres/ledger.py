@@ -81,9 +81,10 @@ class Ledger:
         """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
         return {"ledger": [self.schema, self.name], "ledger_oid": self.oid}
 
-    def foreign(self, proof: Mapping[str, Any]) -> str | None:
+    def foreign(self, connection: Connection, proof: Mapping[str, Any]) -> str | None:
         """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
-        if not proof or (list(proof["ledger"]) == [self.schema, self.name] and proof["ledger_oid"] == self.oid):
+        there = self._find(connection, self.schema, self.name)  # it may have been made anew since `ensure`
+        if not proof or (there and [*proof["ledger"], proof["ledger_oid"]] == [there.schema, there.name, there.oid]):
             return None
         return (
             f"the ledger {self.schema}.{self.name} is not the table that was there at pre-commit "

@@ -67,7 +67,7 @@ def _outcome_of_gone(server: Server, connection: Connection, ledger: Ledger, com
     gid = committable.transaction["gid"]
     committed = ledger.states(connection, [gid]).get(gid)
     if committed is None:
-        if reason := ledger.foreign(committable.proof):
+        if reason := ledger.foreign(connection, committable.proof):
             return CommitOutcome.unknown(
                 f"{gid} is no longer prepared at {server}, and nobody can tell what became of it: {reason}. Look for "
                 "its rows in the table, then point the sink at the old ledger, or insert its row into the new one"

@@ -20,6 +20,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret")
 IDLE_CONNECTIONS = 4
+_IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
 
 
 class Server:
@@ -105,8 +106,9 @@ class Server:
         connection.execute(
             "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
             " WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true),"
-            " set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)",
-            [f"{max(1, round(self._lock_timeout * 1000))}ms"],
+            " set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true),"
+            " set_config('idle_in_transaction_session_timeout', %s, true)",
+            [f"{max(1, round(self._lock_timeout * 1000))}ms", f"{max(_IDLE_LIMIT, round(self._lock_timeout))}s"],
         )
 
     def close(self) -> None:

@@ -223,6 +223,7 @@ class PostgresSink(TwoPhaseCommitSink[CopyTransaction]):
             if listed:
                 ledger = Ledger.ensure(connection, schema, self._ledger_name)
                 done = {text for text, committed in ledger.states(connection, listed).items() if committed}
+                staged.drop_committed(connection, self._server, schema, sorted(done))  # a reader was in the way then
                 found += [staged.identity_of(schema, text) for text in listed if text not in done]
             return found
 

@@ -7,6 +7,7 @@ checkpoint becomes visible as a whole. In between nothing is locked and no trans
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import psycopg
 from psycopg import errors, sql
@@ -149,7 +150,7 @@ def commit_all(
         except _Refused as refused:
             unknown = CommitOutcome.unknown(str(refused))
             return [unknown] * len(committables)
-        _drop_committed(
+        drop_committed(
             connection, server, target.schema, [i for i, o in outcomes.items() if o == CommitOutcome.COMMITTED]
         )
     return [outcomes[c.transaction["transaction_id"]] for c in committables]
@@ -171,7 +172,7 @@ def _settle(
 
     missing = [text for text in open_ids if text not in tables]
     for text in list(missing):
-        if reason := ledger.foreign(by_id[text].proof):
+        if reason := ledger.foreign(connection, by_id[text].proof):
             outcomes[text] = CommitOutcome.unknown(
                 f"the staging table of {text} is gone, and nobody can tell whether it was moved: {reason}"
             )
@@ -214,8 +215,9 @@ def _move(
     try:
         staging, written = _staged(connection, target, merge, tables)
         merge.move(connection, target, staging, written, rows)
-        _drop(connection, target.schema, tables[:_DROPPED_TOGETHER])
-    except psycopg.OperationalError:
+        with suppress(errors.LockNotAvailable), connection.transaction():  # pg_dump may be reading one
+            _drop(connection, target.schema, tables[:_DROPPED_TOGETHER])
+    except (psycopg.OperationalError, errors.IdleInTransactionSessionTimeout):
         raise  # the connection, a lock, a full disk: ask again
     except psycopg.Error as error:
         aliases = dict.fromkeys(tables, target.label)
@@ -280,9 +282,9 @@ def _drop(connection: Connection, schema: str, tables: Sequence[str]) -> None:
         connection.execute(sql.SQL("DROP TABLE {}").format(names))
 
 
-def _drop_committed(connection: Connection, server: Server, schema: str, ids: Sequence[str]) -> None:
+def drop_committed(connection: Connection, server: Server, schema: str, ids: Sequence[str]) -> None:
     """Drop the staging tables that were moved and are still there."""
     tables = list(_existing(connection, schema, ids).values())
     for start in range(0, len(tables), _DROPPED_TOGETHER):
-        with server.transaction(connection):
+        with suppress(errors.LockNotAvailable), server.transaction(connection):
             _drop(connection, schema, tables[start : start + _DROPPED_TOGETHER])

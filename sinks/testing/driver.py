@@ -60,7 +60,7 @@ class Hooked(TwoPhaseCommitSink[Any]):
         nth: int = 1,
         *,
         after: bool = False,
-        hook: Callable[[], None] = die,
+        hook: Callable[[], object] = die,
     ) -> None:
         super().__init__(name=inner.name, transform=inner.transform)
         self.inner, self.method, self.nth, self.after, self.hook = inner, method, nth, after, hook

@@ -40,6 +40,11 @@ class World:
         self.transactions: dict[str, tuple[str, list[int]]] = {}  # name -> state, ids
         self.agenda: list[tuple[int, Callable[[], None]]] = []
         self.crashed = False
+        self.begun: dict[str, list[int]] = {}
+        self.unreachable = 0  # commits that fail before the next one gets through
+        self.fault = ""  # what the next put of a record does
+        self.violations: list[str] = []  # decided transactions that the library aborted
+        self.named: Callable[[], set[str]] = set
 
     def tick(self) -> None:
         """Every step of a driver, call of a sink and call of storage comes by here."""

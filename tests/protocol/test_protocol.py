@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator import CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import (
     CheckpointFailed,
     CheckpointLocationMismatch,
@@ -25,114 +23,23 @@ from coordinator.errors import (
     WrongJob,
 )
 from coordinator.records import CheckpointStore
-from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage import StorageError, open_storage
 from examples.custom_sink import FileSink
-from sinks import CommitOutcome, Committable, TransactionContext
+from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, TransactionBlocked
-from sinks.testing import Hooked, LocalBatch, LocalQuery
-from sinks.testing.conformance import example_input, ids
-from sinks.testing.local import Partitions
+from sinks.testing import Hooked, LocalBatch
 from sinks.transaction import TransactionId
-
-
-class HookedStorage(CheckpointStorage):
-    """Calls the hook once, before the first call of `method` on a key that contains `part`."""
-
-    def __init__(self, inner: CheckpointStorage, method: str, part: str, hook: Callable[[], object]) -> None:
-        self.inner, self.method, self.part, self.hook = inner, method, part, hook
-        self.uri = inner.uri
-        self.due = True
-
-    def _call(self, method: str, key: str, *more: Any) -> Any:
-        if self.due and method == self.method and self.part in key:
-            self.due = False
-            self.hook()
-        return getattr(self.inner, method)(key, *more)
-
-    def put_if_absent(self, key: str, value: bytes) -> bool:
-        return bool(self._call("put_if_absent", key, value))
-
-    def get(self, key: str) -> bytes | None:
-        value: bytes | None = self._call("get", key)
-        return value
-
-    def list(self, prefix: str) -> list[str]:
-        keys: list[str] = self._call("list", prefix)
-        return keys
-
-    def delete(self, key: str) -> None:
-        self._call("delete", key)
-
-    def close(self) -> None:
-        pass
-
-
-class Steps(CheckpointListener):
-    def __init__(self) -> None:
-        self.seen: list[tuple[Step, int]] = []
-        self.facts: list[dict[str, Any]] = []
-
-    def on_step(self, step, checkpoint_id, facts) -> None:
-        self.seen.append((step, checkpoint_id))
-        self.facts.append(dict(facts))
-
-
-class Job:
-    """One job: a folder for rows and Spark's logs, a storage, an input."""
-
-    def __init__(self, folder: Path, batches: int = 3) -> None:
-        (folder / "rows").mkdir()
-        self.sink = FileSink(folder / "rows")
-        self.folder = folder
-        self.input: Sequence[Partitions] = example_input(batches)
-        self.storage = open_storage(f"memory:{uuid.uuid4().hex}")
-
-    def coordinator(self, sink: Any = None, storage: Any = None, **options: Any) -> CheckpointCoordinator:
-        config = CheckpointConfig(retained_checkpoints=2, commit_timeout=2, **options.pop("config", {}))
-        return CheckpointCoordinator("job", [sink or self.sink], storage or self.storage, config, **options)
-
-    def query(self, batches: int | None = None) -> LocalQuery:
-        return LocalQuery(self.folder / "query", self.input[:batches])
-
-    def run(self, batches: int | None = None, **options: Any) -> None:
-        self.query(batches).run(self.coordinator(**options))
-
-    def visible(self) -> Counter[int]:
-        files = self.sink.folder.glob("[!.]*.parquet")
-        return Counter(id for file in files for id in pq.read_table(file)["id"].to_pylist())
-
-    def assert_exactly_once(self, batches: int | None = None) -> None:
-        assert self.visible() == Counter(ids(self.input[:batches]))
-        assert list(self.sink.in_doubt("job")) == []
-
-
-class CrashError(BaseException):
-    """Ends a driver on the spot, past all handlers, like a SIGKILL."""
-
-
-def crash() -> None:
-    raise CrashError
-
-
-def crash_at(step: Step, checkpoint_id: int) -> CheckpointListener:
-    class Crash(CheckpointListener):
-        def on_step(self, at, id, facts) -> None:
-            if (at, id) == (step, checkpoint_id):
-                raise CrashError
-
-    return Crash()
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
-
-
-def complete_but_one_lost(job: Job, n: int = 0) -> None:
-    """Leaves checkpoint n complete with nothing committed and one transaction rolled back by an operator."""
-    with pytest.raises(CrashError):
-        job.run(listeners=[crash_at(Step.COMPLETE, n)])
-    job.sink.abort(min(job.sink.in_doubt("job"), key=str))
+from tests.protocol.play import (
+    CrashError,
+    HookedStorage,
+    Job,
+    Locking,
+    Recording,
+    Steps,
+    complete_but_one_lost,
+    crash_at,
+    fail,
+)
 
 
 def test_r1_a_zombie_that_puts_a_record_which_retention_has_deleted_commits_nothing(tmp_path: Path) -> None:
@@ -164,14 +71,6 @@ def test_r3_two_drivers_replay_and_only_one_replacement_wins(job: Job) -> None:
     job.assert_exactly_once(batches=1)
 
 
-class Recording(FileSink):
-    names: list[str] = []  # noqa: RUF012 - shared by the copies that tasks get
-
-    def begin_transaction(self, context: TransactionContext) -> tuple[str, pq.ParquetWriter]:
-        self.names.append(context.transaction_id)
-        return super().begin_transaction(context)
-
-
 def test_r4_no_transaction_name_is_used_twice(job: Job) -> None:
     Recording.names.clear()
     sink = Recording(job.sink.folder)
@@ -185,10 +84,6 @@ def test_r4_no_transaction_name_is_used_twice(job: Job) -> None:
     job.assert_exactly_once()
     assert len(Recording.names) == len(set(Recording.names)) > 15
     assert {TransactionId.parse(name).round for name in Recording.names} == {0, 1}
-
-
-def fail() -> None:
-    raise OSError("not today")
 
 
 def test_r6_a_driver_that_is_no_longer_the_newest_does_not_replay(job: Job) -> None:
@@ -227,16 +122,6 @@ def test_r7_orphans_are_swept_while_a_commit_keeps_asking(job: Job) -> None:
     sink = HeldBackByOrphans(job.sink.folder)
     job.run(sink=Hooked(sink, "commit", hook=stray))
     job.assert_exactly_once()
-
-
-class Locking(FileSink):
-    """As row locks of an orphan do: a task is refused while another attempt's transaction of its subtask is there."""
-
-    def begin_transaction(self, context: TransactionContext) -> tuple[str, pq.ParquetWriter]:
-        name = context.transaction_id.rsplit(".", 1)[0]
-        if list(self.folder.glob(f".{name}.*.parquet")):
-            raise TransactionBlocked("lock timeout: another transaction holds the row")
-        return super().begin_transaction(context)
 
 
 def test_r8_a_task_blocked_by_an_orphan_of_a_dead_executor_goes_on_after_a_sweep(job: Job) -> None:

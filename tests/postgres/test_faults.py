@@ -1,0 +1,114 @@
+"""PostgresSink under an operator, a backup, and a driver that is stopped in the middle: each was a bug once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import CheckpointConfig, CheckpointCoordinator
+from coordinator.errors import InDoubtError
+from sinks import CommitOutcome
+from sinks.postgres import PostgresSink
+from sinks.postgres.merge import Merge
+from sinks.testing import Driver, LocalQuery
+from sinks.testing.conformance import example_input, ids
+from sinks.transaction import CommitState
+from tests.postgres.play import SCHEMA, Observer, checkpoint, eventually, held, pre_commit, rows_of
+
+
+@pytest.fixture(params=["prepared", "staged"])
+def strategy(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def sink(db: Observer, strategy: str) -> Iterator[PostgresSink]:
+    sink = PostgresSink(db.dsn, "orders", strategy=strategy, lock_timeout=0.5)  # type: ignore[arg-type]
+    sink.check(SCHEMA)
+    yield sink
+    sink.close()
+
+
+def test_a_ledger_made_anew_under_a_running_driver_proves_nothing(db: Observer, sink: PostgresSink) -> None:
+    """The oid in the proof is compared with the oid that this driver read at `check`, not with the table it asks."""
+    committable = pre_commit(sink, rows_of(1))
+    other = PostgresSink(db.dsn, "orders", strategy=sink.strategy)
+    assert other.commit_all(checkpoint(), [committable]) == [CommitOutcome.COMMITTED]  # our own answer got lost
+    db.run("DROP TABLE tpc_ledger")
+    other.check(SCHEMA)  # or our own sweep: abort() and in_doubt() make a missing ledger too
+    other.close()
+    [outcome] = sink.commit_all(checkpoint(), [committable])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is CommitState.UNKNOWN, "committed rows would be written again"
+
+
+def test_a_reader_of_a_staging_table_does_not_hold_up_the_checkpoint(db: Observer) -> None:
+    """pg_dump locks every table that is there when it starts, in ACCESS SHARE mode, until it ends."""
+    sink = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=0.5)
+    sink.check(SCHEMA)
+    committable = pre_commit(sink, rows_of(1))
+    with held(db.dsn, f"LOCK TABLE {db.staging()[0]} IN ACCESS SHARE MODE"):
+        outcome = sink.commit_all(checkpoint(), [committable])
+        assert outcome == [CommitOutcome.COMMITTED]
+        assert db.ids() == [1]
+    assert list(sink.in_doubt("job")) == []
+    assert db.staging() == []
+    sink.close()
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_close_after_an_in_doubt_error_keeps_what_is_decided(db: Observer, tmp_path: Path, strategy: str) -> None:
+    """The table is locked by a migration for longer than the commit timeout; the query stops; the program leaves its
+    `with` block."""
+    db.run("ALTER TABLE orders ADD amount double precision")
+
+    class Failing(PostgresSink):
+        def commit_all(self, checkpoint, committables):
+            raise ConnectionError("cannot reach the server to commit")
+
+    sink = Failing(db.dsn, "orders", strategy=strategy)  # type: ignore[arg-type]
+    storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=0.5)
+    with (
+        pytest.raises(InDoubtError, match="Nothing is lost"),
+        CheckpointCoordinator("job", [sink], storage, config) as coordinator,
+    ):
+        LocalQuery(tmp_path / "query", example_input(1)).run(coordinator)
+    assert db.pending() == 3, "close() aborted what the record of checkpoint 0 names"
+
+
+class StopsInTheMiddle(Merge):
+    """SIGSTOP to the driver, inside its transaction that moves a checkpoint."""
+
+    def move(self, *args: Any) -> None:
+        super().move(*args)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("limit", [20])
+def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(
+    db: Observer, tmp_path: Path, limit: int
+) -> None:
+    """Its session is idle in transaction, with the advisory lock, the ledger rows and the staging tables locked, for as
+    long as its host answers TCP keepalives."""
+    db.run("ALTER TABLE orders ADD amount double precision")
+    input = example_input(1)
+    sink = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
+    stopped = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
+    stopped._merge = StopsInTheMiddle()
+    storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=limit)
+    zombie = Driver("job", stopped, storage, tmp_path / "query", input, config=config).start()
+    try:
+        eventually(lambda: Path(f"/proc/{zombie.pid}/stat").read_text().split()[2] == "T", 30)
+        with CheckpointCoordinator("job", [sink], storage, config) as coordinator:
+            LocalQuery(tmp_path / "query", input).run(coordinator)
+        assert Counter(db.ids()) == Counter(ids(input))
+    finally:
+        zombie.send_signal(signal.SIGCONT)
+        zombie.wait(30)
+    assert Counter(db.ids()) == Counter(ids(input))

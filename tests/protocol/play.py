@@ -1,0 +1,146 @@
+"""A job of files under the coordinator, and what may happen to it."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator.records import CheckpointStore
+from coordinator.storage import CheckpointStorage, open_storage
+from examples.custom_sink import FileSink
+from sinks import TransactionContext
+from sinks.errors import TransactionBlocked
+from sinks.testing import LocalQuery
+from sinks.testing.conformance import example_input, ids
+from sinks.testing.local import Partitions
+
+
+class HookedStorage(CheckpointStorage):
+    """Calls the hook once, before the first call of `method` on a key that contains `part`."""
+
+    def __init__(self, inner: CheckpointStorage, method: str, part: str, hook: Callable[[], object]) -> None:
+        self.inner, self.method, self.part, self.hook = inner, method, part, hook
+        self.uri = inner.uri
+        self.due = True
+
+    def _call(self, method: str, key: str, *more: Any) -> Any:
+        if self.due and method == self.method and self.part in key:
+            self.due = False
+            self.hook()
+        return getattr(self.inner, method)(key, *more)
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        return bool(self._call("put_if_absent", key, value))
+
+    def get(self, key: str) -> bytes | None:
+        value: bytes | None = self._call("get", key)
+        return value
+
+    def list(self, prefix: str) -> list[str]:
+        keys: list[str] = self._call("list", prefix)
+        return keys
+
+    def delete(self, key: str) -> None:
+        self._call("delete", key)
+
+    def close(self) -> None:
+        pass
+
+
+class Steps(CheckpointListener):
+    def __init__(self) -> None:
+        self.seen: list[tuple[Step, int]] = []
+        self.facts: list[dict[str, Any]] = []
+
+    def on_step(self, step, checkpoint_id, facts) -> None:
+        self.seen.append((step, checkpoint_id))
+        self.facts.append(dict(facts))
+
+
+class Job:
+    """One job: a folder for rows and Spark's logs, a storage, an input."""
+
+    def __init__(self, folder: Path, batches: int = 3) -> None:
+        (folder / "rows").mkdir()
+        self.sink = FileSink(folder / "rows")
+        self.folder = folder
+        self.input: Sequence[Partitions] = example_input(batches)
+        self.storage = open_storage(f"memory:{uuid.uuid4().hex}")
+
+    def coordinator(self, sink: Any = None, storage: Any = None, **options: Any) -> CheckpointCoordinator:
+        config = CheckpointConfig(retained_checkpoints=2, commit_timeout=2, **options.pop("config", {}))
+        return CheckpointCoordinator("job", [sink or self.sink], storage or self.storage, config, **options)
+
+    def query(self, batches: int | None = None) -> LocalQuery:
+        return LocalQuery(self.folder / "query", self.input[:batches])
+
+    def run(self, batches: int | None = None, **options: Any) -> None:
+        self.query(batches).run(self.coordinator(**options))
+
+    def visible(self) -> Counter[int]:
+        files = self.sink.folder.glob("[!.]*.parquet")
+        return Counter(id for file in files for id in pq.read_table(file)["id"].to_pylist())
+
+    def assert_exactly_once(self, batches: int | None = None) -> None:
+        assert self.visible() == Counter(ids(self.input[:batches]))
+        assert list(self.sink.in_doubt("job")) == []
+
+
+class CrashError(BaseException):
+    """Ends a driver on the spot, past all handlers, like a SIGKILL."""
+
+
+def crash() -> None:
+    raise CrashError
+
+
+def crash_at(step: Step, checkpoint_id: int) -> CheckpointListener:
+    class Crash(CheckpointListener):
+        def on_step(self, at, id, facts) -> None:
+            if (at, id) == (step, checkpoint_id):
+                raise CrashError
+
+    return Crash()
+
+
+def complete_but_one_lost(job: Job, n: int = 0) -> None:
+    """Leaves checkpoint n complete with nothing committed and one transaction rolled back by an operator."""
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, n)])
+    job.sink.abort(min(job.sink.in_doubt("job"), key=str))
+
+
+class Recording(FileSink):
+    names: list[str] = []  # noqa: RUF012 - shared by the copies that tasks get
+
+    def begin_transaction(self, context: TransactionContext) -> tuple[str, pq.ParquetWriter]:
+        self.names.append(context.transaction_id)
+        return super().begin_transaction(context)
+
+
+def fail() -> None:
+    raise OSError("not today")
+
+
+class Locking(FileSink):
+    """As row locks of an orphan do: a task is refused while another attempt's transaction of its subtask is there."""
+
+    def begin_transaction(self, context: TransactionContext) -> tuple[str, pq.ParquetWriter]:
+        name = context.transaction_id.rsplit(".", 1)[0]
+        if list(self.folder.glob(f".{name}.*.parquet")):
+            raise TransactionBlocked("lock timeout: another transaction holds the row")
+        return super().begin_transaction(context)
+
+
+def decided(job: Job) -> list[str]:
+    """Hidden files that a record in storage names."""
+    records = CheckpointStore(job.storage, "job").load_newest()
+    named = {committable.transaction["file"] for record in records for committable in record.committables}
+    return sorted(identity["file"] for identity in job.sink.in_doubt("job") if identity["file"] in named)

@@ -1,0 +1,605 @@
+"""Each fails when the line of the coordinator is taken away or turned round that its docstring names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import CheckpointListener, Step
+from coordinator.decisions import require_same_offsets
+from coordinator.errors import (
+    CheckpointFailed,
+    CheckpointLocationMismatch,
+    CorruptRecord,
+    InDoubtError,
+    ReplayMismatch,
+    Superseded,
+)
+from coordinator.records import CheckpointStore
+from coordinator.storage import StorageError, open_storage
+from examples.custom_sink import FileSink
+from sinks.errors import BadValue, TransactionBlocked
+from sinks.testing import Hooked, LocalBatch, LocalQuery
+from sinks.testing.conformance import rows
+from sinks.transaction import TransactionId
+from tests.protocol.play import (
+    CrashError,
+    HookedStorage,
+    Job,
+    Locking,
+    Recording,
+    Steps,
+    complete_but_one_lost,
+    crash_at,
+    decided,
+    fail,
+)
+from tests.protocol.test_decisions import batch, record
+
+
+def steps_of(steps: Steps) -> list[Step]:
+    return [step for step, _ in steps.seen]
+
+
+def test_a_blocked_task_is_tried_three_times_in_all(job: Job) -> None:
+    """R8 blocked off by one"""
+    steps = Steps()
+
+    class Always(FileSink):
+        def write(self, transaction, batch) -> None:
+            raise TransactionBlocked("lock timeout on table t")
+
+    with pytest.raises(TransactionBlocked):
+        job.run(sink=Always(job.sink.folder), listeners=[steps])
+    assert steps_of(steps).count(Step.TRIGGERED) == 3
+
+
+class CheckedThenPut(HookedStorage):
+    """A driver that has passed its generation check; its put lands when `put()` is called, from inside the hook."""
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        if self.due and self.part in key:
+            self.due = False
+            self.put = lambda: self.inner.put_if_absent(key, value)
+            self.hook()
+        return self.inner.put_if_absent(key, value)
+
+
+def test_r8_a_blocked_driver_sees_what_another_one_has_completed_meanwhile(job: Job) -> None:
+    """R8 no reload before retry; retry: superseded check dropped. The old driver's put lands while the new one's tasks
+    wait for its locks."""
+    steps = Steps()
+
+    class Once(CheckpointListener):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            if step is Step.PRE_COMMITTED:
+                storage.put()
+
+    def blocked() -> None:
+        raise TransactionBlocked("lock timeout on table t")
+
+    def new_driver() -> None:
+        with pytest.raises(Superseded, match="another driver completed checkpoint 0"):
+            job.run(batches=1, sink=Hooked(job.sink, "validate_all", hook=blocked), listeners=[Once(), steps])
+
+    storage = CheckedThenPut(job.storage, "put_if_absent", "/checkpoint/", new_driver)
+    with pytest.raises(Superseded):
+        job.run(batches=1, storage=storage)
+    assert steps_of(steps).count(Step.TRIGGERED) == 1
+    job.run(batches=1)
+    job.assert_exactly_once(batches=1)
+
+
+def test_r8_a_replay_blocked_by_an_orphan_of_a_dead_executor_goes_on_after_a_sweep(job: Job) -> None:
+    """replay blocked: no retry; replay blocked: no sweep; R4 replay attempt constant"""
+    complete_but_one_lost(job)
+
+    def executor_dies_after_pre_commit() -> None:
+        ready = next(job.sink.folder.glob(".tpc.*.0.files-*.0.g*.parquet"))
+        ready.rename(str(ready).replace("a1.parquet", "a77.parquet"))
+        raise TransactionBlocked("lock timeout: another transaction holds the row")
+
+    job.run(sink=Hooked(Locking(job.sink.folder), "pre_commit", after=True, hook=executor_dies_after_pre_commit))
+    job.assert_exactly_once()
+
+
+def test_a_replay_that_stays_blocked_stops_and_leaves_no_orphans(job: Job) -> None:
+    complete_but_one_lost(job)
+    before = sorted(map(str, job.sink.in_doubt("job")))
+    steps = Steps()
+
+    class Always(FileSink):
+        def pre_commit(self, transaction):
+            raise TransactionBlocked("lock timeout on table t")
+
+    with pytest.raises(TransactionBlocked):
+        job.run(sink=Always(job.sink.folder), listeners=[steps])
+    assert steps_of(steps).count(Step.REPLAYING) == 1
+    job.run()
+    assert before != []
+    job.assert_exactly_once()
+
+
+def test_r9_a_load_that_retention_cuts_into_between_two_rounds_is_read_again(tmp_path: Path) -> None:
+    """R9 load not checked: the complete record was read, and is old by the time its rounds are."""
+    job = Job(tmp_path, batches=5)
+    job.run(batches=2)
+    steps = Steps()
+    storage = HookedStorage(job.storage, "get", "0001.000001", job.run)
+    with pytest.raises(Superseded):
+        job.coordinator(storage=storage, listeners=[steps]).recover()
+    assert {"checkpoint": 4, "rounds": 1} in steps.facts
+    job.assert_exactly_once()
+
+
+def test_r12_a_record_of_another_query_is_another_batch() -> None:
+    """R12 query id not compared in require_same_offsets"""
+    with pytest.raises(CheckpointLocationMismatch):
+        require_same_offsets(batch(3, query="other"), record(3))
+
+
+def test_r12_a_skipped_batch_with_other_offsets_is_refused(job: Job) -> None:
+    """R12 SKIP without offsets"""
+    job.run()
+    facts = job.query().batch(1, "restored").facts
+    restored = LocalBatch(type(facts)(1, facts.query_id, ('{"end":99}',)), "restored", job.input[0])
+    with pytest.raises(CheckpointLocationMismatch, match="other offsets"):
+        job.coordinator().process(restored)
+    assert restored.drained == 0
+
+
+def test_r12_a_record_that_another_query_put_first_is_not_adopted(job: Job) -> None:
+    """R12 adoption without offsets: two checkpointLocations, one job name."""
+
+    def other_query() -> None:
+        other = LocalQuery(job.folder / "other-query", [[rows(5000, 2)]])
+        store = CheckpointStore(job.storage, "job")
+        coordinator = job.coordinator()
+        coordinator.process(other.batch(0, "other"))
+        # it passed its generation check before ours was claimed
+        job.storage.delete(store._generation_key(store.newest_generation()))
+
+    storage = HookedStorage(job.storage, "put_if_absent", "/checkpoint/", other_query)
+    with pytest.raises(CheckpointLocationMismatch, match="batch 0 is complete in storage"):
+        job.run(batches=1, storage=storage)
+    assert sorted(job.visible()) == [5000, 5001]
+
+
+def test_r13_a_replay_under_another_layout_is_refused_before_it_writes(job: Job) -> None:
+    """R13 no layout check (the Spark test has it too; this one takes no Spark)"""
+    complete_but_one_lost(job)
+    Recording.names.clear()
+    table = job.input[0]
+    job.input = [[*table[:2], table[2], table[3], rows(0, 0)], *job.input[1:]]
+    with pytest.raises(ReplayMismatch, match="in 4 partitions, the batch now has 5"):
+        job.run(sink=Recording(job.sink.folder))
+    assert Recording.names == []
+
+
+def hidden_rounds(job: Job) -> list[int]:
+    return sorted(TransactionId.parse(path.stem[1:]).round for path in job.sink.folder.glob(".tpc.*.parquet"))
+
+
+def test_a_replay_of_other_rows_aborts_what_it_wrote(job: Job) -> None:
+    """fingerprint mismatch: no abort"""
+    complete_but_one_lost(job)
+    job.input = [[rows(5000, 7), *job.input[0][1:]], *job.input[1:]]
+    with pytest.raises(ReplayMismatch):
+        job.run()
+    assert 1 not in hidden_rounds(job)
+
+
+class CannotList(FileSink):
+    def in_doubt(self, job):
+        raise ConnectionError("not now")
+
+
+def test_a_driver_that_adopts_a_record_aborts_its_own_transactions_at_once(job: Job) -> None:
+    """adopt: abort nothing. The other driver's sweep could not do it."""
+
+    def other_driver() -> None:
+        job.run(batches=1, sink=CannotList(job.sink.folder))
+
+    storage = HookedStorage(job.storage, "put_if_absent", "/checkpoint/", other_driver)
+    job.coordinator(sink=CannotList(job.sink.folder), storage=storage).process(job.query().batch(0, "late"))
+    job.assert_exactly_once(batches=1)
+
+
+def test_a_driver_that_is_superseded_after_its_put_aborts_its_own_transactions_at_once(tmp_path: Path) -> None:
+    """superseded after put: own not aborted. As R1, where the other driver's sweep could not do it."""
+    job = Job(tmp_path, batches=5)
+
+    def other_driver() -> None:
+        job.run(sink=CannotList(job.sink.folder))
+
+    storage = HookedStorage(job.storage, "put_if_absent", "/checkpoint/", other_driver)
+    with pytest.raises(Superseded, match=r"checkpoint 4 .* complete already"):
+        job.run(sink=CannotList(job.sink.folder), storage=storage)
+    job.assert_exactly_once()
+
+
+def test_a_failed_put_aborts_nothing_since_it_may_have_landed(job: Job) -> None:
+    """failed put taken as not landed"""
+
+    class Landed(HookedStorage):
+        def put_if_absent(self, key: str, value: bytes) -> bool:
+            done = super().put_if_absent(key, value)
+            if "/checkpoint/" in key:
+                raise StorageError(self.uri, key, "timed out")
+            return done
+
+    with pytest.raises(CheckpointFailed, match="timed out"):
+        job.run(storage=Landed(job.storage, "", "", lambda: None))
+    assert hidden_rounds(job) == [0, 0, 0]
+    steps = Steps()
+    job.run(listeners=[steps])
+    job.assert_exactly_once()
+    assert Step.REPLAYING not in steps_of(steps)
+
+
+ANSWERS: list[Exception] = []  # global: classes made inside a test are pickled with what they close over
+
+
+class Stumbles(FileSink):
+    """Fails as often as there are answers left in ANSWERS, in the method whose name is set."""
+
+    method = ""
+
+    def _stumble(self, method: str) -> None:
+        if method == self.method and ANSWERS:
+            raise ANSWERS.pop()
+
+    def commit_all(self, checkpoint, committables):
+        try:
+            self._stumble("commit_all")
+        except Exception as error:
+            return [error] * len(committables)
+        return super().commit_all(checkpoint, committables)
+
+    def in_doubt(self, job):
+        self._stumble("in_doubt")
+        return list(super().in_doubt(job))
+
+    def abort(self, transaction) -> None:
+        self._stumble("abort")
+        super().abort(transaction)
+
+    @classmethod
+    def at(cls, job: Job, method: str, *answers: Exception) -> Stumbles:
+        ANSWERS[:] = answers
+        sink = cls(job.sink.folder)
+        sink.method = method
+        return sink
+
+
+def test_r7_a_sweep_while_asking_spares_what_is_asked_for(job: Job) -> None:
+    """sweep spares nothing"""
+    steps = Steps()
+    job.run(sink=Stumbles.at(job, "commit_all", ConnectionError("not now")), listeners=[steps])
+    job.assert_exactly_once()
+    assert Step.REPLAYING not in steps_of(steps)
+
+
+def test_r7_a_sweep_while_asking_spares_what_a_replay_record_names(job: Job) -> None:
+    complete_but_one_lost(job)
+    steps = Steps()
+    sink = Stumbles.at(job, "commit_all")
+
+    class FailAfterReplay(CheckpointListener):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            if step is Step.REPLAY_COMPLETE:
+                ANSWERS.append(ConnectionError("not now"))
+
+    job.run(sink=sink, listeners=[steps, FailAfterReplay()])
+    job.assert_exactly_once()
+    assert steps_of(steps).count(Step.REPLAYING) == 1
+
+
+@pytest.mark.parametrize("method", ["in_doubt", "abort"])
+def test_a_sweep_that_failed_is_tried_again_with_the_next_batch(job: Job, method: str) -> None:
+    """failed sweep is not tried again; sweep swallows committed as any"""
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.PRE_COMMITTED, 0)])
+    job.run(batches=2, sink=Stumbles.at(job, method, ConnectionError("not now")))
+    job.assert_exactly_once(batches=2)
+
+
+def test_a_generation_that_was_claimed_by_another_at_the_same_moment_is_not_shared(job: Job) -> None:
+    """generation claim not needed"""
+    other = CheckpointStore(job.storage, "job")
+    storage = HookedStorage(job.storage, "put_if_absent", "/generation/", other.claim_generation)
+    assert CheckpointStore(storage, "job").claim_generation() == 2
+
+
+def test_a_generation_whose_key_was_deleted_while_it_was_claimed_is_claimed_anew(job: Job) -> None:
+    """generation claim not confirmed"""
+    other = CheckpointStore(job.storage, "job")
+
+    def many() -> None:
+        for _ in range(15):
+            other.claim_generation()
+
+    storage = HookedStorage(job.storage, "put_if_absent", "/generation/", many)
+    assert CheckpointStore(storage, "job").claim_generation() == 16
+
+
+def records(job: Job) -> list[int]:
+    return [int(key.rsplit("/", 1)[1].split(".")[0]) for key in job.storage.list("") if "/checkpoint/" in key]
+
+
+def test_retention_keeps_as_many_checkpoints_as_configured(tmp_path: Path) -> None:
+    """retention keeps one more"""
+    job = Job(tmp_path, batches=5)
+    job.run()
+    assert records(job) == [3, 4]
+
+
+CALLS: list[tuple[int, int, list[int]]] = []
+JOBS: list[Job] = []
+
+
+class Told(FileSink):
+    def commit_all(self, checkpoint, committables):
+        CALLS.append((checkpoint.checkpoint_id, checkpoint.oldest_retained, records(JOBS[0])))
+        return super().commit_all(checkpoint, committables)
+
+
+def test_sinks_may_remove_no_proof_that_a_retained_record_needs(tmp_path: Path) -> None:
+    """oldest_retained too new"""
+    job = Job(tmp_path, batches=5)
+    CALLS.clear()
+    JOBS[:] = [job]
+    job.run(sink=Told(job.sink.folder))
+    assert [n for n, _, _ in CALLS] == [0, 1, 2, 3, 4]
+    assert all(oldest <= min(kept) for _, oldest, kept in CALLS)
+
+
+class RepeatsPuts(HookedStorage):
+    """An object store's client that repeats a put whose answer got lost: the second answer is 'exists'."""
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        self.inner.put_if_absent(key, value)
+        return self.inner.put_if_absent(key, value) if "/checkpoint/" in key else True
+
+
+def test_ones_own_record_that_answers_exists_is_ones_own(job: Job) -> None:
+    """own put not recognised; adopt: abort also the named (each alone is covered by the other)"""
+    steps = Steps()
+    job.run(storage=RepeatsPuts(job.storage, "", "", lambda: None), listeners=[steps])
+    job.assert_exactly_once()
+    assert {"adopted": True} not in steps.facts
+    assert Step.REPLAYING not in steps_of(steps)
+
+
+def test_a_record_under_the_key_of_another_checkpoint_is_refused(job: Job) -> None:
+    """record identity unchecked"""
+    job.run(batches=2)
+    [older, newest] = [key for key in job.storage.list("") if "/checkpoint/" in key]
+    data = job.storage.get(older)
+    assert data
+    job.storage.delete(newest)
+    job.storage.put_if_absent(newest, data)
+    with pytest.raises(CorruptRecord, match="copied or renamed"):
+        job.coordinator().recover()
+
+
+def test_r4_the_name_tells_the_drivers_tries_apart(job: Job) -> None:
+    """R4 attempt constant. Spark numbers task attempts through; the name must not depend on that alone."""
+    Recording.names.clear()
+    sink = Hooked(Recording(job.sink.folder), "validate_all", hook=fail)
+    job.run(batches=1, sink=sink, config={"tolerable_failed_checkpoints": 1})
+    assert {TransactionId.parse(name).attempt for name in Recording.names} == {0, 1}
+
+
+BLOCK: list[bool] = []
+
+
+class BlockedOnce(Recording):
+    def pre_commit(self, transaction):
+        if BLOCK:
+            BLOCK.clear()
+            raise TransactionBlocked("lock timeout")
+        return super().pre_commit(transaction)
+
+
+def test_r4_the_name_tells_the_tries_of_a_replay_apart(job: Job) -> None:
+    """R4 replay attempt constant"""
+    complete_but_one_lost(job)
+    Recording.names.clear()
+    BLOCK[:] = [True]
+    job.run(batches=1, sink=BlockedOnce(job.sink.folder))
+    tries = [TransactionId.parse(name) for name in Recording.names]
+    assert [(one.round, one.attempt) for one in tries] == [(1, 0), (1, 1)]
+
+
+def test_a_zombie_that_goes_on_with_its_next_batch_sweeps_nothing(job: Job) -> None:
+    """zombie sweeps: interval"""
+    zombie = job.coordinator(config={"sweep_interval": 1e-9})
+    zombie.process(job.query().batch(0, "zombie"))
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 1)])
+    with pytest.raises(Superseded):
+        zombie.process(job.query().batch(1, "zombie"))
+    assert len(decided(job)) == 3
+
+
+def test_recover_with_an_empty_storage_aborts_nothing(job: Job) -> None:
+    """recover sweeps without a checkpoint"""
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 0)])
+    job.coordinator(storage=open_storage(f"memory:{job.folder.name}-empty")).recover()
+    assert len(decided(job)) == 3
+
+
+def test_recover_commits_the_newest_checkpoint(job: Job) -> None:
+    """recovery does not commit"""
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 0)])
+    job.coordinator().recover()
+    job.assert_exactly_once(batches=1)
+
+
+def test_a_second_start_of_one_coordinator_is_a_new_driver_and_sweeps_at_once(job: Job) -> None:
+    """no first sweep; second start in one object not noticed"""
+    steps = Steps()
+    coordinator = job.coordinator(listeners=[steps])
+    job.query(1).run(coordinator)
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.PRE_COMMITTED, 1)])
+    job.query().run(coordinator)
+    job.assert_exactly_once()
+    assert [facts["generation"] for facts in steps.facts if "generation" in facts] == [1, 3]
+
+
+def test_a_recovery_that_failed_is_done_again_by_the_next_call(job: Job) -> None:
+    """run id set before recovery"""
+
+    def unreadable() -> None:
+        raise StorageError(job.storage.uri, "key", "not now")
+
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 0)])
+    steps = Steps()
+    coordinator = job.coordinator(
+        storage=HookedStorage(job.storage, "get", "/checkpoint/", unreadable), listeners=[steps]
+    )
+    with pytest.raises(StorageError):
+        coordinator.process(job.query().batch(0, "one run"))
+    coordinator.process(job.query().batch(0, "one run"))
+    job.assert_exactly_once(batches=1)
+    assert Step.TRIGGERED not in steps_of(steps)
+
+
+def test_a_query_that_is_being_stopped_does_not_try_again(job: Job) -> None:
+    """inactive batch tried again"""
+    steps = Steps()
+    coordinator = job.coordinator(
+        sink=Hooked(job.sink, "validate_all", hook=fail), config={"tolerable_failed_checkpoints": 3}, listeners=[steps]
+    )
+    stopping = job.query().batch(0, "run")
+    stopping.active = False
+    with pytest.raises(OSError, match="not today"):
+        coordinator.process(stopping)
+    assert steps_of(steps).count(Step.TRIGGERED) == 1
+    assert list(job.sink.in_doubt("job")) == []
+
+
+def test_a_failed_batch_is_tried_no_more_often_than_tolerated(job: Job) -> None:
+    """tolerable off by one"""
+    steps = Steps()
+
+    class Always(FileSink):
+        def validate_all(self, checkpoint, committables) -> None:
+            fail()
+
+    with pytest.raises(CheckpointFailed):
+        job.run(sink=Always(job.sink.folder), config={"tolerable_failed_checkpoints": 2}, listeners=[steps])
+    assert steps_of(steps).count(Step.TRIGGERED) == 3
+
+
+def test_a_checkpoint_that_failed_for_good_leaves_no_orphans_of_siblings(job: Job) -> None:
+    """final failure: no sweep. The Spark job failed, so no ack tells which transactions there are."""
+
+    class FailsLate(FileSink):
+        def begin_transaction(self, context):
+            if context.subtask == 2:
+                fail()
+            return super().begin_transaction(context)
+
+    with pytest.raises(CheckpointFailed):
+        job.run(sink=FailsLate(job.sink.folder))
+    assert list(job.sink.in_doubt("job")) == []
+
+
+class AbortsFirst(FileSink):
+    def in_doubt(self, job):
+        raise ConnectionError("not now")
+
+
+def test_a_checkpoint_that_failed_aborts_its_acks_also_where_no_sweep_can(job: Job) -> None:
+    """failure: own not aborted"""
+    with pytest.raises(CheckpointFailed):
+        job.run(sink=Hooked(AbortsFirst(job.sink.folder), "validate_all", hook=fail))
+    assert list(job.sink.in_doubt("job")) == []
+
+
+def test_errors_that_no_retry_mends_come_first(job: Job) -> None:
+    """errors in any order"""
+    steps = Steps()
+
+    class Both(FileSink):
+        def begin_transaction(self, context):
+            if context.subtask == 0:
+                raise TransactionBlocked("lock timeout")
+            if context.subtask == 1:
+                raise BadValue("row 3")
+            return super().begin_transaction(context)
+
+    with pytest.raises(BadValue, match="row 3"):
+        job.run(sink=Both(job.sink.folder), listeners=[steps])
+    assert steps_of(steps).count(Step.TRIGGERED) == 1
+
+
+CHECKS: list[Any] = []
+
+
+class Checking(FileSink):
+    def check(self, schema) -> None:
+        CHECKS.append(schema.names)
+
+
+def test_the_schema_is_checked_at_each_start_and_when_it_changes(job: Job) -> None:
+    """schemas checked once for ever; schema never checked again"""
+    CHECKS.clear()
+    wider = [table.append_column("more", table["id"]) for table in job.input[1]]
+    job.input = [job.input[0], wider, wider]
+    coordinator = job.coordinator(sink=Checking(job.sink.folder))
+    job.query(2).run(coordinator)
+    assert [len(names) for names in CHECKS] == [3, 4]
+    job.query().run(coordinator)
+    assert [len(names) for names in CHECKS] == [3, 4, 4]
+
+
+def test_a_checkpoint_whose_replay_was_lost_too_is_replayed_again_after_a_restart(job: Job) -> None:
+    """replays: only one round loaded"""
+    complete_but_one_lost(job)
+    for _ in range(2):
+        with pytest.raises(CrashError):
+            job.run(listeners=[crash_at(Step.REPLAY_COMPLETE, 0)])
+        job.sink.abort(next(i for i in job.sink.in_doubt("job") if TransactionId.parse(i["file"][:-8]).round))
+    steps = Steps()
+    job.run(batches=1, listeners=[steps])
+    job.assert_exactly_once(batches=1)
+    assert [facts["round"] for facts in steps.facts if "round" in facts] == [3]
+    assert {"checkpoint": 0, "rounds": 3} in steps.facts
+
+
+def test_close_sweeps(job: Job) -> None:
+    """close does not sweep"""
+    coordinator = job.coordinator()
+    job.query().run(coordinator)
+    stray = TransactionId("job", "aa", 3, "files", 0, 1, 0, 0, 99)
+    (job.sink.folder / f".{stray}.parquet").touch()
+    coordinator.close()
+    assert list(job.sink.in_doubt("job")) == []
+
+
+def test_close_of_a_zombie_sweeps_nothing(job: Job) -> None:
+    """close sweeps as zombie"""
+    zombie = job.coordinator()
+    zombie.process(job.query().batch(0, "zombie"))
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 1)])
+    zombie.close()
+    assert len(decided(job)) == 3
+
+
+def test_recover_tells_of_an_outcome_that_nobody_knows(job: Job) -> None:
+    """settle not called after commit"""
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 0)])
+    next(path for path in job.sink.folder.iterdir()).unlink()
+    with pytest.raises(InDoubtError, match="neither hidden, visible nor withdrawn"):
+        job.coordinator().recover()

@@ -1,0 +1,36 @@
+"""R13 with several sinks: the layout that a record gets (acks of the persisted batch) must be the layout that a replay
+compares it with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from coordinator.batch import SparkBatch
+from examples.custom_sink import FileSink
+from sinks.task import SinkTask
+
+
+def test_the_recorded_layout_is_the_one_that_a_replay_compares(spark: Any, tmp_path: Path) -> None:
+    """foreachBatch(lambda df, n: coordinator(df.groupBy(...).count(), n)) with two sinks: under AQE a persisted shuffle
+    keeps its partitions, one that is not persisted is coalesced."""
+    (tmp_path / "rows").mkdir()
+    sinks = [FileSink(tmp_path / "rows", "a"), FileSink(tmp_path / "rows", "b")]
+    seen: list[tuple[int, int]] = []
+
+    def each(df: Any, n: int) -> None:
+        counts = df.groupBy((df.value % 7).alias("key")).count()
+        acks = SparkBatch(counts, n, shared=True).run({s.name: SinkTask(s, "job", "aa", n, 1) for s in sinks})
+        seen.append((len(acks["a"]), SparkBatch(counts, n, shared=True).partitions(sinks[0])))
+
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
+    query = source.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "spark")).start()
+    try:
+        deadline = time.monotonic() + 60
+        while not seen and query.isActive and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        query.stop()
+    then, now = seen[0]
+    assert then == now, f"recorded {then}, a replay sees {now}: 'written in {then} partitions, the batch now has {now}'"
