@@ -52,11 +52,12 @@ def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
 def write_topic(bootstrap: str, topic: str, values: Iterable[str], partitions: int) -> None:
     """Create the topic, with the values dealt out to its partitions in turn."""
     create_topic(bootstrap, topic, partitions)
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer({"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 0})  # no limit: it fits
     for number, value in enumerate(values):
         producer.produce(topic, value, partition=number % partitions)
         producer.poll(0)
-    producer.flush(30)
+    if left := producer.flush(120):
+        raise SystemExit(f"{left:,} records could not be written to topic {topic} within 120 s")
 
 
 def die() -> None:
