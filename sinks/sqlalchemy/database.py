@@ -73,7 +73,8 @@ class Database:
 
     def _make(self) -> Engine:
         options: dict[str, Any] = {"pool_pre_ping": True, **self._options, "hide_parameters": True}
-        options["json_serializer"] = str  # values for JSON columns are JSON text already
+        if "json_serializer" in sa.util.get_cls_kwargs(self.url.get_dialect()):
+            options["json_serializer"] = str  # values for JSON columns are JSON text already
         url = self.url
         if self.dialect == "sqlite":
             url = url.update_query_dict({"timeout": str(_SQLITE_SECONDS), **url.query})

@@ -17,7 +17,7 @@ from sinks.errors import ConfigurationError
 from sinks.sql.options import MergeOptions
 from sinks.sqlalchemy import staged, two_phase
 from sinks.sqlalchemy.database import Database
-from sinks.sqlalchemy.ledger import Ledger, table_of
+from sinks.sqlalchemy.ledger import Ledger
 from sinks.sqlalchemy.plan import TWO_PHASE, Plan, Planner
 from sinks.sqlalchemy.rows import RowTransaction
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
@@ -166,6 +166,9 @@ class SqlAlchemySink(TwoPhaseCommitSink[RowTransaction]):
             except Exception as error:
                 return error
 
+        if not committables:
+            return []
+        _ = self._database.engine  # made once, before the threads
         with ThreadPoolExecutor(_COMMIT_THREADS, f"commit-{self.name}") as pool:
             return list(pool.map(one, committables))
 
@@ -198,10 +201,10 @@ class SqlAlchemySink(TwoPhaseCommitSink[RowTransaction]):
         found: list[Identity] = []
         if self._database.dialect in TWO_PHASE:
             found += two_phase.in_doubt(self._database, job, self.name)
-        ledger = table_of(self._planner.ledger, self._planner.schema)
+        name, schema = self._planner.ledger, self._planner.schema
         with self._database.engine.connect() as connection:
-            if sa.inspect(connection).has_table(ledger.name, schema=ledger.schema):
-                found += staged.in_doubt(connection, ledger, job, self.name)
+            if sa.inspect(connection).has_table(name, schema=schema):
+                found += staged.in_doubt(connection, Ledger.ensure(connection, name, schema), job, self.name)
         return found
 
     # ------------------------------------------------------------------ life

@@ -76,7 +76,8 @@ def validate_all(
     """Raise BadValue for what the target would refuse: move the rows on trial, and roll that back."""
     where = f"table {plan.target.fullname}: checkpoint {checkpoint.checkpoint_id}"
     with database.explained(where), database.engine.connect() as connection:
-        for staging, tags in _by_table(connection, plan, committables):
+        if staged := _by_table(connection, plan, committables):
+            staging, tags = _gathered(connection, staged)
             _once(connection, plan, merge, staging, tags)
             _move(connection, plan.target, merge, staging, tags)
         connection.rollback()
@@ -135,8 +136,7 @@ def _settle(
     if open_ids and not outcomes and False not in states.values():
         if not ledger.decide(connection, open_ids, True):
             raise _SettledByOthers(f"somebody else settled one of {open_ids} at the same time")
-        for staging, tags in staged:
-            _move(connection, plan.target, merge, staging, tags)
+        _move(connection, plan.target, merge, *_gathered(connection, staged))
         states |= dict.fromkeys(open_ids, True)
 
     for text, state in states.items():
@@ -165,9 +165,9 @@ def abort(connection: Connection, schema: str | None, ledger: Ledger, identity: 
         connection.execute(staging.delete().where(staging.c[PARTICIPANT] == tag(text)))
 
 
-def in_doubt(connection: Connection, ledger: sa.Table, job: str, sink: str) -> list[Identity]:
+def in_doubt(connection: Connection, ledger: Ledger, job: str, sink: str) -> list[Identity]:
     """What the ledger has as staged and undecided."""
-    t = ledger.c
+    t = ledger.table.c
     mine = (t.job == token(job), t.sink == token(sink), t.committed.is_(None))
     query = sa.select(t.transaction_id, t.staging).where(*mine).order_by(t.transaction_id)
     return [identity_of(row.transaction_id, row.staging) for row in connection.execute(query)]
@@ -195,6 +195,18 @@ def _by_table(
                 continue
             tables.append((found, its))
     return tables
+
+
+def _gathered(connection: Connection, staged: Sequence[tuple[sa.Table, list[str]]]) -> tuple[sa.Table, list[str]]:
+    """All rows of the checkpoint in one staging table. They are in two if the target's columns were altered before a
+    lost participant was written again."""
+    (into, tags), *others = staged
+    for table, its in others:
+        mine = table.c[PARTICIPANT].in_(its)
+        connection.execute(into.insert().from_select(table.columns.keys(), sa.select(table).where(mine)))
+        connection.execute(table.delete().where(mine))
+        tags = [*tags, *its]
+    return into, tags
 
 
 def _counts(connection: Connection, staging: sa.Table, tags: Sequence[str]) -> dict[str, int]:

@@ -206,6 +206,8 @@ def test_a_password_is_never_shown() -> None:
 
 def test_a_table_that_is_no_ledger_is_refused(db: Play) -> None:
     with pytest.raises(ConfigurationError, match="orders exists and is not a ledger"):
+        list(db.sink(ledger="orders").in_doubt("job"))
+    with pytest.raises(ConfigurationError, match="orders exists and is not a ledger"):
         db.sink(ledger="orders").check(ORDERS)
 
 
@@ -357,6 +359,23 @@ def test_what_is_staged_outlives_a_change_of_the_batch(db: Play) -> None:
     restarted.check(pa.schema([ORDERS.field("id")]))
     assert db.commit(restarted, committable) == [CommitOutcome.COMMITTED]
     assert db.run("SELECT * FROM orders") == [(1, "a")]
+
+
+def test_a_replay_after_the_table_was_altered_moves_together_with_its_siblings(db: Play) -> None:
+    def sink() -> SqlAlchemySink:
+        options: dict[str, Any] = {"mode": "upsert", "keys": ["sku"], "order_by": "at", "delete_marker": "gone"}
+        sink = db.sink("stock", **options, create_table=True)
+        sink.check(STOCK)
+        return sink
+
+    kept = db.pre_commit(sink(), STOCK, [("a", 2, 2, False), ("b", 1, 1, False)])
+    db.run("DROP TABLE stock")
+    db.run("CREATE TABLE stock (sku varchar(9) PRIMARY KEY, pieces bigint, at bigint)")
+    restarted = sink()
+    replayed = db.pre_commit(restarted, STOCK, [("a", 1, 1, False)], subtask=1)
+    assert kept.transaction["staging"] != replayed.transaction["staging"]
+    assert db.commit(restarted, kept, replayed) == [CommitOutcome.COMMITTED] * 2
+    assert db.run("SELECT * FROM stock ORDER BY sku") == [("a", 2, 2), ("b", 1, 1)]
 
 
 def test_old_rows_of_the_ledger_are_pruned(db: Play) -> None:
