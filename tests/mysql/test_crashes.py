@@ -19,7 +19,7 @@ from sinks.errors import BadValue, ConfigurationError
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.server import parameters, query
 from sinks.testing import KILLED, Driver, Hooked, LocalQuery
-from sinks.testing.conformance import example_input, ids, rows
+from sinks.testing.conformance import SCHEMA, example_input, ids, rows
 from sinks.testing.driver import die
 from sinks.testing.servers.mariadb import MariaDBServer
 from tests.mysql.play import Observer
@@ -29,8 +29,8 @@ STRATEGIES = ["xa", "staged"]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MariaDBServer]:
-    """One that tests may kill."""
-    with MariaDBServer() as server:
+    """One that tests may kill, with a binary log as those have that are replicated."""
+    with MariaDBServer({"log_bin": "binlog", "binlog_format": "ROW", "server_id": "1"}) as server:
         yield server
 
 
@@ -250,3 +250,28 @@ def test_a_wrong_password_is_said_at_once_and_not_shown(
     assert "hunter2" not in str(error.value)
     assert "hunter2" not in caplog.text
     assert not any("hunter2" in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(("name", "value", "usual", "reason"), [
+    ("binlog_format", "STATEMENT", "ROW", "binlog_format=STATEMENT"),
+    ("read_only", "ON", "OFF", "read-only"),
+])  # fmt: skip
+def test_servers_that_take_no_rows_of_ours_are_refused_before_the_first(
+    server: MariaDBServer, dsn: str, name: str, value: str, usual: str, reason: str
+) -> None:
+    schema = parameters(dsn)["database"]
+    with closing(Observer(dsn)) as admin:
+        assert admin.run("SELECT @@log_bin") == [(1,)]
+        admin.run(f"CREATE USER {schema} IDENTIFIED BY 'p'")
+        admin.run(f"GRANT ALL ON {schema}.* TO {schema}")
+        sink = MySQLSink(server.url(schema, schema, "p"), "orders")
+        admin.run(f"SET GLOBAL {name} = {value}")
+        try:
+            with pytest.raises(ConfigurationError, match=reason):
+                sink.check(SCHEMA)
+        finally:
+            admin.run(f"SET GLOBAL {name} = {usual}")
+            sink.close()
+        sink.check(SCHEMA)
+        sink.close()
+        admin.run(f"DROP USER {schema}")
