@@ -3,7 +3,7 @@
 Unlike the rest of `sinks`, this package imports `coordinator`: it runs the whole protocol around the sink under test.
 """
 
-from sinks.testing.conformance import SCHEMA, SinkConformance, rows
+from sinks.testing.conformance import SCHEMA, SinkConformance, SinkContract, rows
 from sinks.testing.driver import KILLED, Driver, Hooked, KillAt
 from sinks.testing.local import LocalBatch, LocalQuery
 
@@ -16,5 +16,6 @@ __all__ = [
     "LocalBatch",
     "LocalQuery",
     "SinkConformance",
+    "SinkContract",
     "rows",
 ]

@@ -73,7 +73,9 @@ def ids(input: Sequence[Partitions]) -> list[int]:
     return sorted(id for batch in input for table in batch for id in table["id"].to_pylist())
 
 
-class SinkConformance:
+class SinkContract:
+    """The tests without a driver that dies: what each method has to do, and to leave behind."""
+
     job = "conformance"
 
     @pytest.fixture
@@ -115,20 +117,6 @@ class SinkConformance:
     def doubts(self, sink: Sink, job: str = "") -> list[dict[str, Any]]:
         sink.open()
         return [dict(identity) for identity in sink.in_doubt(job or self.job)]
-
-    def driver(self, sink: Sink, folder: Path, input: Sequence[Partitions], **options: Any) -> Driver:
-        return Driver(self.job, sink, f"file://{folder / 'storage'}", folder / "query", input, **options)
-
-    def finish(self, sink: Sink, folder: Path, input: Sequence[Partitions], **options: Any) -> None:
-        """Start the job undisturbed; whatever happened before, every row is visible once and nothing is in doubt."""
-        assert self.driver(sink, folder, input, **options).run() == 0
-        self.exactly_once(sink, input)
-
-    def exactly_once(self, sink: Sink, input: Sequence[Partitions]) -> None:
-        seen = Counter(self.visible(sink))
-        assert [id for id, count in seen.items() if count > 1] == [], "rows were doubled"
-        assert sorted(seen) == ids(input), "rows were lost"
-        assert self.doubts(sink) == [], "transactions were left in doubt"
 
     # ------------------------------------------------------------------ the two phases
     def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
@@ -219,7 +207,24 @@ class SinkConformance:
         assert self.doubts(sink) == [dict(ours.transaction)]
         assert self.doubts(sink, other) == [dict(theirs.transaction)]
 
-    # ------------------------------------------------------------------ the protocol around it
+
+class SinkConformance(SinkContract):
+    """All of `SinkContract`, and the protocol around it: drivers killed at every step, replays, zombies."""
+
+    def driver(self, sink: Sink, folder: Path, input: Sequence[Partitions], **options: Any) -> Driver:
+        return Driver(self.job, sink, f"file://{folder / 'storage'}", folder / "query", input, **options)
+
+    def finish(self, sink: Sink, folder: Path, input: Sequence[Partitions], **options: Any) -> None:
+        """Start the job undisturbed; whatever happened before, every row is visible once and nothing is in doubt."""
+        assert self.driver(sink, folder, input, **options).run() == 0
+        self.exactly_once(sink, input)
+
+    def exactly_once(self, sink: Sink, input: Sequence[Partitions]) -> None:
+        seen = Counter(self.visible(sink))
+        assert [id for id, count in seen.items() if count > 1] == [], "rows were doubled"
+        assert sorted(seen) == ids(input), "rows were lost"
+        assert self.doubts(sink) == [], "transactions were left in doubt"
+
     def test_an_undisturbed_run(self, sink: Sink, tmp_path: Path) -> None:
         self.finish(sink, tmp_path, example_input())
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from sinks.kafka import KafkaSink
-from sinks.testing import SinkConformance
+from sinks.testing import SinkConformance, SinkContract
 from sinks.testing.servers.kafka import KafkaService
 from tests.kafka.play import AsRecords, AsRecordsWithHeaders
 from tests.kafka.reading import read, settled
 
 
-class Conformance(SinkConformance):
+class Contract(SinkContract):
     kind: type[AsRecords]
 
     @pytest.fixture
@@ -31,9 +31,9 @@ class Conformance(SinkConformance):
         return [json.loads(message.value() or b"")["id"] for message in read(self.options, sink.topic)]
 
 
-class TestNative(Conformance):
+class TestNative(Contract, SinkConformance):
     kind = AsRecords
 
 
-class TestPlain(Conformance):
+class TestPlain(Contract):
     kind = AsRecordsWithHeaders

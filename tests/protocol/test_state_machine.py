@@ -282,5 +282,5 @@ class AtomicHistories(Histories):
 TestHistories = Histories.TestCase
 TestAtomicHistories = AtomicHistories.TestCase
 TestHistories.settings = TestAtomicHistories.settings = settings(
-    max_examples=150, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -166,5 +166,5 @@ class MoreAtomic(More):
 TestMore = More.TestCase
 TestMoreAtomic = MoreAtomic.TestCase
 TestMore.settings = TestMoreAtomic.settings = settings(
-    max_examples=100, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

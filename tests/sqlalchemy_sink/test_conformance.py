@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.testing import SinkConformance
+from sinks.testing import SinkConformance, SinkContract
 
 
-class Conformance(SinkConformance):
+class Contract(SinkContract):
     url: str
     strategy: Any = "staged"
 
@@ -35,27 +35,27 @@ class Conformance(SinkConformance):
         return self.run("SELECT id FROM orders")
 
 
-class TestSQLite(Conformance):
+class TestSQLite(Contract, SinkConformance):
     @pytest.fixture
     def database(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/shop.db"
 
 
-class TestPostgresTwoPhase(Conformance):
-    strategy = "two_phase"
-
+class PostgreSQL(Contract):
     @pytest.fixture
     def database(self, pg_database: str) -> str:
         return pg_database.replace("postgresql://", "postgresql+psycopg://")
 
 
-@pytest.mark.slow
-class TestPostgresStaged(TestPostgresTwoPhase):
+class TestPostgresTwoPhase(PostgreSQL, SinkConformance):
+    strategy = "two_phase"
+
+
+class TestPostgresStaged(PostgreSQL):
     strategy = "staged"
 
 
-@pytest.mark.slow
-class TestMariaDB(Conformance):
+class TestMariaDB(Contract):
     @pytest.fixture
     def database(self, mysql_database: str) -> str:
         return mysql_database.replace("mysql://", "mysql+pymysql://")

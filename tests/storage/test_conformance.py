@@ -178,8 +178,9 @@ class ProcessConformance(StorageConformance):
         ]  # fmt: skip
         for process in processes:
             assert _pipe(process.stdout).readline() == "ready\n"
+        moment = time.time() + 1
         for process in processes:
-            _pipe(process.stdin).write("go\n")
+            _pipe(process.stdin).write(f"{moment}\n")
             _pipe(process.stdin).flush()
         won = [
             (key, str(number)) for number, process in enumerate(processes) for key in process.communicate()[0].split()

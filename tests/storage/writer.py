@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from pathlib import Path
 
 from coordinator.storage import StorageError, open_storage
@@ -21,10 +22,12 @@ def is_whole(value: bytes) -> bool:
 
 
 def race(uri: str, writer: str, keys: int) -> None:
-    """Put a value under every key, and print the keys that were won."""
+    """Put a value under every key, and print the keys that were won. Starts at the moment that it is told."""
     storage = open_storage(uri)
     print("ready", flush=True)
-    sys.stdin.readline()
+    moment = float(sys.stdin.readline())
+    while time.time() < moment:
+        time.sleep(0.001)
     for key in (f"race/{number}" for number in range(keys)):
         if storage.put_if_absent(key, value_of(writer, key, 2_000)):
             print(key)
