@@ -16,7 +16,7 @@ demo: java $(READY)
 	@$(BIN)/python -m examples.flights_demo
 
 test: java $(READY)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
 
 bench: java $(READY)
 	@for system in $(BENCH); do $(BIN)/python -m benchmarks.$$system $(ARGS) || exit 1; done

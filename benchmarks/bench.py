@@ -86,9 +86,10 @@ def report(
     for c in contenders:
         rates = [rows / s / 1e6 for s in c.seconds]
         times = [spread(ratios(c, base)) for _, base in bases]
-        lines.append([c.name, spread(rates), *times, f"{median(c.load):.1f}"])
+        costs = [cpu / rows * 1e6 for cpu in c.processor]
+        lines.append([c.name, spread(rates), *times, spread(costs), f"{median(c.load):.1f}"])
     say(f"\n## {title}\n")
-    say(table(["what", "million rows/s", *(f"x {name}" for name, _ in bases), "load"], lines))
+    say(table(["what", "million rows/s", *(f"x {name}" for name, _ in bases), "CPU s per million", "load"], lines))
     say("\nAims, ratios of the same round:\n")
     say(table(["what", "aim", "measured"], [[w, f">= {aim}", spread(ratios(a, b))] for w, a, b, aim in aims]))
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+import psutil
+
 
 @dataclass
 class Contender:
@@ -18,6 +20,9 @@ class Contender:
     check: Callable[[], None] = lambda: None
     seconds: list[float] = field(default_factory=list)
     load: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+    """Processor seconds that each run took, of all processes below this one: what else the machine does moves them
+    less than the clock."""
 
 
 def rounds(contenders: Sequence[Contender], runs: int, warm: int, tell: Callable[[str], None]) -> None:
@@ -27,12 +32,28 @@ def rounds(contenders: Sequence[Contender], runs: int, warm: int, tell: Callable
         for contender in contenders:
             contender.prepare()
             load = os.getloadavg()[0]
+            before = _processor_seconds()
             seconds = contender.run()
+            processor = _processor_seconds() - before
             contender.check()
             if number >= warm:
                 contender.seconds.append(seconds)
                 contender.load.append(load)
-            tell(f"round {number + 1 - warm:2d} {contender.name:45s} {seconds * 1000:10.1f} ms   load {load:.1f}")
+                contender.processor.append(processor)
+            cost = f"{seconds * 1000:10.1f} ms {processor:6.2f} CPU s"
+            tell(f"round {number + 1 - warm:2d} {contender.name:45s} {cost}   load {load:.1f}")
+
+
+def _processor_seconds() -> float:
+    """Of this process and all below it, those that have ended included."""
+    this = psutil.Process()
+    total = 0.0
+    for process in (this, *this.children(recursive=True)):
+        try:
+            total += sum(process.cpu_times()[:4])  # user and system, its own and of its children that have ended
+        except psutil.NoSuchProcess:
+            continue  # and is now in the figures of its parent
+    return total
 
 
 def spread(values: Iterable[float], form: str = "{:.2f}") -> str:

@@ -55,11 +55,7 @@ def commit(database: Database, ledger: Ledger, committable: Committable) -> Comm
         try:
             connection.commit_prepared(xid, recover=True)
             return CommitOutcome.COMMITTED
-        except exc.DBAPIError:
-            connection.invalidate()
-            if xid in _listed(database):
-                raise
-        except _driver_errors(database):
+        except (exc.DBAPIError, _driver_errors(database)):
             connection.invalidate()
             if xid in _listed(database):
                 raise
