@@ -16,11 +16,8 @@ SETTINGS = {
     "offsets.topic.num.partitions": "50",
     "transaction.state.log.num.partitions": "50",
     "broker.session.timeout.ms": "9000",
-    "log.segment.bytes": str(64 << 20),
-    "log.retention.check.interval.ms": "5000",
-    "log.segment.delete.delay.ms": "0",
 }
-"""Kafka's defaults, which the server for tests departs from; but what has been checked is soon off the disk."""
+"""Kafka's defaults, which the server for tests departs from."""
 JVM = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
 PARTITIONS = 4
 
