@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-from coordinator import CheckpointListener, Step
-from examples.streams import die, run_job
+from examples.streams import run_job
 
 PARTITIONS = 4
 BATCHES = 8
@@ -18,18 +14,7 @@ MOMENTS = {
     "PRE_COMMITTED 2": "in checkpoint 2, when all participants have pre-committed",
     "COMPLETE 4": "in checkpoint 4, when it is complete and nothing of it committed",
 }
-"""When the job is killed: a step of the protocol and a checkpoint, as `DieAt` takes them."""
-
-
-class DieAt(CheckpointListener):
-    """SIGKILL to driver, JVM and Python workers at one of the MOMENTS, or never."""
-
-    def __init__(self, moment: str) -> None:
-        self._moment = moment
-
-    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        if f"{step.name} {checkpoint_id}" == self._moment:
-            die()
+"""When the job is killed, as `DieAt` takes it."""
 
 
 def flights(count: int | None) -> list[str]:
@@ -59,28 +44,3 @@ def report(place: str, ids: Iterable[int], count: int) -> None:
     print(f"\n{place}: {seen.total():,} flights of {count:,}: {lost} lost, {doubled} duplicated", flush=True)
     if lost or doubled:
         raise SystemExit(1)
-
-
-def committed(bootstrap: str, topic: str) -> list[bytes]:
-    """The values that a read_committed consumer sees: of each partition up to its end or its first open transaction."""
-    options = {"isolation.level": "read_committed", "enable.partition.eof": True, "enable.auto.commit": False}
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "example", **options})
-    try:
-        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-        values: list[bytes] = []
-        ended: set[int | None] = set()
-        while len(ended) < len(partitions):
-            message = consumer.poll(30)
-            if message is None:
-                raise SystemExit(f"no answer from {bootstrap} for 30 s")
-            error = message.error()
-            if error is None:
-                values.append(message.value() or b"")
-            elif error.code() == KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
-            elif not error.retriable():
-                raise SystemExit(f"topic {topic} cannot be read: {error}")
-        return values
-    finally:
-        consumer.close()

@@ -19,8 +19,8 @@ from pathlib import Path
 from pyspark.sql import functions as f
 
 from coordinator import CheckpointCoordinator
-from examples.kafka_flights import BATCHES, PARTITIONS, DieAt, committed, flights, report, run_and_kill
-from examples.streams import create_topic, local_session, read_topic, write_topic
+from examples.kafka_flights import BATCHES, PARTITIONS, flights, report, run_and_kill
+from examples.streams import DieAt, committed, create_topic, local_session, read_topic, write_topic
 from sinks.kafka import KafkaSink
 from sinks.testing.servers.kafka import KafkaServer
 

@@ -22,8 +22,8 @@ from pyspark.sql import functions as f
 
 from coordinator import CheckpointCoordinator
 from examples.flights_job import SCHEMA
-from examples.kafka_flights import BATCHES, PARTITIONS, DieAt, flights, report, run_and_kill
-from examples.streams import local_session, read_topic, write_topic
+from examples.kafka_flights import BATCHES, PARTITIONS, flights, report, run_and_kill
+from examples.streams import DieAt, local_session, read_topic, write_topic
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.postgres import PostgresServer

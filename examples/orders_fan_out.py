@@ -15,20 +15,17 @@ import signal
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psycopg
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg import sql
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from sqlalchemy import create_engine, make_url, text
 
-from coordinator import CheckpointCoordinator, CheckpointListener, Step
-from examples.streams import create_topic, die, local_session, read_topic, run_job, write_topic
+from coordinator import CheckpointCoordinator
+from examples.streams import DieAt, committed, create_topic, local_session, read_topic, run_job, write_topic
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
@@ -37,16 +34,10 @@ from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.postgres import PostgresServer
 
 ORDERS, PER_BATCH, CUSTOMERS = 3000, 500, 7
-KILLS = [("PRE_COMMITTED", 1, "all pre-committed, nothing decided"), ("COMMITTING", 3, "decided, nothing committed")]
-
-
-class DieAt(CheckpointListener):
-    def __init__(self, step: str, checkpoint_id: int) -> None:
-        self._when = step, checkpoint_id
-
-    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        if (step.name, checkpoint_id) == self._when:
-            die()
+KILLS = {
+    "PRE_COMMITTED 1": "in checkpoint 1, all pre-committed and nothing decided",
+    "COMMITTING 3": "in checkpoint 3, decided and nothing committed",
+}
 
 
 def job(args: argparse.Namespace) -> None:
@@ -66,7 +57,7 @@ def job(args: argparse.Namespace) -> None:
             KafkaSink(args.bootstrap, args.target, name="events", value_format="json"),
         ],
         (args.folder / "checkpoints").absolute().as_uri(),
-        listeners=[DieAt(args.die_at, args.die_in)],
+        listeners=[DieAt(args.die_at)],
     )
     with coordinator:
         writer = orders.writeStream.foreachBatch(coordinator).option("checkpointLocation", str(args.folder / "spark"))
@@ -84,11 +75,11 @@ def run(bootstrap: str, postgres: str, mysql: str, folder: Path, orders: int = O
     print(f"{orders:,} orders from Kafka into PostgreSQL, MySQL and Kafka", flush=True)
     options = ["--bootstrap", bootstrap, "--postgres", postgres, "--mysql", mysql, "--source", source]
     options += ["--target", target, "--table", table, "--folder", str(folder)]
-    for step, checkpoint, words in KILLS:
-        killed = [*options, "--die-at", step, "--die-in", str(checkpoint)]
+    for moment, words in KILLS.items():
+        killed = [*options, "--die-at", moment]
         run_job("examples.orders_fan_out", killed, expected=-signal.SIGKILL)
         seen = {name: sum(found.values()) for name, found in visible(bootstrap, target, postgres, mysql, table).items()}
-        print(f"killed in checkpoint {checkpoint} ({words}); visible: {seen}", flush=True)
+        print(f"killed {words}; visible: {seen}", flush=True)
     run_job("examples.orders_fan_out", options)
     found = visible(bootstrap, target, postgres, mysql, table)
     for name, times in found.items():
@@ -103,27 +94,8 @@ def visible(bootstrap: str, topic: str, postgres: str, mysql: str, table: str) -
         in_postgres = Counter(id for (id,) in connection.execute(query))
     with create_engine(make_url(mysql).set(drivername="mysql+pymysql")).begin() as connection_:
         in_mysql = Counter(id for (id,) in connection_.execute(text(f"SELECT id FROM {table}")))
-    return {"PostgreSQL": in_postgres, "MySQL": in_mysql, "Kafka": Counter(in_kafka(bootstrap, topic))}
-
-
-def in_kafka(bootstrap: str, topic: str) -> list[int]:
-    """What a read_committed consumer sees up to the end of each partition, or the first open transaction."""
-    options = {"group.id": "example", "isolation.level": "read_committed", "enable.partition.eof": True}
-    consumer = Consumer({"bootstrap.servers": bootstrap, **options})
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(2)])
-    found: list[int] = []
-    ended: set[int | None] = set()
-    while len(ended) < 2:
-        message = consumer.poll(30)
-        if message is None:
-            raise SystemExit(f"no answer from {bootstrap} for 30 s")
-        error = message.error()
-        if error is None:
-            found.append(int(json.loads(message.value() or b"")["id"]))
-        elif error.code() == KafkaError._PARTITION_EOF:
-            ended.add(message.partition())
-    consumer.close()
-    return found
+    in_kafka = (json.loads(value)["id"] for value in committed(bootstrap, topic))
+    return {"PostgreSQL": in_postgres, "MySQL": in_mysql, "Kafka": Counter(in_kafka)}
 
 
 def main() -> None:
@@ -137,7 +109,6 @@ def main() -> None:
         worker.add_argument(f"--{name}", required=True)
     worker.add_argument("--folder", type=Path, required=True)
     worker.add_argument("--die-at", default="")
-    worker.add_argument("--die-in", type=int, default=-1)
     args = parser.parse_args()
     if args.command == "job":
         job(args)

@@ -15,7 +15,6 @@ import json
 import signal
 import tempfile
 import uuid
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from sqlalchemy import create_engine, make_url, text
 
-from coordinator import CheckpointCoordinator, CheckpointListener, Step
+from coordinator import CheckpointCoordinator
 from coordinator.records import CheckpointStore
 from coordinator.storage import open_storage
-from examples.streams import die, local_session, read_topic, run_job, write_topic
+from examples.streams import DieAt, die, local_session, read_topic, run_job, write_topic
 from sinks.mysql import MySQLSink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mariadb import MariaDBServer
@@ -38,15 +37,6 @@ JOB = "page-views"
 
 
 # ---------------------------------------------------------------------- the job, a process of its own
-class DieAt(CheckpointListener):
-    def __init__(self, checkpoint_id: int) -> None:
-        self._checkpoint_id = checkpoint_id
-
-    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        if step is Step.COMMITTED and checkpoint_id == self._checkpoint_id:
-            die()
-
-
 def at_least_once(dsn: str, table: str, die_at: int) -> Any:
     """What Spark itself offers for a database: after a crash it runs a batch again that is in the table already."""
 
@@ -75,7 +65,7 @@ def job(args: argparse.Namespace) -> None:
             JOB,
             [MySQLSink(args.dsn, args.table, mode="upsert", keys=["app"])],
             _storage(args.folder),
-            listeners=[DieAt(args.die_at)],
+            listeners=[DieAt(f"COMMITTED {args.die_at}")],
         )
         writer = views.groupBy("app").count().writeStream.outputMode("update").foreachBatch(coordinator)
     location = str(args.folder / "spark")

@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
+from coordinator import CheckpointListener, Step
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
 
 
@@ -65,6 +67,17 @@ def die() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+class DieAt(CheckpointListener):
+    """SIGKILL to driver, JVM and Python workers at a step of a checkpoint, e.g. "COMPLETE 4"; never for ""."""
+
+    def __init__(self, moment: str) -> None:
+        self._moment = moment
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if f"{step.name} {checkpoint_id}" == self._moment:
+            die()
+
+
 def run_job(module: str, options: Sequence[str], expected: int = 0) -> None:
     """Run `python -m module job OPTIONS` to its end. Raises SystemExit with its output if it does not end with the
     expected status."""
@@ -78,3 +91,28 @@ def run_job(module: str, options: Sequence[str], expected: int = 0) -> None:
         raise
     if process.returncode != expected:
         raise SystemExit(f"the job ended with status {process.returncode}:\n{errors.decode()[-3000:]}")
+
+
+def committed(bootstrap: str, topic: str) -> list[bytes]:
+    """The values that a read_committed consumer sees: of each partition up to its end or its first open transaction."""
+    options = {"isolation.level": "read_committed", "enable.partition.eof": True, "enable.auto.commit": False}
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "example", **options})
+    try:
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        values: list[bytes] = []
+        ended: set[int | None] = set()
+        while len(ended) < len(partitions):
+            message = consumer.poll(30)
+            if message is None:
+                raise SystemExit(f"no answer from {bootstrap} for 30 s")
+            error = message.error()
+            if error is None:
+                values.append(message.value() or b"")
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            elif not error.retriable():
+                raise SystemExit(f"topic {topic} cannot be read: {error}")
+        return values
+    finally:
+        consumer.close()

@@ -74,7 +74,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
           those of confluent-kafka's schema registry client (Avro, Protobuf, JSON Schema): it is called with each value
           (a struct is a dict) and a SerializationContext, and returns bytes.
         * `timeout`: seconds that a request to a broker may take.
-        * `admin`: kafka-python's options for the driver's client, where it needs others than the tasks.
+        * `admin`: kafka-python's options for the driver's client, where it needs others than the tasks. All
+          options travel to the executors, so they have to be picklable.
 
         Raises ConfigurationError for options that the sink sets itself.
         """
@@ -90,7 +91,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self._producer_options = producer_options(bootstrap_servers, options or {}, transaction_timeout)
-        self._admin_options = admin_options(bootstrap_servers, options or {}, admin or {})
+        self._options, self._admin = dict(options or {}), dict(admin or {})
         self._cluster: Cluster | None = None
 
     # ------------------------------------------------------------------ set-up
@@ -139,7 +140,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     @property
     def _brokers(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = Cluster(self._admin_options, self.timeout)
+            configured = admin_options(self.bootstrap_servers, self._options, self._admin)
+            self._cluster = Cluster(configured, self.timeout)
         return self._cluster
 
     def _producer(self, transactional_id: str, schema: pa.Schema) -> TransactionalProducer:

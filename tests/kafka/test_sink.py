@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -510,7 +511,9 @@ def test_sasl_ssl_with_scram(secured: KafkaServer) -> None:
         sink.check(TEXTS)
         committable = pre_commit(sink, texts("a"))
         assert list(sink.in_doubt("job")) == [dict(committable.transaction)]
-        assert sink.commit(committable) == CommitOutcome.COMMITTED
+        elsewhere: KafkaSink = pickle.loads(pickle.dumps(sink))
+        assert elsewhere.commit(committable) == CommitOutcome.COMMITTED
+        elsewhere.close()
         sink.close()
 
 
