@@ -70,24 +70,31 @@ class Cluster:
         """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
         abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
 
-        request = _commit if commit else _abort
-        answers = self._end(identities, request)
-        pause = 0.005
-        while pause < _LONGEST_PAUSE and (busy := [at for at, answer in enumerate(answers) if answer == _CONCURRENT]):
-            time.sleep(pause)  # it has been ended just before, and its markers are on their way
-            pause *= 2
-            again = self._end([identities[at] for at in busy], request)
-            for at, answer in zip(busy, again, strict=True):
-                answers[at] = answer
+        answers = self._end(identities, _commit if commit else _abort)
         if not commit and self._manager.broker_version_data.api_version(EndTxnRequest) < _RAISES_EPOCH:
-            aborted = [identity for identity, answer in zip(identities, answers, strict=True) if answer == 0]
-            self._end(aborted, _raise_epoch)
+            aborted = [at for at, answer in enumerate(answers) if answer == 0]
+            raised = self._end([identities[at] for at in aborted], _raise_epoch)
+            for at, answer in zip(aborted, raised, strict=True):
+                if isinstance(answer, Exception) or answer == _CONCURRENT:
+                    answers[at] = answer  # not fenced yet: to be asked again
         return answers
 
     def _end(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
-        by_name = [identity["transactional_id"] for identity in identities]
+        """Ask for each, and again for those that have been ended just before, whose markers are on their way."""
+        answers = self._ask_each(identities, request)
+        pause = 0.005
+        while pause < _LONGEST_PAUSE and (busy := [at for at, answer in enumerate(answers) if answer == _CONCURRENT]):
+            time.sleep(pause)
+            pause *= 2
+            again = self._ask_each([identities[at] for at in busy], request)
+            for at, answer in zip(busy, again, strict=True):
+                answers[at] = answer
+        return answers
+
+    def _ask_each(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
+        names = [identity["transactional_id"] for identity in identities]
         requests = iter(map(request, identities))
-        answers = self._ask_coordinators(by_name, lambda _: next(requests))
+        answers = self._ask_coordinators(names, lambda _: next(requests))
         return [answer if isinstance(answer, Exception) else answer.error_code for answer in answers]
 
     def states(self, transactional_ids: Iterable[str]) -> dict[str, tuple[Identity, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import random
 import threading
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import pyarrow as pa
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka import librdkafka as rd
 from sinks.kafka.messages import by_topic, messages
+from sinks.kafka.options import DEFAULTS
 from sinks.kafka.producer import STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
 
 logger = logging.getLogger(__name__)
@@ -59,9 +61,13 @@ class NativeProducer(TransactionalProducer):
         self._queue = rd.lib.queue_get_main(self._handle)
         rd.lib.set_log_queue(self._handle, None)
         self._cluster = ""
+        self._in_turn = options.get("partitioner") == DEFAULTS["partitioner"]
+        self._turn = random.randrange(1 << 16)
 
     def begin(self, timeout: float) -> None:
-        # Asked first, this waits for a broker; init_transactions would try once and sleep for half a second.
+        # Asked first, these wait for a broker: init_transactions would try once and sleep for half a second, clusterid
+        # for one. For all topics, i.e. no handle: with one, librdkafka sleeps all the same.
+        self._metadata(None, timeout)
         cluster = rd.lib.clusterid(self._handle, _ms(timeout))
         if not cluster:
             self._serve(0)
@@ -84,15 +90,21 @@ class NativeProducer(TransactionalProducer):
         handle, partitions = self._topics.get(topic) or self._known(topic)
         if (wanted := int(rows["partition"].max(initial=0))) >= partitions:
             raise BadValue(f"topic {topic!r} has no partition {wanted}, which a row asks for: it has {partitions}")
+        partition, flags = rd.ANY_PARTITION, rd.MSG_COPY | rd.MSG_PARTITION
+        if self._in_turn and not rows["key"].any() and (rows["partition"] == rd.ANY_PARTITION).all():
+            # a whole batch into one partition, then the next: larger requests, and no partitioner for each record
+            partition, flags = self._turn % partitions, rd.MSG_COPY
+            self._turn += 1
         while len(rows):
-            flags = rd.MSG_COPY | rd.MSG_PARTITION
-            taken = rd.lib.produce_batch(handle, rd.ANY_PARTITION, flags, rows.ctypes.data, len(rows))
+            taken = rd.lib.produce_batch(handle, partition, flags, rows.ctypes.data, len(rows))
             self.sent += taken
             if taken == len(rows):
                 return
             left = np.ascontiguousarray(rows[rows["err"] != 0])
             other = left[left["err"] != rd.QUEUE_FULL]
             if len(other):
+                self._serve(0)
+                self._raise_failure()
                 raise _refused(topic, other[0])
             left["err"] = 0
             rows = left
@@ -104,17 +116,23 @@ class NativeProducer(TransactionalProducer):
         that is produced earlier makes librdkafka add the partition -1 to the transaction, which fails it."""
         handle: int = rd.lib.topic_new(self._handle, topic.encode(), None)
         self._topics[topic] = handle, 0
-        metadata = ctypes.POINTER(rd.Metadata)()
-        error = rd.lib.metadata(self._handle, 0, handle, metadata, _ms(_METADATA_TIMEOUT))
-        partitions = 0
-        if not error:
-            about = metadata.contents.topics[0]
-            error, partitions = about.err, about.partition_cnt
-            rd.lib.metadata_destroy(metadata)
+        error, partitions = self._metadata(handle, _METADATA_TIMEOUT)
         if error:
             raise failure(_name(error), _text(rd.lib.err2str(error)), f"partitions of topic {topic!r}")
         self._topics[topic] = handle, partitions
         return handle, partitions
+
+    def _metadata(self, topic: int | None, timeout: float) -> tuple[int, int]:
+        """Error code and number of partitions of a topic; without one, it only waits for a broker."""
+        found = ctypes.POINTER(rd.Metadata)()
+        error = rd.lib.metadata(self._handle, 0, topic, found, _ms(timeout))
+        partitions = 0
+        if not error:
+            if topic is not None:
+                about = found.contents.topics[0]
+                error, partitions = about.err, about.partition_cnt
+            rd.lib.metadata_destroy(found)
+        return error, partitions
 
     def flush(self, timeout: float) -> None:
         """Delivery reports are served here while librdkafka flushes in a thread, as its documentation asks for."""
