@@ -31,6 +31,7 @@ def race(uri: str, writer: str, keys: int) -> None:
     for key in (f"race/{number}" for number in range(keys)):
         if storage.put_if_absent(key, value_of(writer, key, 2_000)):
             print(key)
+            time.sleep(0.002)  # a turn for the others: SQLite's lock lets whoever has it have it again
     storage.close()
 
 
