@@ -2,7 +2,7 @@
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
-BENCH ?= postgres kafka
+BENCH ?= postgres kafka mysql
 BIN := .venv/bin
 READY := .venv/.ready
 
