@@ -30,14 +30,7 @@ from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.kafka import KafkaSink
 from sinks.testing.servers.kafka import VERSION, KafkaServer
 from sinks.testing.servers.maven import maven_jars
-
-SPARK_KAFKA = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    "org.apache.kafka:kafka-clients:3.9.2",
-    "org.apache.commons:commons-pool2:2.13.1",
-)
-"""Spark's Kafka connector, and what it needs beside Spark's own jars."""
+from sinks.testing.servers.spark_kafka import SPARK_KAFKA
 
 _FIELDS = ", ".join(f"',\"measurement_{number:02d}\":', xxhash64(i, {number})" for number in range(25))
 SHAPES = {

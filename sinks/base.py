@@ -110,6 +110,10 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     ) -> Sequence[CommitOutcome | Exception]:
         """Commit all participants of this sink; one outcome each, in order, or the exception to ask again for. Default:
         `commit` in 16 threads. Override it where a checkpoint must become visible as a whole."""
+        return self._commit_each(committables, threads=16)
+
+    def _commit_each(self, committables: Sequence[Committable], threads: int) -> list[CommitOutcome | Exception]:
+        """`commit` on each of them, side by side: the outcome, or the exception to ask again for."""
 
         def one(committable: Committable) -> CommitOutcome | Exception:
             try:
@@ -117,7 +121,10 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
             except Exception as error:
                 return error
 
-        with ThreadPoolExecutor(max_workers=16, thread_name_prefix=f"commit-{self.name}") as pool:
+        threads = min(threads, len(committables))
+        if threads < 2:
+            return [one(committable) for committable in committables]
+        with ThreadPoolExecutor(threads, f"commit-{self.name}") as pool:
             return list(pool.map(one, committables))
 
     @abstractmethod

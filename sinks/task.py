@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,9 +88,7 @@ class SinkTask:
             return Ack(subtask, Fingerprint())
         try:
             self.sink.open()
-            return self._participate(
-                batches, subtask, lambda schema: self._context(schema, subtask, task_attempt, slot)
-            )
+            return self._participate(batches, subtask, task_attempt, slot)
         except SinkError as error:
             logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
             _drain(batches)
@@ -101,9 +99,7 @@ class SinkTask:
             except Exception:
                 logger.warning("sink %r could not be closed in subtask %d", self.sink.name, subtask, exc_info=True)
 
-    def _participate(
-        self, batches: Iterator[pa.RecordBatch], subtask: int, context: Callable[[pa.Schema], TransactionContext]
-    ) -> Ack:
+    def _participate(self, batches: Iterator[pa.RecordBatch], subtask: int, task_attempt: int, slot: int) -> Ack:
         fingerprint = Fingerprint()
         transaction, schema = None, None
         try:
@@ -112,7 +108,7 @@ class SinkTask:
                     continue
                 if schema is None:
                     schema = batch.schema.remove(batch.num_columns - 1)
-                    transaction = self.sink.begin_transaction(context(schema))
+                    transaction = self.sink.begin_transaction(self._context(schema, subtask, task_attempt, slot))
                 *columns, hashes = batch.columns
                 self.sink.write(transaction, pa.RecordBatch.from_arrays(columns, schema=schema))
                 fingerprint = fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())

@@ -124,9 +124,6 @@ class _Library:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
 
 def unusable() -> str | None:
     """Why the installed library cannot be called like this, or None."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -176,18 +175,8 @@ class MySQLSink(TwoPhaseCommitSink[RowTransaction]):
         return answer
 
     def _commit_branches(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        def one(committable: Committable) -> CommitOutcome | Exception:
-            try:
-                return self.commit(committable)
-            except Exception as error:
-                return error
-
-        if len(committables) < 2:
-            return [one(committable) for committable in committables]
         # a few: those connections that the pool keeps; many: as many as it takes to be done soon
-        threads = min(_COMMIT_THREADS, max(IDLE_CONNECTIONS, len(committables) // 16), len(committables))
-        with ThreadPoolExecutor(threads, f"commit-{self.name}") as pool:
-            return list(pool.map(one, committables))
+        return self._commit_each(committables, min(_COMMIT_THREADS, max(IDLE_CONNECTIONS, len(committables) // 16)))
 
     def _commit_staged(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
         if not committables:

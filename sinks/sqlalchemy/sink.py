@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -160,17 +159,10 @@ class SqlAlchemySink(TwoPhaseCommitSink[RowTransaction]):
         return answer
 
     def _commit_prepared(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        def one(committable: Committable) -> CommitOutcome | Exception:
-            try:
-                return self.commit(committable)
-            except Exception as error:
-                return error
-
         if not committables:
             return []
         _ = self._database.engine  # made once, before the threads
-        with ThreadPoolExecutor(_COMMIT_THREADS, f"commit-{self.name}") as pool:
-            return list(pool.map(one, committables))
+        return self._commit_each(committables, _COMMIT_THREADS)
 
     def _commit_staged(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
         if not committables:
