@@ -1,8 +1,9 @@
 """The checkpoint coordinator that runs inside foreachBatch."""
 
-from coordinator.config import CheckpointConfig, CheckpointingMode
+from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup, StateBackend
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
+from coordinator.guarantee import Guarantee
 from coordinator.listener import CheckpointListener, Step
 
 __all__ = [
@@ -11,5 +12,8 @@ __all__ = [
     "CheckpointError",
     "CheckpointListener",
     "CheckpointingMode",
+    "ExternalizedCheckpointCleanup",
+    "Guarantee",
+    "StateBackend",
     "Step",
 ]

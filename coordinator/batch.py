@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from coordinator import guarantee
 from coordinator.decisions import BatchFacts
 from coordinator.errors import CheckpointError
 from sinks.base import TwoPhaseCommitSink
@@ -32,6 +34,12 @@ class MicroBatch(Protocol):
     def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
         """Run each task over the batch, side by side; one ack per partition that ran, by sink name."""
 
+    def cancel(self) -> None:
+        """Make what `run` is doing fail soon. Called from another thread, again and again until it has."""
+
+    def weaknesses(self) -> list[str]:
+        """Why the source or the query's settings may lose or double rows; for the job's `Guarantee`."""
+
     @property
     def active(self) -> bool:
         """False once the query is being stopped."""
@@ -50,6 +58,7 @@ class SparkBatch:
     def __init__(self, df: DataFrame, batch_id: int, *, shared: bool = False) -> None:
         """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout."""
         self._df, self._shared = df, shared
+        self._job_tag = f"checkpoint-{batch_id}-{uuid.uuid4()}"
         session = df.sparkSession
         query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
         jvm: Any = session.sparkContext._jvm
@@ -90,17 +99,36 @@ class SparkBatch:
             return int(fresh._jdf.queryExecution().toRdd().getNumPartitions())
 
     def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
-        with self._computed_once():
+        with self._tagged(), self._computed_once():
             if len(tasks) == 1:
                 [(name, task)] = tasks.items()
                 return {name: self._collect(task)}
             return _side_by_side({name: partial(self._collect, task) for name, task in tasks.items()})
+
+    def cancel(self) -> None:
+        self._df.sparkSession.sparkContext.cancelJobsWithTag(self._job_tag)
+
+    def weaknesses(self) -> list[str]:
+        sources = self._execution.sources()
+        found = guarantee.of_checkpoint_location(self._execution.resolvedCheckpointRoot())
+        for source in map(sources.apply, range(sources.size())):
+            found += guarantee.of_source(source.getClass().getSimpleName(), source.toString())
+        return found
 
     def drain(self) -> None:
         self._df.write.format("noop").mode("overwrite").save()
 
     def _computed_once(self) -> AbstractContextManager[None]:
         return _persisted(self._df) if self._shared else nullcontext()
+
+    @contextmanager
+    def _tagged(self) -> Iterator[None]:
+        context = self._df.sparkSession.sparkContext
+        context.addJobTag(self._job_tag)
+        try:
+            yield
+        finally:
+            context.removeJobTag(self._job_tag)
 
     def _written(self, sink: Sink) -> DataFrame:
         return sink.transform(self._df) if sink.transform else self._df

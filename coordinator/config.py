@@ -1,9 +1,25 @@
-"""Settings of a coordinator."""
+"""Settings of a coordinator, under the names that Flink has for them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_PREFIX = "spark.checkpointing."
 
 
 class CheckpointingMode(str, Enum):
@@ -11,36 +27,210 @@ class CheckpointingMode(str, Enum):
     AT_LEAST_ONCE = "at_least_once"
 
 
+class ExternalizedCheckpointCleanup(str, Enum):
+    RETAIN_ON_CANCELLATION = "retain_on_cancellation"
+    DELETE_ON_CANCELLATION = "delete_on_cancellation"
+
+
+class StateBackend(str, Enum):
+    """Spark's state store: `hashmap` keeps state on the heap (HDFS-backed), `rocksdb` on disk, with changelog."""
+
+    HASHMAP = "hashmap"
+    ROCKSDB = "rocksdb"
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How checkpoints are taken. Raises ValueError on a value out of range.
+    """How checkpoints are taken. Times are seconds, or texts such as "10 s", "5 min". Raises ValueError on a value out
+    of range, TypeError on one of another type.
 
+    interval: time from the begin of one checkpoint to that of the next, at least; None: as soon as there is input.
     mode: AT_LEAST_ONCE lets every task commit by itself; a crash then doubles rows.
+    timeout: a checkpoint that is not complete by then is cancelled in Spark, aborted in every sink, and has failed.
     tolerable_failed_checkpoints: how often in a row a batch may fail before it is complete, and be tried again.
+    min_pause: time between the end of one checkpoint and the begin of the next, at least.
     retained_checkpoints: complete checkpoints kept in storage; at least 2.
-    commit_timeout: seconds a complete checkpoint may take to become visible before the query stops with `InDoubtError`.
-    sweep_interval: seconds between sweeps for orphaned transactions while the query runs.
+    externalized_cleanup: what `CheckpointCoordinator.cancel` does with the checkpoints in storage.
+    storage: where complete checkpoints are recorded; the coordinator's own argument does the same.
+    state_backend: where Spark keeps the state of aggregations and joins; None leaves the session's setting.
+    max_concurrent_checkpoints: 1, since foreachBatch returns only when all of a batch is visible: that allows replay.
+    unaligned: False. A micro-batch ends at one barrier for all partitions, so it is always aligned.
+    require: `exactly_once` stops the query before its first checkpoint if `Guarantee` says that it is not.
+    commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
+    sweep_interval: time between sweeps for orphaned transactions while the query runs.
     adopt: accept a query that has already run without this coordinator, at its next batch.
     """
 
+    interval: float | None = None
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
+    timeout: float = 600.0
     tolerable_failed_checkpoints: int = 0
+    min_pause: float = 0.0
     retained_checkpoints: int = 3
+    externalized_cleanup: ExternalizedCheckpointCleanup = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
+    storage: str | None = None
+    state_backend: StateBackend | None = None
+    max_concurrent_checkpoints: int = 1
+    unaligned: bool = False
+    require: CheckpointingMode | None = None
     commit_timeout: float = 600.0
     sweep_interval: float = 60.0
     adopt: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", CheckpointingMode(self.mode))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None or "None" not in str(field.type):
+                kind = str(field.type).removesuffix(" | None")
+                object.__setattr__(self, field.name, _KINDS[kind](value, field.name))
         if self.tolerable_failed_checkpoints < 0:
             raise ValueError(f"tolerable_failed_checkpoints must be >= 0, not {self.tolerable_failed_checkpoints}")
         if self.retained_checkpoints < 2:
             raise ValueError(
                 f"retained_checkpoints must be >= 2 (the newest and its predecessor), not {self.retained_checkpoints}"
             )
-        if self.commit_timeout <= 0 or self.sweep_interval <= 0:
-            raise ValueError("commit_timeout and sweep_interval are seconds > 0")
+        for name in ("interval", "timeout", "commit_timeout", "sweep_interval"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"{name} must be more than 0 seconds, not {value:g}")
+        if self.min_pause < 0:
+            raise ValueError(f"min_pause must be 0 seconds or more, not {self.min_pause:g}")
+        if self.max_concurrent_checkpoints != 1:
+            raise ValueError(
+                f"max_concurrent_checkpoints must be 1, not {self.max_concurrent_checkpoints}: Spark hands over a batch"
+                " again, for a replay, only as long as foreachBatch has not returned from it"
+            )
+        if self.unaligned:
+            raise ValueError(
+                "unaligned must be False: a micro-batch ends at the same barrier on all partitions, so there is no "
+                "alignment to wait for and nothing in flight to store"
+            )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CheckpointConfig:
+        """From a mapping, such as a section of a TOML file. Keys are the names above, also with dashes, and Flink's:
+        `execution.checkpointing.NAME` or `NAME` alone. Raises ValueError on a key that is none of these."""
+        settings: dict[str, Any] = {}
+        for key, value in values.items():
+            name = _field_name(key)
+            if name in settings:
+                raise ValueError(f"checkpoint option {key!r} is given twice, under two names of {name!r}")
+            settings[name] = value
+        return cls(**settings)
+
+    @classmethod
+    def from_toml(cls, file: str | Path, section: str = "checkpointing") -> CheckpointConfig:
+        """From `[section]` of a TOML file; the defaults if there is no such section."""
+        with Path(file).open("rb") as stream:
+            found = tomllib.load(stream).get(section, {})
+        if not isinstance(found, dict):
+            raise ValueError(f"{section!r} in {file} is not a section")
+        return cls.from_dict(found)
+
+    @classmethod
+    def from_spark(cls, spark: SparkSession) -> CheckpointConfig:
+        """From the session's settings `spark.checkpointing.NAME`, e.g. `--conf spark.checkpointing.interval=10s`."""
+        conf = spark.conf.getAll
+        return cls.from_dict({key[len(SPARK_PREFIX) :]: conf[key] for key in conf if key.startswith(SPARK_PREFIX)})
 
     @property
     def exactly_once(self) -> bool:
         return self.mode is CheckpointingMode.EXACTLY_ONCE
+
+    @property
+    def spark_conf(self) -> dict[str, str]:
+        """The settings of Spark's session that the state backend stands for."""
+        if self.state_backend is None:
+            return {}
+        provider = "RocksDB" if self.state_backend is StateBackend.ROCKSDB else "HDFSBacked"
+        prefix, package = "spark.sql.streaming.stateStore", "org.apache.spark.sql.execution.streaming.state"
+        return {
+            f"{prefix}.providerClass": f"{package}.{provider}StateStoreProvider",
+            f"{prefix}.rocksdb.changelogCheckpointing.enabled": "true",
+        }
+
+
+_FLINK_NAMES = {
+    "dir": "storage",
+    "externalized-checkpoint-retention": "externalized_cleanup",
+    "num-retained": "retained_checkpoints",
+    "unaligned.enabled": "unaligned",
+    "state.backend.type": "state_backend",
+    "state.checkpoints.dir": "storage",
+    "state.checkpoints.num-retained": "retained_checkpoints",
+}
+
+
+def _field_name(key: str) -> str:
+    short = key.removeprefix("execution.checkpointing.")
+    name = _FLINK_NAMES.get(short) or short.replace("-", "_")
+    known = [field.name for field in fields(CheckpointConfig)]
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        raise ValueError(
+            f"{key!r} is no checkpoint option" + (f"; did you mean {near[0]!r}?" if near else f". There are {known}")
+        )
+    return name
+
+
+_UNITS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60}
+_UNITS |= {"h": 3600, "hour": 3600, "d": 86400, "day": 86400}
+
+
+def _seconds(value: object, name: str) -> float:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
+        unit = match and (match[2] or "s")
+        scale = unit and (_UNITS.get(unit) or _UNITS.get(unit.removesuffix("s")))
+        if not match or not scale:
+            raise ValueError(f"{name} must be a time such as 10, '10 s' or '5 min', not {value!r}")
+        return float(match[1]) * scale
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds or a text such as '10 s', not {value!r}")
+    return float(value)
+
+
+def _integer(value: object, name: str) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\d+", value.strip()):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    return value
+
+
+def _boolean(value: object, name: str) -> bool:
+    known = {"true": True, "false": False}
+    if not isinstance(value, bool) and str(value).lower() not in known:
+        raise TypeError(f"{name} must be true or false, not {value!r}")
+    return known[str(value).lower()]
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name} must be a text, not {value!r}")
+    return value
+
+
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+def _choice(kind: type[_Choice]) -> Any:
+    def choose(value: object, name: str) -> _Choice:
+        if isinstance(value, kind):
+            return value
+        try:
+            return kind(str(value).lower().replace("-", "_"))
+        except ValueError:
+            raise ValueError(f"{name} must be one of {[each.name for each in kind]}, not {value!r}") from None
+
+    return choose
+
+
+_KINDS: dict[str, Any] = {
+    "float": _seconds,
+    "int": _integer,
+    "bool": _boolean,
+    "str": _text,
+    "CheckpointingMode": _choice(CheckpointingMode),
+    "ExternalizedCheckpointCleanup": _choice(ExternalizedCheckpointCleanup),
+    "StateBackend": _choice(StateBackend),
+}

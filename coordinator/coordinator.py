@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from coordinator import decisions
+from coordinator import decisions, guarantee
 from coordinator.batch import MicroBatch, Sink, SparkBatch
-from coordinator.config import CheckpointConfig
+from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup
+from coordinator.deadline import deadline
 from coordinator.decisions import Call, Complete, Participant
-from coordinator.errors import CheckpointError, CheckpointFailed, InDoubtError, Superseded, UnknownSink
+from coordinator.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    InDoubtError,
+    NotExactlyOnce,
+    Superseded,
+    UnknownSink,
+)
+from coordinator.guarantee import Guarantee
 from coordinator.listener import CheckpointListener, Step
 from coordinator.records import CheckpointStore, Record
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
@@ -29,6 +38,8 @@ from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committabl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +50,8 @@ class CheckpointCoordinator:
     """The function for `foreachBatch` that makes its sinks exactly-once.
 
     `job` names the job for ever: its records, transactions and ledgers carry it. `storage` is where the complete
-    checkpoints are recorded (`file:///…`, any SQLAlchemy URL, `memory:NAME`), best outside Spark's
-    checkpointLocation.
+    checkpoints are recorded (`file:///…`, `s3://…`, any SQLAlchemy URL, …: `coordinator.storage.open_storage`), best
+    outside Spark's checkpointLocation; without it, `config.storage`.
     One object serves one query at a time, over any number of starts. Raises the errors in `coordinator.errors`; each
     stops the query, and none has lost or doubled a row.
     """
@@ -49,7 +60,7 @@ class CheckpointCoordinator:
         self,
         job: str,
         sinks: Sequence[Sink],
-        storage: str | CheckpointStorage,
+        storage: str | CheckpointStorage | None = None,
         config: CheckpointConfig | None = None,
         listeners: Sequence[CheckpointListener] = (),
     ) -> None:
@@ -63,14 +74,28 @@ class CheckpointCoordinator:
         self.job = job
         self.sinks = {sink.name: sink for sink in sinks}
         self.config = config or CheckpointConfig()
+        storage = storage if storage is not None else self.config.storage
+        if storage is None:
+            raise ValueError("a coordinator needs a storage for its checkpoints: storage='file:///…', or in the config")
         self._store = CheckpointStore(open_storage(storage), job)
+        self.guarantee = self._promise()
         self._listeners = list(listeners)
         self._run_id: str | None = None
         self._generation = 0
         self._newest: Complete | None = None
         self._checked: dict[str, pa.Schema] = {}
-        self._swept_at = 0.0
+        self._swept_at = -math.inf
+        self._finished_at = -math.inf
         self._one_at_a_time = threading.RLock()
+
+    def write_stream(self, df: DataFrame) -> DataStreamWriter:
+        """`df.writeStream` into this coordinator, with the trigger and the state backend of the config. Set the option
+        checkpointLocation, and start it."""
+        for key, value in self.config.spark_conf.items():
+            df.sparkSession.conf.set(key, value)
+        writer = df.writeStream.foreachBatch(self)
+        interval = self.config.interval
+        return writer if interval is None else writer.trigger(processingTime=f"{interval * 1000:.0f} milliseconds")
 
     # ------------------------------------------------------------------ the protocol
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -78,12 +103,16 @@ class CheckpointCoordinator:
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
+        while batch.active and (pause := self._finished_at + self.config.min_pause - time.monotonic()) > 0:
+            time.sleep(min(pause, 0.2))
         with self._one_at_a_time:
             self._process(batch)
+            self._finished_at = time.monotonic()
 
     def _process(self, batch: MicroBatch) -> None:
         if batch.run_id != self._run_id:
             self._become_newest()
+            self.guarantee = self._promise(batch)
             self._load_and_commit()
             self._run_id = batch.run_id
         call = self._decide(batch, reloaded=False)
@@ -120,6 +149,20 @@ class CheckpointCoordinator:
         self._generation = self._store.claim_generation()
         self._tell(Step.GENERATION_CLAIMED, generation=self._generation)
 
+    def _promise(self, batch: MicroBatch | None = None) -> Guarantee:
+        """What is known before the query runs, or with its first batch and the sinks open. Raises `NotExactlyOnce`."""
+        reasons = guarantee.of_settings(self.config, self._store.storage.uri)
+        if batch:
+            reasons += batch.weaknesses()
+            reasons += [f"sink {name!r}: {why}" for name, sink in self.sinks.items() for why in sink.weaknesses()]
+        promise = Guarantee(tuple(reasons))
+        if not promise.exactly_once and self.config.require is CheckpointingMode.EXACTLY_ONCE:
+            raise NotExactlyOnce(f"job {self.job!r} is to be exactly-once, but is not: {'; '.join(reasons)}")
+        if batch:
+            logger.log(logging.INFO if promise.exactly_once else logging.WARNING, "job %s: %s", self.job, promise)
+            self._tell(Step.GUARANTEED, exactly_once=promise.exactly_once, reasons=promise.reasons)
+        return promise
+
     def _decide(self, batch: MicroBatch, *, reloaded: bool) -> Call:
         call = decisions.on_call(batch.facts, self._newest, adopt=self.config.adopt, reloaded=reloaded)
         if call is Call.SKIP:
@@ -149,8 +192,9 @@ class CheckpointCoordinator:
             self._tell(Step.TRIGGERED, batch.facts.checkpoint_id, offsets=batch.facts.offsets)
             acks: list[tuple[str, Ack]] = []
             try:
-                acks = self._run(batch, attempt=failures + blocked)
-                self._validate(batch, acks)
+                with deadline(self.config.timeout, batch):
+                    acks = self._run(batch, attempt=failures + blocked)
+                    self._validate(batch, acks)
             except (Superseded, InDoubtError):
                 raise
             except Exception as error:
@@ -426,6 +470,7 @@ class CheckpointCoordinator:
             _rows(acks),
             started,
             _now(),
+            str(self.guarantee),
         )
 
     def _about(self, checkpoint_id: int) -> Checkpoint:
@@ -441,6 +486,18 @@ class CheckpointCoordinator:
                 logger.exception("listener %r failed at %s", listener, step)
 
     # ------------------------------------------------------------------ life
+    def cancel(self, query: StreamingQuery) -> None:
+        """Stop the query for good: what is complete is committed, the rest aborted, and this object closed. With
+        `DELETE_ON_CANCELLATION` its checkpoints are then deleted from storage, so that its checkpointLocation cannot be
+        used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible."""
+        query.stop()
+        self.recover()
+        if self._newest and self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:
+            decisions.require_visible(self._newest)
+            self._store.delete_older_than(self._newest.checkpoint_id + 1)
+            self._newest = None
+        self.close()
+
     def close(self) -> None:
         """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.
         Waits for the batch under way. Sweeps nothing where no record was found: the storage may be the wrong one."""

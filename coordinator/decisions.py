@@ -229,6 +229,20 @@ def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Par
         )
 
 
+def require_visible(complete: Complete) -> None:
+    """Raises `InDoubtError` unless every participant of a complete checkpoint is known to be committed."""
+    open = [p for p, c in complete.named.items() if complete.outcomes.get(p) != CommitOutcome.COMMITTED]
+    if open:
+        raise InDoubtError(
+            _list(
+                f"checkpoint {complete.checkpoint_id} is complete, but these are not visible:",
+                [describe(p, complete.named[p]) for p in open],
+                "Start the query again: it commits them, or writes them again.",
+            ),
+            [dict(complete.named[p].transaction) for p in open],
+        )
+
+
 def describe(participant: Participant, committable: Committable) -> str:
     return f"sink {participant[0]!r}, subtask {participant[1]}, transaction {dict(committable.transaction)}"
 

@@ -8,7 +8,9 @@
     * CorruptRecord - a record in storage cannot be trusted
     * UnknownSink - a record names a sink that this coordinator does not have
     * Superseded - a newer driver runs this job; this one is a zombie
+    * NotExactlyOnce - exactly-once is required, and the job cannot promise it
     * CheckpointFailed - the checkpoint was aborted before it was complete; nothing of it is visible
+    * CheckpointExpired - it was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed
     * InDoubtError - complete, but the outcome of some transactions cannot be told (yet); `transactions` names them
         * ReplayMismatch - lost transactions cannot be written again as they were
 """
@@ -51,7 +53,15 @@ class Superseded(CheckpointError):
     pass
 
 
+class NotExactlyOnce(CheckpointError):
+    pass
+
+
 class CheckpointFailed(CheckpointError):
+    pass
+
+
+class CheckpointExpired(CheckpointError):
     pass
 
 

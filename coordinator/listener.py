@@ -13,6 +13,7 @@ class Step(str, Enum):
     GENERATION_CLAIMED = "generation claimed"  # generation
     LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds
     RECOVERED = "newest checkpoint committed again"  # committed, lost
+    GUARANTEED = "guarantee computed"  # exactly_once, reasons
     SWEPT = "orphans aborted"  # aborted: identities by sink
     TRIGGERED = "checkpoint triggered"  # offsets
     PRE_COMMITTED = "all participants pre-committed"  # participants, rows

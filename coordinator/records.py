@@ -27,7 +27,7 @@ class Record:
     """One decision: a checkpoint is complete with these committables (round 0), or these replace lost ones.
 
     `offsets` are the source offsets of Spark's offset log, one JSON text per source. `partitions` is the layout: number
-    of partitions per sink. Times are milliseconds since the epoch.
+    of partitions per sink. Times are milliseconds since the epoch. `guarantee` is the text of the job's `Guarantee`.
     """
 
     job: str
@@ -43,6 +43,7 @@ class Record:
     rows: Mapping[str, int]
     triggered_at: int
     completed_at: int
+    guarantee: str = ""
 
     def to_bytes(self) -> bytes:
         body = asdict(self) | {"committables": [committable.to_json() for committable in self.committables]}

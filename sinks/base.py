@@ -36,6 +36,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     ==================== ======== ======================================================= ======== ==================
     check                driver   before the first batch of a run, again on a new schema  yes      yes, stops the query
     open                 both     first in each task; first on the driver                 yes      yes
+    weaknesses           driver   after open, when a query starts                         yes      logged
     begin_transaction    task     before the first row; never for a partition without     no       task fails
     write                task     once per Arrow record batch                             no       task fails
     pre_commit           task     after the last row                                      no       task fails
@@ -95,6 +96,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     # ------------------------------------------------------------------ on the driver
     def check(self, schema: pa.Schema) -> None:
         """Raise `ConfigurationError` if the target cannot take rows of this schema, naming all reasons at once."""
+
+    def weaknesses(self) -> Sequence[str]:
+        """Why this target may lose or double rows in spite of two-phase commit, such as a server that does not fsync.
+        Asked for the job's `coordinator.Guarantee` when a query starts. Default: nothing."""
+        return ()
 
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Last chance to refuse a checkpoint, for what can only be seen with all participants together. Raise

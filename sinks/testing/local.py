@@ -34,6 +34,7 @@ class LocalBatch:
         self._partitions = partitions
         self._attempts = 0
         self.drained = 0
+        self._cancelled = False
 
     def schema(self, sink: TwoPhaseCommitSink[Any]) -> pa.Schema:
         return self._partitions[0].schema
@@ -43,12 +44,21 @@ class LocalBatch:
 
     def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
         acks: dict[str, list[Ack]] = {}
+        self._cancelled = False
         for name, task in tasks.items():
             for subtask, rows in enumerate(self._partitions):
+                if self._cancelled:
+                    raise RuntimeError("cancelled")
                 self._attempts += 1
                 copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
                 acks.setdefault(name, []).append(copy.run(with_row_hash(rows), subtask, self._attempts))
         return acks
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def weaknesses(self) -> list[str]:
+        return []
 
     def drain(self) -> None:
         self.drained += 1

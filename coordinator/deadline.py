@@ -1,0 +1,48 @@
+"""The time that a checkpoint may take until it is complete."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from coordinator.batch import MicroBatch
+from coordinator.errors import CheckpointExpired
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def deadline(seconds: float, batch: MicroBatch) -> Iterator[None]:
+    """Cancels the batch after so many seconds; raises `CheckpointExpired` if it came to that."""
+    over, expired = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        if not over.wait(seconds):
+            expired.set()
+        while not over.is_set():  # again, since a job may have started after the first time
+            try:
+                batch.cancel()
+            except Exception:
+                logger.warning("checkpoint %d could not be cancelled", batch.facts.checkpoint_id, exc_info=True)
+            over.wait(1)
+
+    def expiry() -> CheckpointExpired:
+        return CheckpointExpired(
+            f"checkpoint {batch.facts.checkpoint_id} was not complete within {seconds:g} s (CheckpointConfig.timeout)"
+        )
+
+    watcher = threading.Thread(target=watch, name="checkpoint-timeout", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except Exception as error:
+        if expired.is_set():
+            raise expiry() from error
+        raise
+    finally:
+        over.set()
+        watcher.join()
+    if expired.is_set():
+        raise expiry()

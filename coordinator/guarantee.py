@@ -1,0 +1,46 @@
+"""What a job promises, from its source, sinks, mode and settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.config import CheckpointConfig
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Exactly-once, unless there are `reasons` why rows may be lost or doubled in spite of two-phase commit."""
+
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def exactly_once(self) -> bool:
+        return not self.reasons
+
+    def __str__(self) -> str:
+        return "exactly-once: " + ("yes" if self.exactly_once else f"no, because {'; '.join(self.reasons)}")
+
+
+def of_settings(config: CheckpointConfig, storage_uri: str) -> list[str]:
+    reasons = []
+    if not config.exactly_once:
+        reasons.append("the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again")
+    if storage_uri.startswith("memory:"):
+        reasons.append(f"checkpoint storage {storage_uri} is gone with the driver's process")
+    return reasons
+
+
+def of_source(class_name: str, description: str) -> list[str]:
+    """`class_name` is that of Spark's source in the JVM. Sources not named here keep Spark's contract: they give
+    the rows of an offset range again."""
+    if class_name == "TextSocketMicroBatchStream":
+        return [f"the source {description} keeps no rows to read again after a crash"]
+    if class_name == "MemoryStream":
+        return [f"the source {description} is gone with the driver's process"]
+    return []
+
+
+def of_checkpoint_location(location: str) -> list[str]:
+    if location.rsplit("/", 1)[-1].startswith("temporary-"):
+        return [f"Spark's checkpointLocation {location} is a temporary one; set option('checkpointLocation', …)"]
+    return []
