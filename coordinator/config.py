@@ -44,7 +44,7 @@ class CheckpointConfig:
     """How checkpoints are taken. Times are seconds, or texts such as "10 s", "5 min". Raises ValueError on a value out
     of range, TypeError on one of another type.
 
-    interval: time from the begin of one checkpoint to that of the next, at least; None: as soon as there is input.
+    interval: Spark begins a batch at every multiple of this time; None: as soon as the one before is done.
     mode: AT_LEAST_ONCE lets every task commit by itself; a crash then doubles rows.
     timeout: a checkpoint that is not complete by then is cancelled in Spark, aborted in every sink, and has failed.
     tolerable_failed_checkpoints: how often in a row a batch may fail before it is complete, and be tried again.
@@ -55,7 +55,7 @@ class CheckpointConfig:
     state_backend: where Spark keeps the state of aggregations and joins; None leaves the session's setting.
     max_concurrent_checkpoints: 1, since foreachBatch returns only when all of a batch is visible: that allows replay.
     unaligned: False. A micro-batch ends at one barrier for all partitions, so it is always aligned.
-    require: `exactly_once` stops the query before its first checkpoint if `Guarantee` says that it is not.
+    require: "exactly-once" stops the query before its first checkpoint if its `Guarantee` is another.
     commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
     sweep_interval: time between sweeps for orphaned transactions while the query runs.
     adopt: accept a query that has already run without this coordinator, at its next batch.
@@ -72,7 +72,7 @@ class CheckpointConfig:
     state_backend: StateBackend | None = None
     max_concurrent_checkpoints: int = 1
     unaligned: bool = False
-    require: CheckpointingMode | None = None
+    require: str | None = None
     commit_timeout: float = 600.0
     sweep_interval: float = 60.0
     adopt: bool = False
@@ -99,6 +99,8 @@ class CheckpointConfig:
                 f"max_concurrent_checkpoints must be 1, not {self.max_concurrent_checkpoints}: Spark hands over a batch"
                 " again, for a replay, only as long as foreachBatch has not returned from it"
             )
+        if self.require not in (None, "exactly-once"):
+            raise ValueError(f"require must be 'exactly-once' or nothing, not {self.require!r}")
         if self.unaligned:
             raise ValueError(
                 "unaligned must be False: a micro-batch ends at the same barrier on all partitions, so there is no "

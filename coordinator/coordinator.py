@@ -17,7 +17,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from coordinator import decisions, guarantee
 from coordinator.batch import MicroBatch, Sink, SparkBatch
-from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup
+from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup
 from coordinator.deadline import deadline
 from coordinator.decisions import Call, Complete, Participant
 from coordinator.errors import (
@@ -156,7 +156,7 @@ class CheckpointCoordinator:
             reasons += batch.weaknesses()
             reasons += [f"sink {name!r}: {why}" for name, sink in self.sinks.items() for why in sink.weaknesses()]
         promise = Guarantee(tuple(reasons))
-        if not promise.exactly_once and self.config.require is CheckpointingMode.EXACTLY_ONCE:
+        if self.config.require and not promise.exactly_once:
             raise NotExactlyOnce(f"job {self.job!r} is to be exactly-once, but is not: {'; '.join(reasons)}")
         if batch:
             logger.log(logging.INFO if promise.exactly_once else logging.WARNING, "job %s: %s", self.job, promise)

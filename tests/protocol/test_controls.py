@@ -1,0 +1,119 @@
+"""Timeout, pause, cancel and guarantee of a coordinator."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
+from coordinator.errors import CheckpointExpired, CheckpointFailed, FirstCheckpointError, InDoubtError, NotExactlyOnce
+from coordinator.records import CheckpointStore
+from examples.custom_sink import FileSink
+from sinks.testing import Hooked
+from tests.protocol.play import Job, Steps, complete_but_one_lost
+
+
+def doze() -> None:
+    time.sleep(0.6)
+
+
+def test_an_expired_checkpoint_is_aborted_and_tried_again(job: Job) -> None:
+    steps = Steps()
+    slow = Hooked(job.sink, "write", hook=doze)
+    job.run(sink=slow, config={"timeout": 0.5, "tolerable_failed_checkpoints": 1}, listeners=[steps])
+    [error] = [facts["error"] for facts in steps.facts if "error" in facts]
+    assert isinstance(error, CheckpointExpired)
+    assert "checkpoint 0 was not complete within 0.5 s" in str(error)
+    job.assert_exactly_once()
+
+
+@pytest.mark.parametrize("method", ["write", "validate_all"])
+def test_an_expired_checkpoint_leaves_nothing(job: Job, method: str) -> None:
+    with pytest.raises(CheckpointFailed, match=r"nothing of it is visible: CheckpointExpired") as error:
+        job.run(sink=Hooked(job.sink, method, hook=doze), config={"timeout": 0.5})
+    assert isinstance(error.value.__cause__, CheckpointExpired)
+    assert not job.visible()
+    assert list(job.sink.in_doubt("job")) == []
+    assert CheckpointStore(job.storage, "job").load_newest() == ()
+    job.run()
+    job.assert_exactly_once()
+
+
+def test_what_is_complete_does_not_expire(job: Job) -> None:
+    job.run(sink=Hooked(job.sink, "commit", hook=doze), config={"timeout": 0.5})
+    job.assert_exactly_once()
+
+
+def test_min_pause_is_between_the_end_of_one_and_the_begin_of_the_next(job: Job) -> None:
+    steps, times = Steps(), []
+    steps.on_step = lambda step, *rest: times.append((step, time.monotonic()))  # type: ignore[method-assign]
+    job.run(config={"min_pause": 0.3}, listeners=[steps])
+    done = [at for step, at in times if step is Step.DONE]
+    triggered = [at for step, at in times if step is Step.TRIGGERED]
+    assert all(begin - end >= 0.3 for end, begin in zip(done, triggered[1:], strict=False))
+
+
+class Stopped:
+    """A query that has ended by itself."""
+
+    def stop(self) -> None:
+        pass
+
+
+DELETE = {"externalized_cleanup": ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION}
+
+
+def test_cancel_deletes_checkpoints_only_when_told_so(job: Job) -> None:
+    for config, kept in (({}, True), (DELETE, False)):
+        coordinator = job.coordinator(config=config)
+        job.query().run(coordinator)
+        coordinator.cancel(Stopped())  # type: ignore[arg-type]
+        assert bool(CheckpointStore(job.storage, "job").load_newest()) is kept
+        job.assert_exactly_once()
+    with pytest.raises(FirstCheckpointError, match="holds no checkpoint of this job"):
+        job.coordinator().process(job.query().batch(1, "later"))
+
+
+def test_cancel_deletes_nothing_that_is_still_to_be_made_visible(job: Job) -> None:
+    complete_but_one_lost(job)
+    with pytest.raises(InDoubtError, match="checkpoint 0 is complete, but these are not visible"):
+        job.coordinator(config=DELETE).cancel(Stopped())  # type: ignore[arg-type]
+    job.run()
+    job.assert_exactly_once()
+
+
+def test_storage_comes_from_the_config(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path)
+    with pytest.raises(ValueError, match="a coordinator needs a storage"):
+        CheckpointCoordinator("job", [sink])
+    coordinator = CheckpointCoordinator("job", [sink], config=CheckpointConfig(storage=f"file://{tmp_path}/s"))
+    assert coordinator.guarantee.exactly_once
+    assert str(coordinator.guarantee) == "exactly-once: yes"
+
+
+def test_what_cannot_be_exactly_once_is_refused_where_that_is_required(tmp_path: Path) -> None:
+    sink, memory = FileSink(tmp_path), f"memory:{uuid.uuid4().hex}"
+    with pytest.raises(NotExactlyOnce, match=r"job 'job' is to be exactly-once, but is not: .* gone with the driver"):
+        CheckpointCoordinator("job", [sink], memory, CheckpointConfig(require="exactly-once"))  # type: ignore[arg-type]
+    config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, require="exactly-once")
+    with pytest.raises(NotExactlyOnce, match="the mode is AT_LEAST_ONCE"):
+        CheckpointCoordinator("job", [sink], f"file://{tmp_path}/s", config)
+
+
+class Leaky(FileSink):
+    def weaknesses(self) -> list[str]:
+        return ["the disk forgets"]
+
+
+def test_a_sinks_weakness_is_in_the_record_and_refused_where_exactly_once_is_required(job: Job, tmp_path: Path) -> None:
+    sink = Leaky(job.sink.folder)
+    coordinator = CheckpointCoordinator("job", [sink], f"file://{tmp_path}/s")
+    job.query(1).run(coordinator)
+    [record] = CheckpointStore(coordinator._store.storage, "job").load_newest()
+    assert record.guarantee == str(coordinator.guarantee) == "exactly-once: no, because sink 'files': the disk forgets"
+    strict = CheckpointConfig(require="exactly-once")
+    with pytest.raises(NotExactlyOnce, match="sink 'files': the disk forgets"):
+        job.query().run(CheckpointCoordinator("job", [sink], f"file://{tmp_path}/s", strict))

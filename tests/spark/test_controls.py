@@ -1,0 +1,233 @@
+"""Flink's controls in real Spark queries."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from coordinator import (
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointingMode,
+    ExternalizedCheckpointCleanup,
+    StateBackend,
+)
+from coordinator.records import CheckpointStore
+from coordinator.storage import open_storage
+from examples.custom_sink import FileSink
+from sinks.postgres import PostgresSink
+from tests.protocol.play import Steps
+from tests.spark.job import Once, SparkJob, write_input
+from tests.spark.test_spark import assert_exactly_once, visible
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> FileSink:
+    (tmp_path / "rows").mkdir()
+    return FileSink(tmp_path / "rows")
+
+
+def nap() -> None:
+    time.sleep(60)
+
+
+def slow_once(marker: Path) -> Any:
+    """DataFrame -> DataFrame whose first task in all of the job's life takes a minute."""
+
+    def slow(batches: Iterator[Any]) -> Iterator[Any]:
+        Once(marker, nap)()
+        yield from batches
+
+    return lambda df: df.mapInArrow(slow, df.schema)
+
+
+def test_a_slow_checkpoint_is_cancelled_in_spark_and_tried_again(tmp_path: Path, sink: FileSink) -> None:
+    """Of the two sinks, one has pre-committed when the other is cancelled."""
+    ids = write_input(tmp_path / "input")
+    (tmp_path / "slow").mkdir()
+    slow = FileSink(tmp_path / "slow", name="slow")
+    slow.transform = slow_once(tmp_path / "marker")
+    config = CheckpointConfig(timeout=6, tolerable_failed_checkpoints=1, sweep_interval=1)
+    began = time.monotonic()
+    job = SparkJob(tmp_path, [sink, slow], config=config)
+    assert job.run() == 0, job.output()
+    assert time.monotonic() - began < 55, "the slow task was waited for"
+    assert_exactly_once(sink, ids)
+    assert_exactly_once(slow, ids)
+
+
+def test_a_slow_checkpoint_fails_the_query_with_nothing_visible(tmp_path: Path, sink: FileSink) -> None:
+    ids = write_input(tmp_path / "input")
+    job = SparkJob(
+        tmp_path, [sink], config=CheckpointConfig(timeout=6), source=None, shape=slow_once(tmp_path / "marker")
+    )
+    assert job.run() == 1
+    assert "checkpoint 0 was not complete within 6 s (CheckpointConfig.timeout)" in job.output()
+    assert visible(sink) == []
+    again = SparkJob(tmp_path, [sink], shape=slow_once(tmp_path / "marker"))
+    assert again.run() == 0, again.output()
+    assert_exactly_once(sink, ids)
+
+
+def wait_for(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)
+
+
+def numbers(spark: SparkSession) -> DataFrame:
+    return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2).load()
+
+
+def start(coordinator: CheckpointCoordinator, df: DataFrame, folder: Path) -> StreamingQuery:
+    return coordinator.write_stream(df).option("checkpointLocation", str(folder / "spark")).start()
+
+
+def test_interval_gives_the_trigger_and_cancel_ends_it_all(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
+    steps = Steps()
+    config = CheckpointConfig(interval=1.5, externalized_cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+    coordinator = CheckpointCoordinator("spark-job", [sink], f"file://{tmp_path}/storage", config, [steps])
+    query = start(coordinator, numbers(spark), tmp_path)
+    wait_for(lambda: len(query.recentProgress) >= 3)
+    begins = [datetime.fromisoformat(progress["timestamp"][:-1]).timestamp() for progress in query.recentProgress]
+    slots = [begin // 1.5 for begin in begins]
+    assert len(set(slots)) == len(slots), f"Spark begins one batch in each span of the interval: {begins}"
+    coordinator.cancel(query)
+    assert not query.isActive
+    assert records(tmp_path) == []
+    rows = [row["value"] for row in visible(sink)]
+    assert sorted(rows) == list(range(len(rows)))
+    assert list(sink.in_doubt("spark-job")) == []
+
+
+def records(folder: Path) -> list[Any]:
+    store = CheckpointStore(open_storage(f"file://{folder}/storage"), "spark-job")
+    newest = store.load_newest()
+    return [
+        record for n in range(newest[0].checkpoint_id + 1 if newest else 0) if (record := store.get(n, 0)) is not None
+    ]
+
+
+@pytest.mark.parametrize("backend", list(StateBackend))
+def test_state_backend(spark: SparkSession, tmp_path: Path, sink: FileSink, backend: StateBackend) -> None:
+    session = spark.newSession()
+    config = CheckpointConfig(state_backend=backend)
+    coordinator = CheckpointCoordinator("spark-job", [sink], f"file://{tmp_path}/storage", config)
+    counted = numbers(session).selectExpr("value % 3 AS key").groupBy("key").count()
+    writer = coordinator.write_stream(counted).outputMode("update")
+    query = writer.option("checkpointLocation", str(tmp_path / "spark")).start()
+    wait_for(lambda: len(query.recentProgress) >= 2)
+    query.stop()
+    coordinator.close()
+    assert list((tmp_path / "spark" / "state").rglob("*.zip" if backend is StateBackend.ROCKSDB else "*.delta")) or (
+        list((tmp_path / "spark" / "state").rglob("*.changelog"))
+    )
+    last = max(query.recentProgress, key=lambda progress: int(progress["batchId"]))
+    metrics = last["stateOperators"][0]["customMetrics"]
+    assert ("rocksdbCommitFlushLatency" in str(metrics)) is (backend is StateBackend.ROCKSDB)
+
+
+@pytest.fixture
+def talker() -> Iterator[int]:
+    """The port of a server that says five lines to whom connects."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"line\n" * 5)
+                    time.sleep(2)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_source_that_cannot_be_read_again_is_not_exactly_once(
+    spark: SparkSession, tmp_path: Path, sink: FileSink, talker: int
+) -> None:
+    lines = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", talker).load()
+    strict = CheckpointConfig(require="exactly-once")
+    coordinator = CheckpointCoordinator("spark-job", [sink], f"file://{tmp_path}/storage", strict)
+    query = start(coordinator, lines, tmp_path)
+    with pytest.raises(Exception, match=r"NotExactlyOnce: job 'spark-job' .* TextSocketV2\[.*keeps no rows to read"):
+        query.awaitTermination(60)
+    assert visible(sink) == []
+
+    lenient = CheckpointCoordinator("spark-job", [sink], f"file://{tmp_path}/storage")
+    query = lenient.write_stream(lines).start()
+    wait_for(lambda: visible(sink))
+    query.stop()
+    assert [reason.split(" ")[0:2] for reason in lenient.guarantee.reasons] == [
+        ["Spark's", "checkpointLocation"],
+        ["the", "source"],
+    ]
+    lenient.close()
+
+
+def test_replayable_source_and_durable_settings_are_exactly_once(
+    spark: SparkSession, tmp_path: Path, sink: FileSink
+) -> None:
+    strict = CheckpointConfig(require="exactly-once")
+    with CheckpointCoordinator("spark-job", [sink], f"file://{tmp_path}/storage", strict) as coordinator:
+        query = start(coordinator, numbers(spark), tmp_path)
+        wait_for(lambda: visible(sink))
+        query.stop()
+        assert str(coordinator.guarantee) == "exactly-once: yes"
+
+
+def test_a_query_that_ran_at_least_once_is_adopted_without_loss(
+    spark: SparkSession, tmp_path: Path, pg_database: str
+) -> None:
+    """It wrote as Spark's JDBC writer does, at least once, and failed after the rows of batch 3 were there."""
+
+    def insert(df: DataFrame, batch_id: int) -> None:
+        with psycopg.connect(pg_database) as connection:
+            connection.cursor().executemany("INSERT INTO numbers VALUES (%s)", [(row.value,) for row in df.collect()])
+        if batch_id == 3:
+            raise RuntimeError("after the rows of batch 3 were written")
+
+    with psycopg.connect(pg_database) as connection:
+        connection.execute("CREATE TABLE numbers (value bigint)")
+    plain = numbers(spark).select("value")
+    location = str(tmp_path / "spark")
+    query = plain.writeStream.foreachBatch(insert).option("checkpointLocation", location).start()
+    with pytest.raises(Exception, match="after the rows of batch 3"):
+        query.awaitTermination(60)
+
+    sink = PostgresSink(pg_database, table="numbers")
+    storage = f"file://{tmp_path}/storage"
+    with CheckpointCoordinator("numbers", [sink], storage) as refusing:
+        query = start(refusing, plain, tmp_path)
+        with pytest.raises(Exception, match=r"Spark asks for batch 3, .*adopt=True"):
+            query.awaitTermination(60)
+    for config in (CheckpointConfig(adopt=True), CheckpointConfig()):
+        with CheckpointCoordinator("numbers", [sink], storage, config) as coordinator:
+            query = start(coordinator, plain, tmp_path)
+            wait_for(lambda: len(query.recentProgress) >= 3)  # noqa: B023
+            query.stop()
+    with psycopg.connect(pg_database) as connection:
+        counts: dict[int, int] = dict(connection.execute("SELECT value, count(*) FROM numbers GROUP BY 1").fetchall())
+    assert sorted(counts) == list(range(len(counts)))
+    assert {value // 10 for value, count in counts.items() if count > 1} == {3}, "only what was doubled before"
+
+
+def test_at_least_once_mode_says_so(tmp_path: Path, sink: FileSink) -> None:
+    config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE)
+    coordinator = CheckpointCoordinator("spark-job", [sink], f"file://{tmp_path}/storage", config)
+    assert str(coordinator.guarantee).startswith("exactly-once: no, because the mode is AT_LEAST_ONCE")
