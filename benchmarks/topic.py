@@ -79,11 +79,12 @@ class Topic:
         count = checksum = ended = 0
         try:
             consumer.assign([TopicPartition(p.topic, p.partition, -2) for p in self._partitions])
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 60
             while ended < PARTITIONS:
                 if time.monotonic() > deadline:
-                    raise AssertionError(f"no end of {self.name} after 120 s")
+                    raise AssertionError(f"nothing more of {self.name} for 60 s, and no end")
                 for message in consumer.consume(10_000, 0.1):
+                    deadline = time.monotonic() + 60
                     error = message.error()
                     if error is None:
                         count += 1

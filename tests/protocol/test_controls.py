@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
 from coordinator.errors import CheckpointExpired, CheckpointFailed, FirstCheckpointError, InDoubtError, NotExactlyOnce
@@ -56,8 +57,11 @@ def test_min_pause_is_between_the_end_of_one_and_the_begin_of_the_next(job: Job)
     assert all(begin - end >= 0.3 for end, begin in zip(done, triggered[1:], strict=False))
 
 
-class Stopped:
+class Stopped(StreamingQuery):
     """A query that has ended by itself."""
+
+    def __init__(self) -> None:
+        pass
 
     def stop(self) -> None:
         pass
@@ -70,7 +74,7 @@ def test_cancel_deletes_checkpoints_only_when_told_so(job: Job) -> None:
     for config, kept in (({}, True), (DELETE, False)):
         coordinator = job.coordinator(config=config)
         job.query().run(coordinator)
-        coordinator.cancel(Stopped())  # type: ignore[arg-type]
+        coordinator.cancel(Stopped())
         assert bool(CheckpointStore(job.storage, "job").load_newest()) is kept
         job.assert_exactly_once()
     with pytest.raises(FirstCheckpointError, match="holds no checkpoint of this job"):
@@ -80,7 +84,7 @@ def test_cancel_deletes_checkpoints_only_when_told_so(job: Job) -> None:
 def test_cancel_deletes_nothing_that_is_still_to_be_made_visible(job: Job) -> None:
     complete_but_one_lost(job)
     with pytest.raises(InDoubtError, match="checkpoint 0 is complete, but these are not visible"):
-        job.coordinator(config=DELETE).cancel(Stopped())  # type: ignore[arg-type]
+        job.coordinator(config=DELETE).cancel(Stopped())
     job.run()
     job.assert_exactly_once()
 
