@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
@@ -25,6 +25,22 @@ Connection: TypeAlias = "pymysql.connections.Connection[Cursor]"
 
 IDLE_CONNECTIONS = 4
 _IDLE_LIMIT = 10  # seconds
+
+
+class _Connection(pymysql.connections.Connection):
+    """Where TLS is used just because the server offers it, PyMySQL reads all of the system's certificates for every
+    connection, though it verifies none then. One such context serves them all."""
+
+    _unverified: ClassVar[Any] = None
+
+    def _create_ssl_ctx(self, options: Any) -> Any:
+        create = super()._create_ssl_ctx  # type: ignore[misc]
+        if options:
+            return create(options)
+        _Connection._unverified = _Connection._unverified or create(options)
+        return _Connection._unverified
+
+
 _KNOWN = inspect.signature(pymysql.connections.Connection.__init__).parameters.keys()
 
 _SQL_MODE = ",".join(
@@ -86,7 +102,7 @@ class Server:
     def connect(self) -> Connection:
         """A new connection. Raises pymysql.OperationalError, naming the server but no password, if there is none."""
         try:
-            connection: Connection = pymysql.connect(**self._parameters)
+            connection: Connection = _Connection(**self._parameters)
         except pymysql.OperationalError as error:
             code, *_ = error.args
             raise pymysql.OperationalError(
