@@ -112,8 +112,8 @@ class CheckpointCoordinator:
     def _process(self, batch: MicroBatch) -> None:
         if batch.run_id != self._run_id:
             self._become_newest()
-            self.guarantee = self._promise(batch)
             self._load_and_commit()
+            self.guarantee = self._promise(batch)
             self._run_id = batch.run_id
         call = self._decide(batch, reloaded=False)
         if call is Call.RELOAD:
@@ -154,7 +154,13 @@ class CheckpointCoordinator:
         reasons = guarantee.of_settings(self.config, self._store.storage.uri)
         if batch:
             reasons += batch.weaknesses()
-            reasons += [f"sink {name!r}: {why}" for name, sink in self.sinks.items() for why in sink.weaknesses()]
+            for name, sink in self.sinks.items():
+                try:
+                    reasons += [f"sink {name!r}: {why}" for why in sink.weaknesses()]
+                except Exception:
+                    if self.config.require:
+                        raise
+                    logger.warning("sink %r cannot tell how durable its target is", name, exc_info=True)
         promise = Guarantee(tuple(reasons))
         if self.config.require and not promise.exactly_once:
             raise NotExactlyOnce(f"job {self.job!r} is to be exactly-once, but is not: {'; '.join(reasons)}")

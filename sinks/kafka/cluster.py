@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from kafka.admin import KafkaAdminClient
+from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.errors import TransactionalIdNotFoundError, UnknownTopicOrPartitionError, for_code
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.consumer.fetch import FetchRequest
@@ -158,6 +158,12 @@ class Cluster:
         if found["error_code"]:
             raise for_code(found["error_code"])(f"topic {name!r}")
         return dict(found)
+
+    def unclean_election(self, topic: str) -> bool:
+        """Whether a replica that lags behind may become the leader. False without such a topic, or the right to ask."""
+        name = "unclean.leader.election.enable"
+        found = self.admin.describe_configs([ConfigResource("TOPIC", topic, {name: None})], config_filter="all")
+        return bool(found["topic"][topic].get(name, {}).get("value") == "true")
 
     def create_topic(self, name: str) -> None:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""

@@ -137,6 +137,13 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 f"{', '.join(about['authorized_operations']) or 'do nothing'}"
             )
 
+    def weaknesses(self) -> Sequence[str]:
+        if self.topic and self._brokers.unclean_election(self.topic):
+            return [
+                f"topic {self.topic!r} has unclean.leader.election.enable = true, so it may lose acknowledged records"
+            ]
+        return ()
+
     @property
     def _brokers(self) -> Cluster:
         if self._cluster is None:

@@ -205,12 +205,6 @@ class Planner:
             reason,
             "LOAD DATA LOCAL" if local else "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster",
         )
-        if _setting(connection, "innodb_flush_log_at_trx_commit") != "1":
-            logger.warning(
-                "the server at %s has not innodb_flush_log_at_trx_commit=1: what was committed may be lost when its "
-                "machine crashes, and nobody would know",
-                self.place,
-            )
         return Plan(target, ledger, strategy, local)
 
     def load(self, connection: Connection) -> Plan:
@@ -220,6 +214,17 @@ class Planner:
         if target is None:
             raise ConfigurationError(f"sink {self.sink!r}: there is no table {schema_name}.{name} at {self.place}")
         return self._plan(connection, target)
+
+
+def weaknesses(connection: Connection) -> list[str]:
+    """What lets a crash lose rows that were committed."""
+    wanted = {"innodb_flush_log_at_trx_commit": ("1",), "innodb_doublewrite": ("1", "ON", "fast")}
+    found = {name: _setting(connection, name) for name in wanted}
+    return [
+        f"the server has {name} = {value}, so a crash of its machine may lose rows"
+        for name, value in found.items()
+        if value not in wanted[name]
+    ]
 
 
 def _setting(connection: Connection, name: str, *, session: bool = False) -> str:

@@ -17,7 +17,7 @@ from sinks.mysql.failures import code_of, describe
 from sinks.mysql.ledger import Ledger
 from sinks.mysql.loading import RowTransaction
 from sinks.mysql.merge import Merge
-from sinks.mysql.planning import Plan, Planner
+from sinks.mysql.planning import Plan, Planner, weaknesses
 from sinks.mysql.server import IDLE_CONNECTIONS, Server
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 
@@ -104,6 +104,10 @@ class MySQLSink(TwoPhaseCommitSink[RowTransaction]):
                 f"sink {self.name!r}: {self._server.redact(describe(error))}. Check host, port, database, user, "
                 "password and rights, and that the server runs"
             ) from None
+
+    def weaknesses(self) -> Sequence[str]:
+        with self._server.lend() as connection:
+            return weaknesses(connection)
 
     def _planned(self) -> Plan:
         """The plan of `check`, or one made now: recovery comes before the first batch."""

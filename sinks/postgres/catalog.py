@@ -119,6 +119,21 @@ def similar(connection: Connection, name: str) -> list[str]:
     return [row[0] for row in rows]
 
 
+def weaknesses(connection: Connection, table: str) -> list[str]:
+    """What lets a crash of the server lose rows that were committed (PostgreSQL's manual on WAL reliability)."""
+    off = "SELECT name FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off' ORDER BY 1"
+    found = [
+        f"the server has {name} = off, so a crash of its machine may lose rows" for (name,) in connection.execute(off)
+    ]
+    schema, name = locate(connection, table)
+    unlogged = (
+        "SELECT FROM pg_class WHERE oid = to_regclass(format('%%I.%%I', %s::text, %s::text)) AND relpersistence = 'u'"
+    )
+    if connection.execute(unlogged, [schema, name]).fetchone() is not None:
+        found.append(f"{schema}.{name} is UNLOGGED, so a crash of the server empties it")
+    return found
+
+
 def describe(connection: Connection, schema: str, name: str) -> Target | None:
     """Read the target from the catalog; None if there is none. Raises ConfigurationError if it is not a table."""
     found = connection.execute(

@@ -105,6 +105,10 @@ class PostgresSink(TwoPhaseCommitSink[CopyTransaction]):
                 f"sink {self.name!r}: the role lacks a right at {self._server}: {describe(error)}"
             ) from error
 
+    def weaknesses(self) -> Sequence[str]:
+        with self._server.lend() as connection:
+            return catalog.weaknesses(connection, self.table)
+
     def _planned(self) -> Plan:
         """The plan of `check`, or one made now: recovery comes before the first batch."""
         if self._plan is None:
