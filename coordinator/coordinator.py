@@ -350,6 +350,7 @@ class CheckpointCoordinator:
                 f"checkpoint {newest} of job {self.job!r} is complete already while this driver was at "
                 f"{record.checkpoint_id}; it stops. Two drivers of one job were running."
             )
+        self._require_newest("commit")  # a restore looks for records after it has claimed: one of both sees the other
         return decided
 
     def _commit(self, complete: Complete) -> Complete:

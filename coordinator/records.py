@@ -1,7 +1,7 @@
 """The checkpoint metadata in storage, and the only code that knows its keys.
 
-JOB/lineage/NUMBER                  the lineages of a job; the highest number is the current one
-JOB/generation/NUMBER               one claim per driver incarnation; the highest is the newest driver
+JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
+                                    the current lineage
 JOB/LINEAGE/checkpoint/N.ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ class Record:
 
     `offsets` are the source offsets of Spark's offset log, one JSON text per source. `partitions` is the layout: number
     of partitions per sink. Times are milliseconds since the epoch. `guarantee` is the text of the job's `Guarantee`.
+    `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
+    committables.
     """
 
     job: str
@@ -44,6 +46,7 @@ class Record:
     triggered_at: int
     completed_at: int
     guarantee: str = ""
+    restored_from: str = ""
 
     def to_bytes(self) -> bytes:
         body = asdict(self) | {"committables": [committable.to_json() for committable in self.committables]}
@@ -94,35 +97,63 @@ class CheckpointStore:
         self.lineage = ""
 
     # ------------------------------------------------------------------ generations
-    def claim_generation(self) -> int:
-        """Become the newest driver of this job. Never hands out a number twice."""
-        self.lineage = self._current_lineage()
+    def claim_generation(self, address: str = "") -> int:
+        """Become the newest driver of this job, in its current lineage. Never hands out a number twice. `address`:
+        where the driver answers over HTTP."""
         while True:
-            number = self.newest_generation() + 1
-            claimed = self.storage.put_if_absent(self._generation_key(number), seal({"job": self.job}))
-            if claimed and self.newest_generation() == number:
-                break
-        for key in self.storage.list(f"{self._root}/generation/"):
-            if int(key.rsplit("/", 1)[1]) <= number - _KEPT_GENERATIONS:
-                self.storage.delete(key)
-        return number
+            newest, body = self._newest_claim()
+            lineage = body["lineage"] if body else secrets.token_hex(4)
+            if self._claim(newest + 1, lineage, address):
+                self.lineage = lineage
+                return newest + 1
+
+    def begin_lineage(self, base: Record, allow: Callable[[], None]) -> None:
+        """Make `base` the newest checkpoint, and its lineage the current one: drivers of the lineage before may not
+        complete a checkpoint any more. `allow` may raise to refuse, with no driver in the way of what it reads; what it
+        has seen still holds when the lineage changes. May be called again with the same base."""
+        while self.current_lineage() != base.lineage:
+            fence = self.claim_generation()
+            allow()
+            self.lineage = base.lineage
+            if not self.put(base):
+                raise CorruptRecord(f"the lineage {base.lineage} has another base than the one that is restored")
+            self._claim(fence + 1, base.lineage)  # fails if a driver of the old lineage has started since
+        self.lineage = base.lineage
 
     def newest_generation(self) -> int:
         return max((int(key.rsplit("/", 1)[1]) for key in self.storage.list(f"{self._root}/generation/")), default=0)
 
+    def current_lineage(self) -> str:
+        """ "" before the first claim."""
+        _, body = self._newest_claim()
+        return str(body["lineage"]) if body else ""
+
+    def driver_address(self) -> str:
+        """Where the newest driver answers over HTTP, "" if it does not."""
+        _, body = self._newest_claim()
+        return str(body["address"]) if body else ""
+
+    def _newest_claim(self) -> tuple[int, dict[str, Any] | None]:
+        while number := self.newest_generation():
+            key = self._generation_key(number)
+            if data := self.storage.get(key):
+                body = unseal(data, self._where(key))
+                self._require_own(body["job"], key)
+                return number, body
+        return 0, None
+
+    def _claim(self, number: int, lineage: str, address: str = "") -> bool:
+        body = {"job": self.job, "lineage": lineage, "address": address}
+        claimed = self.storage.put_if_absent(self._generation_key(number), seal(body))
+        if not claimed or self.newest_generation() != number:
+            return False
+        for key in self.storage.list(f"{self._root}/generation/"):
+            if int(key.rsplit("/", 1)[1]) <= number - _KEPT_GENERATIONS:
+                self.storage.delete(key)
+        return True
+
     def _generation_key(self, number: int) -> str:
         return f"{self._root}/generation/{number:010d}"
-
-    def _current_lineage(self) -> str:
-        while not (keys := self.storage.list(f"{self._root}/lineage/")):
-            body = {"job": self.job, "lineage": secrets.token_hex(4)}
-            self.storage.put_if_absent(f"{self._root}/lineage/{1:010d}", seal(body))
-        data = self.storage.get(keys[-1])
-        if data is None:
-            raise CorruptRecord(f"{keys[-1]} in {self.storage.uri} vanished while it was read")
-        body = unseal(data, self._where(keys[-1]))
-        self._require_own(body["job"], keys[-1])
-        return str(body["lineage"])
 
     # ------------------------------------------------------------------ records
     def put(self, record: Record) -> bool:
@@ -148,10 +179,9 @@ class CheckpointStore:
     def load_newest(self) -> tuple[Record, ...]:
         """The newest complete record and its replay records in order; () if there is none (R9: read again when
         retention cut in). A reader need not claim a generation before."""
+        self.lineage = self.lineage or self.current_lineage()
         if not self.lineage:
-            if not self.storage.list(f"{self._root}/lineage/"):
-                return ()
-            self.lineage = self._current_lineage()
+            return ()
         while True:
             newest = self.newest_complete()
             if newest < 0:

@@ -65,7 +65,8 @@ def test_r3_two_drivers_replay_and_only_one_replacement_wins(job: Job) -> None:
     storage = HookedStorage(job.storage, "put_if_absent", ".000001", lambda: job.run(batches=1))
     steps = Steps()
     coordinator = job.coordinator(storage=storage, listeners=[steps])
-    coordinator.process(job.query().batch(0, "late"))
+    with pytest.raises(Superseded, match="may not commit any more"):
+        coordinator.process(job.query().batch(0, "late"))
     assert {"adopted": True} in steps.facts
     coordinator.close()
     job.assert_exactly_once(batches=1)

@@ -203,7 +203,8 @@ def test_a_driver_that_adopts_a_record_aborts_its_own_transactions_at_once(job: 
         job.run(batches=1, sink=CannotList(job.sink.folder))
 
     storage = HookedStorage(job.storage, "put_if_absent", "/checkpoint/", other_driver)
-    job.coordinator(sink=CannotList(job.sink.folder), storage=storage).process(job.query().batch(0, "late"))
+    with pytest.raises(Superseded, match="may not commit any more"):
+        job.coordinator(sink=CannotList(job.sink.folder), storage=storage).process(job.query().batch(0, "late"))
     job.assert_exactly_once(batches=1)
 
 

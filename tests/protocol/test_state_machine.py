@@ -255,7 +255,6 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def only_decided_rows_are_visible(self) -> None:
         store = CheckpointStore(self.storage, "job")
-        store.lineage = store._current_lineage()
         records = store.load_newest()
         newest = records[0].checkpoint_id if records else -1
         named = {c.transaction["name"] for record in records for c in record.committables}
