@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator import CheckpointConfig, CheckpointCoordinator, Step
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, Step
 from coordinator.errors import InDoubtError
 from sinks.base import TwoPhaseCommitSink
 from sinks.errors import CommittedError
@@ -263,6 +263,26 @@ class SinkConformance(SinkContract):
         ]:
             assert self.driver(sink, tmp_path, input, listeners=[kill]).run() == KILLED
         self.finish(sink, tmp_path, input)
+
+    def test_at_least_once_loses_nothing_when_killed_again_and_again(self, sink: Sink, tmp_path: Path) -> None:
+        """Nor does it leave anything in doubt; and exactly-once can take over from it."""
+        input = example_input()
+        careless = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, commit_timeout=30)
+        assert self.driver(Hooked(sink, "write", nth=2), tmp_path, input[:2], config=careless).run() == KILLED
+        for kill in [
+            KillAt(Step.TRIGGERED, checkpoint_id=0),
+            KillAt(Step.PRE_COMMITTED, checkpoint_id=0),
+            KillAt(Step.COMPLETE, checkpoint_id=0),
+            KillAt(Step.COMMITTED, checkpoint_id=1),
+            KillAt(Step.DONE, checkpoint_id=1),
+        ]:
+            driver = self.driver(sink, tmp_path, input[:2], listeners=[kill], config=careless)
+            assert driver.run() == KILLED
+        assert self.driver(sink, tmp_path, input).run() == 0
+        seen = Counter(self.visible(sink))
+        assert sorted(seen) == ids(input), "rows were lost"
+        assert [id for id in ids(input[2:]) if seen[id] != 1] == [], "rows were doubled by exactly-once"
+        assert self.doubts(sink) == [], "transactions were left in doubt"
 
     @pytest.mark.parametrize("step", [Step.REPLAYING, Step.REPLAY_PRE_COMMITTED, Step.REPLAY_COMPLETE, Step.COMMITTED])
     def test_a_decided_transaction_is_rolled_back_by_an_operator(self, sink: Sink, tmp_path: Path, step: Step) -> None:

@@ -100,6 +100,9 @@ class Hooked(TwoPhaseCommitSink[Any]):
     def rollback(self, transaction: Any) -> None:
         self._call("rollback", transaction)
 
+    def commit_directly(self, transaction: Any) -> None:
+        self._call("commit_directly", transaction)
+
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         self._call("validate_all", checkpoint, committables)
 
