@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -48,7 +50,71 @@ class MicroBatch(Protocol):
         """Compute the batch without writing it."""
 
 
-class SparkBatch:
+class DataFrameBatch(ABC):
+    """What all sessions have in common: a sink is run over the batch's DataFrame by `mapInArrow`."""
+
+    def __init__(self, df: DataFrame, *, shared: bool = False) -> None:
+        """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout."""
+        self._df, self._shared = df, shared
+
+    def schema(self, sink: Sink) -> pa.Schema:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        zone = self._df.sparkSession.conf.get("spark.sql.session.timeZone")
+        accepts_zone = "timezone" in inspect.signature(to_arrow_schema).parameters  # since PySpark 4.2
+        options: Any = {"timezone": zone} if accepts_zone else {}
+        return to_arrow_schema(self._written(sink).schema, **options)
+
+    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
+        with self._tagged(), self._computed_once():
+            if len(tasks) == 1:
+                [(name, task)] = tasks.items()
+                return {name: self._collect(task)}
+            return self._side_by_side({name: partial(self._collect, task) for name, task in tasks.items()})
+
+    def drain(self) -> None:
+        self._df.write.format("noop").mode("overwrite").save()
+
+    @abstractmethod
+    def _tagged(self) -> AbstractContextManager[None]:
+        """Spark jobs that this thread begins, and threads that inherit from it, can be cancelled."""
+
+    @abstractmethod
+    def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
+        """A thread whose Spark jobs are cancelled with those of the thread that starts it."""
+
+    def _computed_once(self) -> AbstractContextManager[None]:
+        return _persisted(self._df) if self._shared else nullcontext()
+
+    def _written(self, sink: Sink) -> DataFrame:
+        return sink.transform(self._df) if sink.transform else self._df
+
+    def _collect(self, task: SinkTask) -> list[Ack]:
+        rows = with_row_hash(self._written(task.sink)).mapInArrow(task, ACK_SCHEMA).collect()
+        return [Ack.from_json(row.ack) for row in rows]
+
+    def _side_by_side(self, calls: Mapping[str, Callable[[], list[Ack]]]) -> dict[str, list[Ack]]:
+        """Run the calls in threads of their own. Raises the first error after all have ended."""
+        results: dict[str, list[Ack]] = {}
+        errors: list[BaseException] = []
+
+        def run(name: str, call: Callable[[], list[Ack]]) -> None:
+            try:
+                results[name] = call()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [self._thread(run, *item) for item in calls.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+
+class SparkBatch(DataFrameBatch):
     """A batch of a classic (not Connect) streaming query.
 
     The query is found through the local properties that Spark's stream execution sets on its thread; offsets are read
@@ -56,8 +122,7 @@ class SparkBatch:
     """
 
     def __init__(self, df: DataFrame, batch_id: int, *, shared: bool = False) -> None:
-        """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout."""
-        self._df, self._shared = df, shared
+        super().__init__(df, shared=shared)
         self._job_tag = f"checkpoint-{batch_id}-{uuid.uuid4()}"
         session = df.sparkSession
         query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -74,36 +139,20 @@ class SparkBatch:
         conf = session._jsparkSession.sessionState().newHadoopConf()
         stream = path.getFileSystem(conf).open(path)
         try:
-            lines = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")).split("\n")
+            text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
-        self.facts = BatchFacts(batch_id, query_id, tuple(lines[2:]))
-
+        self.facts = BatchFacts(batch_id, query_id, offsets_in(text))
         self._execution = execution
 
     @property
     def active(self) -> bool:
         return bool(self._execution.isActive())
 
-    def schema(self, sink: Sink) -> pa.Schema:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        zone = self._df.sparkSession.conf.get("spark.sql.session.timeZone")
-        accepts_zone = "timezone" in inspect.signature(to_arrow_schema).parameters  # since PySpark 4.2
-        options: Any = {"timezone": zone} if accepts_zone else {}
-        return to_arrow_schema(self._written(sink).schema, **options)
-
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
             fresh = self._written(sink).select("*")  # a plan made now, so that it sees whether the batch is persisted
             return int(fresh._jdf.queryExecution().toRdd().getNumPartitions())
-
-    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
-        with self._tagged(), self._computed_once():
-            if len(tasks) == 1:
-                [(name, task)] = tasks.items()
-                return {name: self._collect(task)}
-            return _side_by_side({name: partial(self._collect, task) for name, task in tasks.items()})
 
     def cancel(self) -> None:
         self._df.sparkSession.sparkContext.cancelJobsWithTag(self._job_tag)
@@ -115,12 +164,6 @@ class SparkBatch:
             found += guarantee.of_source(source.getClass().getSimpleName(), source.toString())
         return found
 
-    def drain(self) -> None:
-        self._df.write.format("noop").mode("overwrite").save()
-
-    def _computed_once(self) -> AbstractContextManager[None]:
-        return _persisted(self._df) if self._shared else nullcontext()
-
     @contextmanager
     def _tagged(self) -> Iterator[None]:
         context = self._df.sparkSession.sparkContext
@@ -130,12 +173,15 @@ class SparkBatch:
         finally:
             context.removeJobTag(self._job_tag)
 
-    def _written(self, sink: Sink) -> DataFrame:
-        return sink.transform(self._df) if sink.transform else self._df
+    def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
+        from pyspark import InheritableThread
 
-    def _collect(self, task: SinkTask) -> list[Ack]:
-        rows = with_row_hash(self._written(task.sink)).mapInArrow(task, ACK_SCHEMA).collect()
-        return [Ack.from_json(row.ack) for row in rows]
+        return InheritableThread(target=target, args=args)
+
+
+def offsets_in(log: str) -> tuple[str, ...]:
+    """The sources' offsets in a file of Spark's offset log: below its version and the batch's settings, a line each."""
+    return tuple(log.split("\n")[2:])
 
 
 @contextmanager
@@ -145,27 +191,3 @@ def _persisted(df: DataFrame) -> Iterator[None]:
         yield
     finally:
         df.unpersist()
-
-
-def _side_by_side(calls: Mapping[str, Callable[[], list[Ack]]]) -> dict[str, list[Ack]]:
-    """Run the calls in threads that inherit the query's job group, so that query.stop() cancels them. Raises the first
-    error after all have ended."""
-    from pyspark import InheritableThread
-
-    results: dict[str, list[Ack]] = {}
-    errors: list[BaseException] = []
-
-    def run(name: str, call: Callable[[], list[Ack]]) -> None:
-        try:
-            results[name] = call()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [InheritableThread(target=run, args=item) for item in calls.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results

@@ -52,6 +52,7 @@ class CheckpointConfig:
     retained_checkpoints: complete checkpoints kept in storage; at least 2.
     externalized_cleanup: what `CheckpointCoordinator.cancel` does with the checkpoints in storage.
     storage: where complete checkpoints are recorded; the coordinator's own argument does the same.
+    checkpoint_location: Spark's own, as `CheckpointCoordinator.write_stream` sets it; needed with Spark Connect.
     state_backend: where Spark keeps the state of aggregations and joins; None leaves the session's setting.
     max_concurrent_checkpoints: 1, since foreachBatch returns only when all of a batch is visible: that allows replay.
     unaligned: False. A micro-batch ends at one barrier for all partitions, so it is always aligned.
@@ -69,6 +70,7 @@ class CheckpointConfig:
     retained_checkpoints: int = 3
     externalized_cleanup: ExternalizedCheckpointCleanup = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
     storage: str | None = None
+    checkpoint_location: str | None = None
     state_backend: StateBackend | None = None
     max_concurrent_checkpoints: int = 1
     unaligned: bool = False

@@ -16,8 +16,9 @@ import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from coordinator import decisions, guarantee
-from coordinator.batch import MicroBatch, Sink, SparkBatch
+from coordinator.batch import MicroBatch, Sink
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup
+from coordinator.connect import batch_of, departure
 from coordinator.deadline import deadline
 from coordinator.decisions import Call, Complete, Participant
 from coordinator.errors import (
@@ -64,6 +65,7 @@ class CheckpointCoordinator:
         config: CheckpointConfig | None = None,
         listeners: Sequence[CheckpointListener] = (),
     ) -> None:
+        self._made_of = (job, sinks, storage, config, listeners)
         names = [sink.name for sink in sinks]
         if not job:
             raise ValueError("a job needs a name: it is how a restarted driver finds its checkpoints again")
@@ -89,17 +91,19 @@ class CheckpointCoordinator:
         self._one_at_a_time = threading.RLock()
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
-        """`df.writeStream` into this coordinator, with the trigger and the state backend of the config. Set the option
-        checkpointLocation, and start it."""
+        """`df.writeStream` into this coordinator, with the trigger, the state backend and the checkpointLocation of the
+        config. Without one there, set the option checkpointLocation; then start it."""
         for key, value in self.config.spark_conf.items():
             df.sparkSession.conf.set(key, value)
         writer = df.writeStream.foreachBatch(self)
+        if self.config.checkpoint_location:
+            writer = writer.option("checkpointLocation", self.config.checkpoint_location)
         interval = self.config.interval
         return writer if interval is None else writer.trigger(processingTime=f"{interval * 1000:.0f} milliseconds")
 
     # ------------------------------------------------------------------ the protocol
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        self.process(SparkBatch(df, batch_id, shared=len(self.sinks) > 1))
+        self.process(batch_of(df, batch_id, self.config.checkpoint_location, shared=len(self.sinks) > 1))
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
@@ -520,6 +524,9 @@ class CheckpointCoordinator:
                 except Exception:
                     logger.warning("sink %r could not be closed", name, exc_info=True)
             self._store.storage.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return departure(type(self), self._made_of)
 
     def __enter__(self) -> CheckpointCoordinator:
         return self

@@ -1,0 +1,142 @@
+"""Spark Connect: the coordinator travels to the server, and there finds out about its batches.
+
+The server starts a Python worker for each start of a query, unpickles the coordinator in it, and calls it there. The
+worker has a Connect session to its own server, and no JVM, no SparkContext, no local properties. Sources:
+pyspark/sql/connect/streaming/worker/foreach_batch_worker.py, and StreamingForeachBatchHelper.scala of the server.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from coordinator import guarantee
+from coordinator.batch import DataFrameBatch, MicroBatch, Sink, SparkBatch, offsets_in
+from coordinator.decisions import BatchFacts
+from coordinator.errors import CheckpointError
+from sinks.task import with_row_hash
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from coordinator.coordinator import CheckpointCoordinator
+
+
+def batch_of(df: DataFrame, batch_id: int, location: str | None, *, shared: bool) -> MicroBatch:
+    """The batch, in the kind of session that this process has. `location`: the query's checkpointLocation."""
+    from pyspark.sql import is_remote
+
+    if is_remote() and location:
+        return ConnectBatch(df, batch_id, location, shared=shared)
+    return SparkBatch(df, batch_id, shared=shared)
+
+
+class ConnectBatch(DataFrameBatch):
+    """A batch of a streaming query of a Spark Connect session, in the server's worker for foreachBatch.
+
+    The query is the one whose id is in the checkpointLocation's `metadata`; offsets are read from its offset log, where
+    Spark has written them before it calls foreachBatch. Spark reads both, so any file system of the server will do. Its
+    jobs carry the query's run id as a tag.
+    """
+
+    def __init__(self, df: DataFrame, batch_id: int, location: str, *, shared: bool = False) -> None:
+        from pyspark.errors import AnalysisException
+
+        super().__init__(df, shared=shared)
+        session = df.sparkSession
+        try:
+            metadata, log = _read(df, location, "metadata", f"offsets/{batch_id}")
+        except AnalysisException as error:
+            raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=error)) from error
+        query_id = json.loads(metadata)["id"]
+        query = session.streams.get(query_id)
+        if query is None:
+            why = f"it belongs to query {query_id}, which does not run in this session"
+            raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why))
+        self.run_id: str = query.runId
+        self.facts = BatchFacts(batch_id, query_id, offsets_in(log))
+        self._query = query
+
+    @property
+    def active(self) -> bool:
+        return bool(self._query.isActive)
+
+    def partitions(self, sink: Sink) -> int:
+        with self._computed_once():
+            return len(with_row_hash(self._written(sink)).mapInArrow(_one_row, "one int").collect())
+
+    def cancel(self) -> None:
+        self._df.sparkSession.interruptTag(self.run_id)
+
+    def weaknesses(self) -> list[str]:
+        plan = io.StringIO()
+        with redirect_stdout(plan):
+            self._query.explain(extended=True)
+        socket = re.search(r"StreamingDataSourceV2\w*\[.*?\] (\w*Socket\w*\[.*?\])", plan.getvalue())
+        return guarantee.of_source("TextSocketMicroBatchStream", socket[1]) if socket else []
+
+    @contextmanager
+    def _tagged(self) -> Iterator[None]:
+        session = self._df.sparkSession
+        session.addTag(self.run_id)
+        try:
+            yield
+        finally:
+            session.removeTag(self.run_id)
+
+    def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
+        from pyspark import InheritableThread
+
+        return InheritableThread(target=target, args=args, session=self._df.sparkSession)
+
+
+_NOT_THE_LOCATION = (
+    "CheckpointConfig.checkpoint_location is {location!r}, but the running query has another one: {why}. "
+    "Start the query with coordinator.write_stream(df).start(), which sets it from there."
+)
+
+
+def _read(df: DataFrame, location: str, *files: str) -> list[str]:
+    """The texts of files in a folder that the server can reach; its name may hold what Spark takes for a pattern."""
+    folder = re.sub(r"([\\*?\[\]{}])", r"\\\1", location.rstrip("/"))
+    paths = [f"{folder}/{file}" for file in files]
+    rows = df.sparkSession.read.text(paths, wholetext=True).select("value", "_metadata.file_path").collect()
+    return [next(row.value for row in rows if row.file_path.endswith(f"/{file}")) for file in files]
+
+
+def _one_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        pass
+    yield pa.RecordBatch.from_pylist([{"one": 1}], schema=pa.schema([("one", pa.int32())]))
+
+
+# ---------------------------------------------------------------------- the way to the server
+def departure(kind: type[CheckpointCoordinator], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a coordinator's `__reduce__` answers: it is made anew, from the same arguments. Transforms travel beside
+    their sinks, whose own pickle leaves them out, since tasks do without."""
+    return _arrival, (kind, arguments, [sink.transform for sink in arguments[1]])
+
+
+def _arrival(kind: type[CheckpointCoordinator], arguments: Any, transforms: Sequence[Any]) -> CheckpointCoordinator:
+    _, sinks, storage, config, _ = arguments
+    if config is None or config.checkpoint_location is None:
+        raise CheckpointError(
+            "with Spark Connect the coordinator cannot ask Spark for the query's checkpointLocation: name it in "
+            "CheckpointConfig(checkpoint_location='…') and start with coordinator.write_stream(df).start()"
+        )
+    storage = storage or config.storage
+    if getattr(storage, "uri", storage).startswith("memory:"):
+        raise CheckpointError(
+            "with Spark Connect checkpoints cannot be recorded in memory:, which is gone with the worker that the "
+            "server starts for each run of the query; use a file:///… that the server can reach, or a database"
+        )
+    for sink, transform in zip(sinks, transforms, strict=True):
+        sink.transform = transform
+    return kind(*arguments)

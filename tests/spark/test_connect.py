@@ -1,0 +1,207 @@
+"""The protocol through a Spark Connect server: foreachBatch runs in a Python worker of the server."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import CheckpointConfig, CheckpointListener, Step
+from examples.custom_sink import FileSink
+from sinks.postgres import PostgresSink
+from sinks.testing import Hooked
+from sinks.testing.driver import die
+from tests.spark.connect import ConnectJob, ConnectServer
+from tests.spark.job import KILLED, KillGroupAt, Once, end_group, write_input
+from tests.spark.test_postgres import LEFT, query
+from tests.spark.test_spark import ROCKSDB, assert_exactly_once, count_by_remainder, linger, visible, withdraw_one
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    with ConnectServer(tmp_path_factory.mktemp("connect")) as server:
+        yield server
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> FileSink:
+    (tmp_path / "rows").mkdir()
+    return FileSink(tmp_path / "rows")
+
+
+@dataclass
+class CallAt(CheckpointListener):
+    step: Step
+    checkpoint_id: int
+    hook: Callable[[], None]
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if step is self.step and checkpoint_id == self.checkpoint_id:
+            self.hook()
+
+
+def small_ids(df: Any) -> Any:
+    return df.filter("id < 5000").selectExpr("id", "upper(name) AS name")
+
+
+def test_two_sinks_of_their_own_shape(tmp_path: Path, sink: FileSink, server: ConnectServer, pg_database: str) -> None:
+    ids = write_input(tmp_path / "input")
+    table = PostgresSink(pg_database, "orders", create_table=True)
+    job = ConnectJob(tmp_path, [sink, table], url=server.url, transforms={table.name: small_ids})
+    assert job.run() == 0, job.output()
+    assert_exactly_once(sink, ids)
+    assert Counter(query(pg_database, "SELECT id, name = upper(name) FROM orders")) == Counter(
+        (id, True) for id in ids if id < 5000
+    )
+    assert query(pg_database, LEFT) == []
+
+
+def wait_for(what: Callable[[], object], timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@dataclass
+class Blocked:
+    """Tells that it was reached, and goes on when it is let go."""
+
+    folder: Path
+
+    def __call__(self) -> None:
+        (self.folder / "reached").touch()
+        wait_for((self.folder / "let-go").exists, 100)
+        (self.folder / "went-on").touch()
+
+
+def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_database: str) -> None:
+    """SIGKILL to the server and its workers, after pre-commit. Then to the server alone: its worker, a zombie that has
+    decided its checkpoint, goes on beside the next run."""
+    ids = write_input(tmp_path / "input")
+    sink = PostgresSink(pg_database, "orders", create_table=True)
+
+    def start(*listeners: CheckpointListener) -> ConnectJob:
+        return ConnectJob(tmp_path, [sink], url=server.url, listeners=listeners)
+
+    client = start(KillGroupAt(Step.PRE_COMMITTED, 0)).start()
+    assert server.process.wait(60) == KILLED
+    end_group(client)
+    assert len(query(pg_database, LEFT)) == 3
+
+    server.start()
+    client = start(CallAt(Step.COMPLETE, 1, Blocked(tmp_path))).start()
+    wait_for((tmp_path / "reached").exists)
+    group = server.process
+    server.process.kill()
+    end_group(client)
+    server.start()
+    try:
+        job = start(CallAt(Step.TRIGGERED, 2, (tmp_path / "let-go").touch))
+        assert job.run() == 0, job.output()
+        assert (tmp_path / "went-on").exists()
+    finally:
+        end_group(group)
+    assert Counter(id for (id,) in query(pg_database, "SELECT id FROM orders")) == Counter(ids)
+    assert query(pg_database, LEFT) == []
+
+
+def test_worker_killed_in_a_stateful_query(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
+    """R10: the restart has nothing to write for that batch, yet Spark needs it to run for the state store."""
+    ids = write_input(tmp_path / "input", batches=2)
+
+    def job(*listeners: CheckpointListener) -> ConnectJob:
+        options: Any = {"shape": count_by_remainder, "output_mode": "update", "conf": ROCKSDB}
+        return ConnectJob(tmp_path, [sink], url=server.url, listeners=listeners, **options)
+
+    killed = job(CallAt(Step.DONE, 0, die))
+    assert killed.run() == 1
+    assert "Python worker exited unexpectedly" in killed.output()
+    last = job()
+    assert last.run() == 0, last.output()
+    final: dict[int, int] = {}
+    for row in visible(sink):
+        final[row["key"]] = max(final.get(row["key"], 0), row["count"])
+    assert final == Counter(id % 10 for id in ids)
+    assert len(visible(sink)) == 2 * 10, "each of the two checkpoints emits each key once"
+    assert list(sink.in_doubt("spark-job")) == []
+
+
+def test_client_killed_while_the_query_goes_on(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
+    ids = write_input(tmp_path / "input")
+    job = ConnectJob(tmp_path, [sink], url=server.url, listeners=[CallAt(Step.COMPLETE, 1, Blocked(tmp_path))])
+    client = job.start()
+    wait_for((tmp_path / "reached").exists)
+    end_group(client)
+    (tmp_path / "let-go").touch()
+    wait_for((tmp_path / "spark" / "commits" / "2").exists)
+    assert_exactly_once(sink, ids)
+
+
+def test_worker_killed_and_a_transaction_lost(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
+    """The replay under Connect: the layout is counted, the lost partition written again."""
+    ids = write_input(tmp_path / "input", batches=2)
+    assert ConnectJob(tmp_path, [sink], url=server.url, listeners=[CallAt(Step.COMPLETE, 0, die)]).run() == 1
+    assert visible(sink) == []
+    withdraw_one(sink.folder)
+    job = ConnectJob(tmp_path, [sink], url=server.url)
+    assert job.run() == 0, job.output()
+    assert_exactly_once(sink, ids)
+
+
+def test_checkpoint_that_expires_is_cancelled_on_the_server(
+    tmp_path: Path, sink: FileSink, server: ConnectServer
+) -> None:
+    ids = write_input(tmp_path / "input", batches=1)
+    hooked = Hooked(sink, "pre_commit", hook=Once(tmp_path / "lingered", linger))
+    config = CheckpointConfig(timeout=4, tolerable_failed_checkpoints=1)
+    job = ConnectJob(tmp_path, [hooked], url=server.url, config=config)
+    assert job.run(60) == 0, job.output()
+    assert (tmp_path / "lingered").exists()
+    assert_exactly_once(sink, ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"location": None}, "name it in CheckpointConfig(checkpoint_location='…')"),
+        ({"location": "elsewhere"}, "but the running query has another one"),
+        ({"storage": "memory:refused"}, "with Spark Connect checkpoints cannot be recorded in memory:"),
+    ],
+    ids=["no location", "another location", "memory"],
+)
+def test_refused(tmp_path: Path, sink: FileSink, server: ConnectServer, options: dict[str, Any], message: str) -> None:
+    write_input(tmp_path / "input", batches=1)
+    job = ConnectJob(tmp_path, [sink], url=server.url, **options)
+    assert job.run() == 1
+    assert message in job.output()
+    assert visible(sink) == []
+
+
+def test_a_source_without_replay_is_seen(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as lines:
+        lines.settimeout(60)
+        port = lines.getsockname()[1]
+
+        def source(spark: Any) -> Any:
+            reader = spark.readStream.format("socket").option("host", "127.0.0.1")
+            return reader.option("port", port).load().selectExpr("length(value) AS id")
+
+        config = CheckpointConfig(require="exactly-once")
+        job = ConnectJob(tmp_path, [sink], url=server.url, source=source, config=config)
+        client = job.start()
+        try:
+            connection, _ = lines.accept()
+            connection.sendall(b"one line\n")
+            assert client.wait(60) == 1
+            connection.close()
+        finally:
+            end_group(client)
+    assert "is to be exactly-once, but is not: the source Socket" in job.output()
+    assert visible(sink) == []
