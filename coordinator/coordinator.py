@@ -183,6 +183,7 @@ class CheckpointCoordinator:
         rounds = self._store.load_newest()
         self._newest = Complete(rounds) if rounds else None
         self._tell(Step.LOADED, checkpoint=self._newest.checkpoint_id if self._newest else -1, rounds=len(rounds))
+        self._require_newest("commit")  # R14: what was put after a restore may have been read
         if self._newest:
             unknown = sorted({c.sink for c in self._newest.every_committable()} - set(self.sinks))
             if unknown:

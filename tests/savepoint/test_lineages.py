@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from coordinator import Step
 from coordinator.errors import Superseded
 from coordinator.records import CheckpointStore, Record
 from sinks.testing.conformance import ids
-from tests.protocol.play import HookedStorage, Job
+from tests.protocol.play import CrashError, HookedStorage, Job, crash_at
 
 
 @pytest.fixture
@@ -51,6 +52,20 @@ def test_r14_a_driver_that_put_its_record_unseen_by_a_restore_does_not_commit_it
     assert job.visible() == Counter(ids(job.input[:1]))
     job.run()
     job.assert_exactly_once()
+
+
+def test_r14_a_record_that_a_restore_has_not_seen_is_not_committed_by_who_loads_it(job: Job) -> None:
+    """Found by docs/model with -DRESTORE=1 -DR14LOAD=0."""
+    other = job.coordinator()
+    other.process(job.query().batch(0, "other"))
+    base = base_of(job)
+    storage = HookedStorage(job.storage, "put_if_absent", f"{1:020d}.", lambda: restore(job, base))
+    crashing = job.coordinator(storage=storage, listeners=[crash_at(Step.COMPLETE, 1)])
+    with pytest.raises(CrashError):
+        crashing.process(job.query().batch(1, "crashing"))
+    with pytest.raises(Superseded):
+        other.process(job.query().batch(2, "other"))
+    assert job.visible() == Counter(ids(job.input[:1]))
 
 
 def test_r14_a_restore_sees_the_record_of_a_driver_that_commits_it(job: Job) -> None:
