@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | clean. Each sets up .venv first, once, and again only when pyproject.toml changed.
+# make demo | test | lint | bench | chaos | clean. Each sets up .venv first, once, and again only when pyproject.toml changed.
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
@@ -9,7 +9,7 @@ READY := .venv/.ready
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: demo test lint bench clean java
+.PHONY: demo test lint bench chaos clean java
 .DEFAULT_GOAL := test
 
 demo: java $(READY)
@@ -20,6 +20,9 @@ test: java $(READY)
 
 bench: java $(READY)
 	@for system in $(BENCH); do $(BIN)/python -m benchmarks.$$system $(ARGS) || exit 1; done
+
+chaos: java $(READY)
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check

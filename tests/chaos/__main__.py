@@ -1,0 +1,92 @@
+"""Run rounds of chaos until the time is up, and write what they found into the results file; or print its tables."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.chaos import ledger
+from tests.chaos.bugs import BUGS
+from tests.chaos.faults import KINDS
+from tests.chaos.rigs import MODES, Services, targets
+from tests.chaos.supervisor import Result, Round
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: no violation (with --bug: one was found); 1: the contrary."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--sink", choices=MODES, action="append", help="may be repeated; default: each in turn")
+    parser.add_argument("--mode", action="append", help="prepared, staged, upsert, xa, append …; default: each in turn")
+    parser.add_argument("--minutes", type=float, default=5.0, help="no round starts after so long")
+    parser.add_argument("--rounds", type=int, default=10**9, help="or after so many rounds")
+    parser.add_argument("--seed", default="1", help="of plans and rows; a second call with the same seed goes on")
+    parser.add_argument("--batches", type=int, default=40, help="checkpoints in a round")
+    parser.add_argument("--results", type=Path, default=Path("build/chaos.jsonl"), help="grows by a line a round")
+    parser.add_argument(
+        "--fault", choices=KINDS, action="append", default=[], help="only faults of this kind; may be repeated"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the folder of a round with a violation")
+    parser.add_argument("--bug", choices=BUGS, help="switch on a deliberate bug, and stop when it is found")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of a results file, and stop")
+    options = parser.parse_args(arguments)
+    if options.report:
+        print(ledger.report(ledger.load(options.report)))
+        return 0
+    rigs = [(s, m) for s in options.sink or MODES for m in MODES[s] if not options.mode or m in options.mode]
+    if not rigs:
+        parser.error(f"no such mode; there are {dict(MODES)}")
+    found = run(rigs, options)
+    return int(found != (options.bug is not None))
+
+
+def run(rigs: list[tuple[str, str]], options: argparse.Namespace) -> bool:
+    """Whether there was a violation."""
+    known = [(line["sink"], line["mode"], line["seed"]) for line in ledger.load(options.results)]
+    deadline, violated, number = time.monotonic() + options.minutes * 60, False, 0
+    with Services() as services:
+        for _ in range(options.rounds):
+            if time.monotonic() > deadline:
+                break
+            sink, mode = rigs[number % len(rigs)]
+            seed = f"{options.seed}/{sink}/{mode}/{number // len(rigs)}"
+            number += 1
+            if (sink, mode, seed) in known and not options.bug:
+                continue
+            result = one(services, sink, mode, seed, options)
+            if not options.bug:
+                ledger.append(options.results, result.to_json())
+            _say(result)
+            violated |= bool(result.violations)
+            if violated and options.bug:
+                break
+    return violated
+
+
+def one(services: Services, sink: str, mode: str, seed: str, options: argparse.Namespace) -> Result:
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    try:
+        with targets(services, sink, mode) as fresh:
+            result = Round(sink, mode, fresh, folder, seed, options.batches, options.bug, options.fault).run()
+        if result.violations and options.keep:
+            folder = Path(shutil.copytree(folder, Path("build") / folder.name).parent / "nothing")
+        return result
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say(result: Result) -> None:
+    print(
+        f"{result.sink} {result.mode} seed {result.seed}: {result.kills.total()} kills, {result.faults.total()} other "
+        f"faults, {result.checkpoints} checkpoints, {result.rows} rows, {result.seconds:.0f} s",
+        flush=True,
+    )
+    for violation in result.violations:
+        print(f"  VIOLATION {violation}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""One life of a driver without Spark: real protocol, sinks and storage over a `LocalQuery`, in a process of its own.
+
+Processes are forked from a server that has imported everything and opened nothing, so that a life costs milliseconds
+before its first step. A process has no other way to end than any driver: it returns, it fails, or it is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import coordinator.storage.objects
+import coordinator.storage.sql  # noqa: F401
+import sinks.kafka
+import sinks.mysql
+import sinks.postgres  # noqa: F401
+from coordinator import CheckpointConfig, CheckpointCoordinator
+from coordinator.storage import open_storage
+from sinks.base import TwoPhaseCommitSink
+from sinks.task import Ack, SinkTask
+from sinks.testing.conformance import SCHEMA
+from sinks.testing.local import LocalBatch, LocalQuery, Partitions
+from tests.chaos import bugs, faults
+from tests.chaos.faults import Fault, Injector, WatchedSink, WatchedStorage
+
+CHECKPOINT = 100_000
+"""A row's id is checkpoint * 100,000 + partition * 1,000 + number."""
+PARTITIONS = 3
+_LIMIT = 150
+"""Seconds after which a driver that nobody watches any more ends itself."""
+
+
+@dataclass(frozen=True)
+class Input(Sequence[Partitions]):
+    """`batches` micro-batches of three partitions with up to 40 rows, now and then one without any, made from a seed:
+    the same for every driver. With `hot`, each partition with rows updates one key of its own in every checkpoint (its
+    id is negative, its amount the checkpoint), besides the rows whose keys come once."""
+
+    seed: str
+    batches: int
+    hot: bool = False
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __getitem__(self, n: Any) -> Partitions:
+        if not 0 <= n < self.batches:
+            raise IndexError(n)
+        rng = random.Random(f"{self.seed}/{n}")
+        return [self._partition(n, p, rng.choice((0, 3, 10, 40)) if p else 7) for p in range(PARTITIONS)]
+
+    def _partition(self, n: int, partition: int, count: int) -> pa.Table:
+        ids = [n * CHECKPOINT + partition * 1000 + i for i in range(count)]
+        amounts = [i + 0.5 for i in range(count)]
+        if self.hot:
+            ids, amounts = [-1 - partition, *ids], [float(n), *amounts]
+        return pa.table([ids, [f"user-{id}" for id in ids], amounts], schema=SCHEMA)
+
+    def ids(self) -> list[list[int]]:
+        """By checkpoint, without the hot keys."""
+        return [[id for table in batch for id in table["id"].to_pylist() if id >= 0] for batch in self]
+
+
+@dataclass(frozen=True)
+class Life:
+    """All that a driver is started with. `folder` plays the checkpointLocation."""
+
+    job: str
+    sinks: Sequence[TwoPhaseCommitSink[Any]]
+    storage: str
+    folder: Path
+    input: Input
+    config: CheckpointConfig
+    faults: Sequence[Fault] = ()
+    bug: str | None = None
+
+
+def live(life: Life, connection: Connection) -> None:
+    signal.alarm(_LIMIT)
+    log = os.open(life.folder / "driver.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s", force=True)
+    logging.raiseExceptions = False  # the log is on the full disk too
+    faults.here = Injector(connection, life.faults)
+    try:
+        bugs.switch_on(life.bug)
+        sinks = [WatchedSink(sink) for sink in life.sinks]
+        storage = WatchedStorage(open_storage(life.storage))
+        with CheckpointCoordinator(life.job, sinks, storage, life.config, [faults.here]) as coordinator:
+            _Query(life.folder, life.input).run(coordinator)
+    except Exception as error:
+        logging.exception("the driver fails")
+        faults.here.failed(error)
+        os._exit(1)
+    os._exit(0)
+
+
+class _Query(LocalQuery):
+    def batch(self, n: int, run_id: str) -> LocalBatch:
+        batch = super().batch(n, run_id)
+        return _Batch(batch.facts, run_id, self.input[n])
+
+
+class _Batch(LocalBatch):
+    """Hands other rows to a replay than to the first writing, when the fault `source` says so: as a query with the
+    current time or a changing lookup in it would."""
+
+    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
+        if faults.here and faults.here.unfaithful and any(task.round for task in tasks.values()):
+            self._partitions = [table.slice(0, table.num_rows - 1) for table in self._partitions]
+        return super().run(tasks)
+
+
+Input("", 1)[0]  # makes pyarrow load what it loads late (pandas), before the fork

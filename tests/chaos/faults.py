@@ -1,0 +1,229 @@
+"""Faults: where they strike, how they are chosen, and what strikes them inside the driver."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from coordinator import CheckpointListener, Step
+from coordinator.storage import CheckpointStorage
+from sinks.testing.driver import Hooked
+
+STEPS = tuple(step.name for step in Step)
+REPLAY_STEPS = ("REPLAYING", "REPLAY_PRE_COMMITTED", "REPLAY_COMPLETE")
+SINK_CALLS = ("open", "begin_transaction", "write", "pre_commit", "validate_all", "commit", "commit_all", "abort",
+              "in_doubt", "close")  # fmt: skip
+STORAGE_CALLS = ("put_if_absent", "get", "list", "delete")
+CALLS = tuple(f"{call}:{when}" for call in (*SINK_CALLS, *STORAGE_CALLS) for when in ("before", "after"))
+POINTS = tuple(step for step in STEPS if step not in (*REPLAY_STEPS, "FAILED")) + CALLS
+"""Where a driver tells its supervisor that it is: after a protocol step, before or after a call of sink or storage."""
+
+DECIDED = ("PRE_COMMITTED", "VALIDATED", "COMPLETE", "COMMITTING")
+"""Where an operator's rollback or a time-out leads to a replay."""
+
+_RACES = ("GENERATION_CLAIMED", "put_if_absent:before", "put_if_absent:after", "COMPLETE", "COMMITTED")
+"""Where a second driver is when the first one goes on."""
+
+WORLD = ("crash", "cut", "delay", "half-open", "operator", "expire", "second")
+"""Faults that the supervisor performs while the driver waits at the point; all others the driver does to itself."""
+
+KINDS = ("kill", "stop", *WORLD, "disk", "clock", "source")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind` strikes when the driver comes to `point` ("": any point) for the `nth` time in its life. Kinds:
+
+    kill         SIGKILL to the driver (with `nth` 0: `seconds` after its start, or after `point`, wherever it is then)
+    stop         SIGSTOP; another driver starts, and `seconds` later, or when that comes to the point `until`, this one
+                 goes on as a zombie
+    crash        SIGKILL to the server, which starts again
+    cut          all connections to the server end
+    delay        every packet takes some milliseconds longer
+    half-open    what is sent on the connections of now vanishes, and nobody is told
+    operator     somebody rolls back one of the job's pre-committed transactions
+    expire       the server's own time-out rolls all of them back (Kafka)
+    disk         no file can grow beyond `amount` bytes: the storage's disk is full
+    clock        the driver's wall clock jumps by `amount` seconds
+    source       from now on a replay gets other rows than the first time
+    second       another driver of the same job starts beside this one
+    """
+
+    kind: str
+    point: str = ""
+    nth: int = 1
+    seconds: float = 0.0
+    amount: int = 0
+    until: str = ""
+
+
+def plan(rng: random.Random, worlds: Mapping[str, int], only: Sequence[str] = ()) -> list[Fault]:
+    """The faults of one driver's life. `worlds`: the kinds beside kill and stop that fit the rig, with their weights.
+    `only`: no other kinds than these."""
+    worlds = {kind: weight for kind, weight in worlds.items() if not only or kind in only}
+    faults: list[Fault] = []
+    if worlds and rng.random() < 0.3:
+        (kind,) = rng.choices(list(worlds), list(worlds.values()))
+        faults += _world(rng, kind)
+    if not only or "stop" in only:
+        stops = 0.15 if not only or "kill" in only else 1.0
+        if rng.random() < stops:
+            return [*faults, _stop(rng)]
+    if not only or "kill" in only:
+        faults += _kills(rng, replay=any(fault.kind in ("operator", "expire") for fault in faults))
+    return faults
+
+
+def _kills(rng: random.Random, replay: bool) -> list[Fault]:
+    """At a point, and at a random time in case it does not come there; now and then nowhere."""
+    draw = rng.random()
+    if draw > 0.99:
+        return []
+    since = rng.choice(("", "TRIGGERED", "TRIGGERED", "TRIGGERED"))
+    timed = Fault("kill", since, nth=0, seconds=rng.choice((0.05, 0.2, 1.0)) * rng.uniform(0.0, 1.0))
+    if replay and draw < 0.6:
+        return [Fault("kill", rng.choice(REPLAY_STEPS)), timed]
+    if draw < 0.65:
+        return [Fault("kill", rng.choice(POINTS), _nth(rng)), timed]
+    if draw < 0.85:
+        return [Fault("kill", "", rng.randint(1, 200)), timed]
+    return [timed]
+
+
+def _stop(rng: random.Random) -> Fault:
+    """Half of them before a put: a driver that decides late."""
+    point, nth = rng.choice(((rng.choice(POINTS), _nth(rng)), ("put_if_absent:before", rng.choice((1, 2, 3)))))
+    seconds = rng.choice((0.1, 0.4, 1.5)) * rng.uniform(0.5, 1.0)
+    return Fault("stop", point, nth, seconds, until=rng.choice(("", *_RACES)))
+
+
+def _nth(rng: random.Random) -> int:
+    return rng.choice((1, 1, 2, 3))
+
+
+def _world(rng: random.Random, kind: str) -> list[Fault]:
+    nth = _nth(rng)
+    if kind in ("operator", "expire"):
+        return [Fault(kind, rng.choice(DECIDED), nth)]
+    if kind == "source":
+        return [Fault("source", "GENERATION_CLAIMED"), Fault("operator", rng.choice(DECIDED), nth)]
+    amount = {"disk": rng.choice((0, 100, 600)), "clock": rng.choice((-1, 1)) * rng.randint(1, 10**7)}.get(kind, 0)
+    return [Fault(kind, rng.choice(POINTS), nth, amount=amount)]
+
+
+# ---------------------------------------------------------------------- inside the driver
+class Injector(CheckpointListener):
+    """Tells the supervisor where its driver is, and strikes the faults of this life. `group`: the driver has a process
+    group of its own, which dies with it."""
+
+    def __init__(self, connection: Connection, faults: Sequence[Fault], group: bool = False) -> None:
+        self._connection, self._faults, self._group = connection, list(faults), group
+        self._lock = threading.Lock()
+        self._times: Counter[str] = Counter()
+        self.unfaithful = False
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        self.at(step.name)
+
+    def at(self, point: str) -> None:
+        with self._lock:
+            self._tell("at", point, time.monotonic())
+            self._times[point] += 1
+            self._times[""] += 1
+            due = [f for f in self._faults if f.nth and f.point in (point, "") and self._times[f.point] == f.nth]
+            for fault in due:
+                self._strike(fault)
+
+    def _tell(self, *message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:
+            os._exit(3)  # the supervisor is gone
+
+    def _strike(self, fault: Fault) -> None:
+        self._tell("fired", fault)
+        if fault.kind in WORLD:
+            self._connection.recv()
+        elif fault.kind == "kill":
+            os.killpg(0, signal.SIGKILL) if self._group else os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.kind == "stop":
+            os.killpg(0, signal.SIGSTOP) if self._group else os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.kind == "disk":
+            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (fault.amount, hard))
+        elif fault.kind == "clock":
+            _set_clock(fault.amount)
+        elif fault.kind == "source":
+            self.unfaithful = True
+
+    def failed(self, error: BaseException) -> None:
+        with self._lock:
+            self._tell("error", type(error).__name__, str(error)[:500])
+
+
+here: Injector | None = None
+"""That of this process, if it is a driver's: sinks are pickled on their way to the tasks, so it cannot hang on them."""
+
+
+def at(point: str) -> None:
+    if here is not None:
+        here.at(point)
+
+
+def _set_clock(offset: float, real: Any = time.time, real_ns: Any = time.time_ns) -> None:
+    time.time = lambda: real() + offset
+    time.time_ns = lambda: real_ns() + int(offset * 1e9)
+
+
+class WatchedSink(Hooked):
+    """Says where it is before and after every call."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner, method="")
+
+    def _call(self, method: str, *args: Any) -> Any:
+        at(f"{method}:before")
+        result = getattr(self.inner, method)(*args)
+        if method == "in_doubt":
+            result = list(result)
+        at(f"{method}:after")
+        return result
+
+
+class WatchedStorage(CheckpointStorage):
+    """Says where it is before and after every call."""
+
+    def __init__(self, inner: CheckpointStorage) -> None:
+        self.inner, self.uri = inner, inner.uri
+
+    def _call(self, method: str, *args: Any) -> Any:
+        at(f"{method}:before")
+        result = getattr(self.inner, method)(*args)
+        at(f"{method}:after")
+        return result
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        return bool(self._call("put_if_absent", key, value))
+
+    def get(self, key: str) -> bytes | None:
+        value: bytes | None = self._call("get", key)
+        return value
+
+    def list(self, prefix: str) -> list[str]:
+        keys: list[str] = self._call("list", prefix)
+        return keys
+
+    def delete(self, key: str) -> None:
+        self._call("delete", key)
+
+    def close(self) -> None:
+        self.inner.close()

@@ -1,0 +1,362 @@
+"""The real systems: what a job writes to, how it can be harmed from outside, and what others see there."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any
+
+import psycopg
+import pymysql
+from confluent_kafka import Consumer, TopicPartition
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
+
+from sinks.base import TwoPhaseCommitSink
+from sinks.kafka import KafkaSink
+from sinks.mysql import MySQLSink
+from sinks.mysql.server import parameters, query, quoted
+from sinks.postgres import PostgresSink
+from sinks.testing.servers.kafka import KafkaServer
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.postgres import PostgresServer
+from tests.chaos.network import Network
+from tests.kafka.play import AsRecords
+from tests.kafka.reading import read, settled
+
+Row = tuple[int, float]
+"""Id and amount."""
+
+UNREADABLE = (psycopg.Error, pymysql.Error, KafkaError, OSError, AssertionError)
+"""What reading a server raises while it is down."""
+
+LOCK_TIMEOUT = 2.0
+
+
+class System:
+    """A server of ours, which the drivers reach through a network that we can harm."""
+
+    def __init__(self, server: Any) -> None:
+        self.server, self.network = server, Network()
+
+    def connected(self, address: str) -> str:
+        """The same address through the network."""
+        host, port = self.network.target
+        return address.replace(f"{host}:{port}", f"{host}:{self.network.port}")
+
+    def crash(self) -> None:
+        self.server.kill()
+        self.server.start()
+
+    def close(self) -> None:
+        self.network.close()
+        self.server.close()
+
+
+class Target(ABC):
+    """One sink and its table or topic, fresh for a round. All but `sink` goes past the sink and past the network."""
+
+    name: str
+    system: System
+    atomic = False
+    """A checkpoint becomes visible as a whole."""
+    hot = False
+    """Upserts: see `Input`."""
+
+    @abstractmethod
+    def sink(self, rng: random.Random) -> TwoPhaseCommitSink[Any]:
+        """As the next driver gets it."""
+
+    @abstractmethod
+    def rows(self) -> Sequence[Row]:
+        """All that a reader sees now, in one snapshot where the system has such. One of `UNREADABLE` if it is down."""
+
+    def final(self) -> Sequence[Row]:
+        """`rows`, after all that is decided has been carried out."""
+        return self.rows()
+
+    @abstractmethod
+    def in_doubt(self, job: str) -> Sequence[Any]:
+        """What the system itself lists as pre-committed."""
+
+    @abstractmethod
+    def roll_back(self, job: str, rng: random.Random) -> None:
+        """An operator ends one of these, or all of a sink's."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what `rows` holds open."""
+
+
+class PostgresTarget(Target):
+    def __init__(self, system: System, dsn: str, mode: str) -> None:
+        self.system, self.dsn, self.mode = system, dsn, mode
+        self.name, self.atomic, self.hot = f"postgres_{mode}", mode != "prepared", mode == "upsert"
+        self._reader: psycopg.Connection[Any] | None = None
+
+    def sink(self, rng: random.Random) -> PostgresSink:
+        options: dict[str, Any] = {"strategy": "prepared" if self.mode == "prepared" else "staged"}
+        if self.hot:
+            options |= {"mode": "upsert", "keys": ["id"], "order_by": rng.choice(("amount", None))}
+        dsn = self.system.connected(self.dsn)
+        return PostgresSink(dsn, self.name, create_table=True, lock_timeout=LOCK_TIMEOUT, **options)
+
+    def rows(self) -> Sequence[Row]:
+        try:
+            if self._reader is None:
+                self._reader = psycopg.connect(self.dsn, autocommit=True)
+            return self._reader.execute(f"SELECT id, amount FROM {self.name}").fetchall()
+        except psycopg.errors.UndefinedTable:
+            return []
+        except psycopg.Error:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def in_doubt(self, job: str) -> list[tuple[str, str]]:
+        listing = (
+            "SELECT 'ROLLBACK PREPARED', quote_literal(gid) FROM pg_prepared_xacts WHERE database = current_database()"
+            " UNION ALL SELECT 'DROP TABLE', relname FROM pg_class"
+            " WHERE relkind = 'r' AND relname ~ '^tpc_[0-9a-f]{20}$'"
+        )
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            return connection.execute(listing).fetchall()
+
+    def roll_back(self, job: str, rng: random.Random) -> None:
+        found = self.in_doubt(job)
+        chosen = rng.sample(found, rng.choice((1, len(found)))) if found else []
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for how, what in chosen:
+                with suppress(psycopg.Error):  # it has just ended, or somebody moves it
+                    connection.execute("SET lock_timeout = '1s'")
+                    connection.execute(f"{how} {what}")
+
+
+class MySQLTarget(Target):
+    def __init__(self, system: System, dsn: str, mode: str) -> None:
+        self.system, self.dsn, self.mode = system, dsn, mode
+        self.name, self.atomic, self.hot = f"mysql_{mode}", mode != "xa", mode == "upsert"
+        self._reader: Any = None
+
+    def sink(self, rng: random.Random) -> MySQLSink:
+        options: dict[str, Any] = {"strategy": "xa" if self.mode == "xa" else "staged"}
+        if self.hot:
+            options |= {"mode": "upsert", "keys": ["id"], "order_by": rng.choice(("amount", None))}
+        dsn = self.system.connected(self.dsn)
+        return MySQLSink(dsn, self.name, create_table=True, lock_timeout=LOCK_TIMEOUT, **options)
+
+    def rows(self) -> Sequence[Row]:
+        try:
+            if self._reader is None:
+                self._reader = self._connect()
+            return [(id, amount) for id, amount in query(self._reader, f"SELECT id, amount FROM {self.name}")]
+        except pymysql.ProgrammingError:  # no such table yet
+            return []
+        except (pymysql.Error, OSError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._reader is not None:
+            with suppress(pymysql.Error, OSError):
+                self._reader.close()
+            self._reader = None
+
+    def in_doubt(self, job: str) -> list[str]:
+        with closing(self._connect()) as connection:
+            tables = query(
+                connection,
+                "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
+                " AND table_name REGEXP '^tpc_[0-9a-f]{20}$'",
+            )
+            found = [f"DROP TABLE {quoted(name)}" for (name,) in tables]
+            for form, length, _, data in query(connection, "XA RECOVER"):
+                data = data if isinstance(data, bytes) else data.encode()
+                found.append(f"XA ROLLBACK X'{data[:length].hex()}', X'{data[length:].hex()}', {form}")
+            return found
+
+    def roll_back(self, job: str, rng: random.Random) -> None:
+        found = self.in_doubt(job)
+        chosen = rng.sample(found, rng.choice((1, len(found)))) if found else []
+        with closing(self._connect()) as connection:
+            query(connection, "SET SESSION lock_wait_timeout = 1")
+            for statement in chosen:
+                with suppress(pymysql.Error):  # it has just ended, or its session still holds it
+                    query(connection, statement)
+
+    def _connect(self) -> Any:
+        return pymysql.connect(autocommit=True, charset="utf8mb4", **parameters(self.dsn))
+
+
+class KafkaTarget(Target):
+    name = "kafka"
+
+    def __init__(self, system: System, topic: str) -> None:
+        self.system, self.topic = system, topic
+        self._reader: Consumer | None = None
+        self._seen: list[Row] = []
+
+    def sink(self, rng: random.Random) -> KafkaSink:
+        bootstrap = self.system.connected(self.system.server.bootstrap)
+        return AsRecords(bootstrap, self.topic, name="kafka", transaction_timeout=rng.choice((2, 60)), timeout=10)
+
+    def rows(self) -> Sequence[Row]:
+        """What one read_committed consumer has got so far."""
+        if self._reader is None:
+            options = {
+                **self.system.server.client_options(),
+                "group.id": "reader",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "log_level": 0,
+            }
+            self._reader = Consumer(options)
+            self._reader.assign([TopicPartition(self.topic, partition, 0) for partition in range(3)])
+        for message in self._reader.consume(10_000, timeout=0.05):
+            if message.error() is None:
+                self._seen.append(_row(message.value()))
+        return self._seen
+
+    def final(self) -> Sequence[Row]:
+        settled(self.system.server.bootstrap)
+        return [_row(message.value()) for message in read(self.system.server.client_options(), self.topic)]
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def in_doubt(self, job: str) -> list[str]:
+        admin = KafkaAdminClient(bootstrap_servers=self.system.server.bootstrap)
+        try:
+            listed = admin.list_transactions(state_filters=["Ongoing"])
+            return [one.transactional_id for ones in listed.values() for one in ones]
+        finally:
+            admin.close()
+
+    def roll_back(self, job: str, rng: random.Random) -> None:
+        sink = KafkaSink(self.system.server.bootstrap, self.topic, name="kafka")
+        with closing(sink):
+            found = list(sink.in_doubt(job))
+            for identity in rng.sample(found, rng.choice((1, len(found)))) if found else []:
+                with suppress(Exception):  # committed just now
+                    sink.abort(identity)
+
+
+def _row(value: bytes | None) -> Row:
+    row = json.loads(value or b"")
+    return row["id"], row["amount"]
+
+
+class Services:
+    """Starts each server when a rig asks for it first, and stops all at the end."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._systems: dict[str, System] = {}
+
+    def __enter__(self) -> Services:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def system(self, name: str) -> System:
+        if name not in self._systems:
+            self._systems[name] = system = getattr(self, f"_{name}")()
+            self._stack.callback(system.close)
+        return self._systems[name]
+
+    def _postgres(self) -> System:
+        system = System(PostgresServer({"max_prepared_transactions": "64"}))
+        system.server.start()
+        system.network.target = ("127.0.0.1", system.server.port)
+        return system
+
+    def _mysql(self) -> System:
+        system = System(MariaDBServer())
+        system.server.start()
+        system.network.target = ("127.0.0.1", system.server.port)
+        return system
+
+    def _kafka(self) -> System:
+        """Clients connect to the address that the broker tells them, so it has to tell that of the network."""
+        system = System(None)
+        told = {
+            "advertised.listeners": f"CLIENT://127.0.0.1:{system.network.port}",
+            "inter.broker.listener.name": "CLIENT",
+        }
+        system.server = KafkaServer(told)
+        system.server.start()
+        system.network.target = ("127.0.0.1", system.server.broker().port)
+        return system
+
+
+@contextmanager
+def _postgres(services: Services, mode: str) -> Iterator[Target]:
+    system = services.system("postgres")
+    with system.server.database() as dsn, closing(PostgresTarget(system, dsn, mode)) as target:
+        yield target
+
+
+@contextmanager
+def _mysql(services: Services, mode: str) -> Iterator[Target]:
+    system = services.system("mysql")
+    with system.server.database() as dsn, closing(MySQLTarget(system, dsn, mode)) as target:
+        yield target
+
+
+@contextmanager
+def _kafka(services: Services, mode: str) -> Iterator[Target]:
+    system = services.system("kafka")
+    topic = f"chaos_{uuid.uuid4().hex[:12]}"
+    with system.server.topic(3, name=topic), closing(KafkaTarget(system, topic)) as target:
+        yield target
+
+
+MODES: Mapping[str, tuple[str, ...]] = {
+    "postgres": ("prepared", "staged", "upsert"),
+    "kafka": ("append",),
+    "mysql": ("xa", "staged", "upsert"),
+    "all": ("append", "mixed"),
+}
+"""The rigs: a sink in each of its modes, or all three in one checkpoint."""
+
+_MAKERS: Mapping[str, Callable[[Services, str], Any]] = {"postgres": _postgres, "mysql": _mysql, "kafka": _kafka}
+_ALL = {
+    "append": {"kafka": "append", "postgres": "prepared", "mysql": "xa"},
+    "mixed": {"postgres": "staged", "kafka": "append", "mysql": "staged"},
+}
+
+WORLDS = {
+    "cut": 6,
+    "delay": 2,
+    "operator": 8,
+    "disk": 4,
+    "clock": 4,
+    "source": 3,
+    "second": 4,
+    "crash": 1,
+    "half-open": 1,
+}
+"""Weights of the faults beside kills."""
+
+
+def worlds(sink: str) -> dict[str, int]:
+    return WORLDS | ({"expire": 2} if sink in ("kafka", "all") else {})
+
+
+@contextmanager
+def targets(services: Services, sink: str, mode: str) -> Iterator[list[Target]]:
+    """Fresh tables and topics for one round."""
+    parts = _ALL[mode] if sink == "all" else {sink: mode}
+    with ExitStack() as stack:
+        yield [stack.enter_context(_MAKERS[name](services, one)) for name, one in parts.items()]
