@@ -12,7 +12,8 @@ import pymysql
 from sinks.mysql import local_infile
 from sinks.mysql.encode import LoadEncoder, RowEncoder
 from sinks.mysql.failures import Writing
-from sinks.mysql.server import Server, disconnect, execute, query
+from sinks.mysql.server import Server, execute, query
+from sinks.sql.server import disconnect
 from sinks.transaction import Identity, TransactionContext
 
 

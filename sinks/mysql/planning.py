@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pymysql
 
-from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.errors import ConfigurationError
 from sinks.mysql import catalog, xa
 from sinks.mysql.catalog import Target
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.failures import describe
 from sinks.mysql.ledger import Ledger
-from sinks.mysql.merge import Merge
 from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted
 from sinks.mysql.types import mismatches, target_type
+from sinks.sql import planning
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Plan:
 
     target: Target
     ledger: Ledger
-    strategy: Literal["xa", "staged"]
+    strategy: str
     local: bool
 
     @property
@@ -47,34 +47,14 @@ class Plan:
         return LoadEncoder if self.local else InsertEncoder
 
 
-@dataclass(frozen=True)
-class Planner:
-    """The sink as the user configured it, without the connection. `place` says where the server is, for errors."""
+class Planner(planning.Planner):
+    LEDGER = Ledger
+    UNSEEN = ", or none that this user may see"
 
-    sink: str
-    table: str
-    place: str
-    wanted: Literal["auto", "xa", "staged"]
-    merge: Merge
-    create_table: bool
-    ledger: str
-
-    def check(self, connection: Connection, schema: pa.Schema) -> Plan:
-        """Find the table (or create it) and see whether it can take rows of `schema`. Raises ConfigurationError
-        (SchemaMismatch if it is only about columns) with all reasons at once."""
+    def check(self, connection: Connection, batch: pa.Schema) -> Plan:
         self._refuse_old(connection)
-        schema_name, name = catalog.locate(connection, self.table)
-        target = catalog.describe(connection, schema_name, name)
-        if target is None:
-            target = self._created(connection, schema_name, name, schema)
-        written = self.merge.written(schema.names, target.names)
-        columns = mismatches(pa.schema([field for field in schema if field.name in written]), list(target.columns))
-        others = [*self._upsert_problems(schema, target), *self._server_problems(connection, target)]
-        if columns or others:
-            kind = ConfigurationError if others else SchemaMismatch
-            reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])
-            raise kind(f"sink {self.sink!r} cannot write to table {target.label} ({self.place}):{reasons}")
-        return self._plan(connection, target)
+        plan: Plan = super().check(connection, batch)
+        return plan
 
     def _refuse_old(self, connection: Connection) -> None:
         product = "MariaDB" if is_mariadb(connection) else "MySQL"
@@ -88,55 +68,47 @@ class Planner:
                 f"{'.'.join(map(str, oldest))} or newer: in older ones a prepared XA transaction {reason}"
             )
 
-    def _created(self, connection: Connection, schema_name: str, name: str, schema: pa.Schema) -> Target:
-        if not self.create_table:
-            others = catalog.similar(connection, name)
-            hint = f" Did you mean {' or '.join(others)}?" if others else ""
-            raise ConfigurationError(
-                f"sink {self.sink!r}: there is no table {schema_name}.{name} at {self.place}, or none that this user "
-                f"may see.{hint} Create it, or let create_table=True do so"
-            )
-        if missing := [key for key in self.merge.keys if key not in schema.names]:
-            raise SchemaMismatch(f"sink {self.sink!r}: the batch has no column {', '.join(missing)}, named in keys")
+    def locate(self, connection: Connection) -> tuple[str, str]:
+        return catalog.locate(connection, self.table)
+
+    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
+        return catalog.describe(connection, schema, name)
+
+    def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
+        return catalog.similar(connection, name)
+
+    def declared(self, field: pa.Field) -> str:
+        return target_type(field.type, key=field.name in self.merge.keys)
+
+    def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
+        return mismatches(batch, target.columns)
+
+    def create(self, connection: Connection, schema: str, name: str, columns: Sequence[tuple[pa.Field, str]]) -> None:
+        keys = self.merge.keys
         declared = [
-            f"{quoted(field.name)} {self._type_of(field)} "
-            f"{'NULL' if field.nullable and field.name not in self.merge.keys else 'NOT NULL'}"
-            for field in schema
-            if field.name != self.merge.delete_marker
+            f"{quoted(field.name)} {kind} {'NULL' if field.nullable and field.name not in keys else 'NOT NULL'}"
+            for field, kind in columns
         ]
-        if self.merge.keys:
-            declared.append(f"PRIMARY KEY ({listed(self.merge.keys)})")
+        if keys:
+            declared.append(f"PRIMARY KEY ({listed(keys)})")
         collation = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"
         try:
             execute(
                 connection,
-                f"CREATE TABLE IF NOT EXISTS {quoted(schema_name, name)} ({', '.join(declared)})"
+                f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ({', '.join(declared)})"
                 f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {collation}",
             )
         except pymysql.Error as error:
             if not connection.open:
                 raise
             raise ConfigurationError(
-                f"sink {self.sink!r}: cannot create table {schema_name}.{name} at {self.place}: {describe(error)}"
+                f"sink {self.sink!r}: cannot create table {schema}.{name} at {self.place}: {describe(error)}"
             ) from error
-        logger.info("sink %r created table %s.%s", self.sink, schema_name, name)
-        target = catalog.describe(connection, schema_name, name)
-        assert target is not None
-        return target
 
-    def _type_of(self, field: pa.Field) -> str:
-        try:
-            return target_type(field.type, key=field.name in self.merge.keys)
-        except SchemaMismatch as unfit:
-            raise SchemaMismatch(f'sink {self.sink!r}: column "{field.name}": {unfit}') from None
-
-    def _upsert_problems(self, schema: pa.Schema, target: Target) -> Iterable[str]:
-        yield from self.merge.problems(schema)
+    def problems(self, connection: Connection, target: Target) -> Iterable[str]:
         keys = self.merge.keys
         if keys and not any(set(unique.columns) == set(keys) for unique in target.uniques):
             yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
-
-    def _server_problems(self, connection: Connection, target: Target) -> Iterable[str]:
         if target.engine.lower() != "innodb":
             yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
         if _setting(connection, "read_only") in ("1", "ON") and self._obeys_read_only(connection):
@@ -184,7 +156,7 @@ class Planner:
             return "the user lacks the right XA_RECOVER_ADMIN, without which nobody could find a prepared transaction"
         return None
 
-    def _strategy(self, connection: Connection) -> tuple[Literal["xa", "staged"], str]:
+    def _strategy(self, connection: Connection) -> tuple[str, str]:
         """The strategy and the reason for it."""
         if self.merge.mode == "upsert":
             return "staged", "upserts need it"
@@ -193,7 +165,7 @@ class Planner:
         reason = self._no_xa(connection)
         return ("staged", reason) if reason else ("xa", "the server and the user's rights allow it")
 
-    def _plan(self, connection: Connection, target: Target) -> Plan:
+    def plan(self, connection: Connection, target: Target, batch: pa.Schema | None) -> Plan:
         strategy, reason = self._strategy(connection)
         local = _setting(connection, "local_infile") in ("1", "ON")
         ledger = Ledger.ensure(connection, target.schema, self.ledger)
@@ -206,14 +178,6 @@ class Planner:
             "LOAD DATA LOCAL" if local else "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster",
         )
         return Plan(target, ledger, strategy, local)
-
-    def load(self, connection: Connection) -> Plan:
-        """The plan without a look at any rows. Raises ConfigurationError if there is no table."""
-        schema_name, name = catalog.locate(connection, self.table)
-        target = catalog.describe(connection, schema_name, name)
-        if target is None:
-            raise ConfigurationError(f"sink {self.sink!r}: there is no table {schema_name}.{name} at {self.place}")
-        return self._plan(connection, target)
 
 
 def weaknesses(connection: Connection) -> list[str]:

@@ -7,7 +7,6 @@ import inspect
 import logging
 import math
 import socket
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeAlias
@@ -18,12 +17,12 @@ from pymysql.constants import CLIENT
 from pymysql.cursors import Cursor
 
 from sinks.errors import ConfigurationError
+from sinks.sql import server as servers
 
 logger = logging.getLogger(__name__)
 
 Connection: TypeAlias = "pymysql.connections.Connection[Cursor]"
 
-IDLE_CONNECTIONS = 4
 _IDLE_LIMIT = 10  # seconds
 
 
@@ -68,12 +67,11 @@ _MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
 _MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
 
 
-class Server:
-    """One database of one server: makes connections, and lends them again on the driver.
+class Server(servers.Server[Connection]):
+    """Connections read READ COMMITTED, so that each statement sees what others have committed by then."""
 
-    All connections are in autocommit mode, and every transaction of ours is begun by hand or by `transaction()`. They
-    read READ COMMITTED, so that each statement sees what others have committed by then.
-    """
+    SECRETS = ("password", "passwd", "ssl_key_password")
+    SHOWN = ("host", "unix_socket", "port", "database", "user")
 
     def __init__(self, dsn: str, options: Mapping[str, Any], *, name: str, lock_timeout: float) -> None:
         """`dsn` is a mysql:// URL and `options` are parameters of pymysql.connect that override it; `lock_timeout` is
@@ -91,16 +89,12 @@ class Server:
             raise ConfigurationError(f"sink {name!r}: the DSN names no database; write mysql://user@host:3306/database")
         defaults = {"connect_timeout": 10, "program_name": f"tpc {name}"[:32]}
         fixed: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "local_infile": False, "cursorclass": Cursor}
-        self._parameters: dict[str, Any] = defaults | given | fixed
         # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with local_infile=False, hands out no file
         flags = int(given.get("client_flag", 0)) & ~CLIENT.FOUND_ROWS  # affected rows are changed rows
-        self._parameters["client_flag"] = flags | CLIENT.LOCAL_FILES
+        super().__init__(defaults | given | fixed | {"client_flag": flags | CLIENT.LOCAL_FILES})
         self._lock_timeout = max(1, math.ceil(lock_timeout))
-        self._lock = threading.Lock()
-        self._idle: list[Connection] = []
 
     def connect(self) -> Connection:
-        """A new connection. Raises pymysql.OperationalError, naming the server but no password, if there is none."""
         try:
             connection: Connection = _Connection(**self._parameters)
         except pymysql.OperationalError as error:
@@ -122,37 +116,15 @@ class Server:
         settings |= {"innodb_lock_wait_timeout": str(self._lock_timeout), "lock_wait_timeout": str(self._lock_timeout)}
         execute(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in settings.items()))
 
-    @contextmanager
-    def lend(self) -> Iterator[Connection]:
-        """A connection out of a small pool. It comes back unless something was raised meanwhile."""
-        connection = self._reusable() or self.connect()
-        keep = False
-        try:
-            yield connection
-            keep = True
-        finally:
-            with self._lock:
-                keep = keep and connection.open and len(self._idle) < IDLE_CONNECTIONS
-                if keep:
-                    self._idle.append(connection)
-            if not keep:
-                disconnect(connection)
+    def _answers(self, connection: Connection) -> bool:
+        connection.ping(reconnect=False)
+        return True
 
-    def _reusable(self) -> Connection | None:
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                connection = self._idle.pop()
-            try:
-                connection.ping(reconnect=False)
-                return connection
-            except pymysql.Error:
-                disconnect(connection)
+    def _clean(self, connection: Connection) -> bool:
+        return connection.open
 
     @contextmanager
     def trial(self, connection: Connection) -> Iterator[None]:
-        """One transaction that is rolled back in the end."""
         execute(connection, "START TRANSACTION READ WRITE")
         try:
             yield
@@ -162,7 +134,7 @@ class Server:
 
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[None]:
-        """One transaction, rolled back if anything is raised. Mind that DDL commits it."""
+        """One transaction. Mind that DDL commits it."""
         # the server ends a transaction of ours whose process is stopped, and frees its locks
         execute(connection, f"SET SESSION wait_timeout = {max(_IDLE_LIMIT, self._lock_timeout)}")
         execute(connection, "START TRANSACTION READ WRITE")
@@ -185,34 +157,6 @@ class Server:
         finally:
             with contextlib.suppress(pymysql.Error):
                 execute(connection, f"SET SESSION lock_wait_timeout = {self._lock_timeout}")
-
-    def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            disconnect(connection)
-
-    def redact(self, text: str) -> str:
-        for secret in ("password", "passwd", "ssl_key_password"):
-            if value := self._parameters.get(secret):
-                text = text.replace(str(value), "***")
-        return text
-
-    def __str__(self) -> str:
-        """Host, port, database and user as far as they are given, never a password."""
-        shown = {key: self._parameters.get(key) for key in ("host", "unix_socket", "port", "database", "user")}
-        return " ".join(f"{key}={value}" for key, value in shown.items() if value)
-
-    def __repr__(self) -> str:
-        return f"Server({self})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_idle")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
-        self._idle = []
 
 
 def _give_up_on_silence(connection: Connection) -> None:
@@ -266,12 +210,6 @@ def query(connection: Connection, statement: str, parameters: Sequence[Any] | No
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         return list(cursor.fetchall())
-
-
-def disconnect(connection: Connection) -> None:
-    """Close without a word, also what is closed or broken."""
-    with contextlib.suppress(Exception):
-        connection.close()
 
 
 def quoted(*names: str) -> str:

@@ -74,9 +74,9 @@ class Target:
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
-    def overriding(self, written: Iterable[str]) -> sql.SQL:
+    def overriding(self, written: Iterable[str]) -> str:
         """The clause that lets INSERT write identity columns that are GENERATED ALWAYS, as COPY does."""
-        return sql.SQL(" OVERRIDING SYSTEM VALUE" if self.always_identity & set(written) else "")
+        return " OVERRIDING SYSTEM VALUE" if self.always_identity & set(written) else ""
 
 
 def locate(connection: Connection, table: str) -> tuple[str, str]:

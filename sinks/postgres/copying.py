@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
-from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -72,9 +71,9 @@ class CopyTransaction:
         rows: int = self._encoder.rows
         return rows
 
-    def execute(self, statement: str | sql.Composed, parameters: list[Any] | None = None) -> None:
+    def execute(self, statement: str | sql.Composed) -> None:
         with self.explained():
-            self.connection.execute(statement, parameters)
+            self.connection.execute(statement.encode() if isinstance(statement, str) else statement)
 
     def seal(self, statement: str | sql.Composed) -> None:
         """Run the statement that makes the transaction durable, then let go of the connection."""

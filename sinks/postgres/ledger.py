@@ -1,44 +1,35 @@
-"""The ledger: what became of every transaction, in a table beside the target.
-
-A participant's row (`committed` true) is written in the same transaction as its rows, so its presence proves the
-commit. Its absence proves nothing until a tombstone (`committed` false) stands under the same primary key: the insert
-waits for whoever is in flight, and then either meets the row or makes the loss final.
-"""
+"""The ledger in PostgreSQL. Its oid tells it from another table of the same name."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from psycopg import errors, sql
 
 from sinks.errors import ConfigurationError
 from sinks.postgres.server import Connection
-from sinks.transaction import Checkpoint, TransactionId, token
+from sinks.sql import ledger
+from sinks.transaction import TransactionId
 
 logger = logging.getLogger(__name__)
-
-_KEPT_CHECKPOINTS = 100
 
 # How CREATE TABLE IF NOT EXISTS fails when another session creates the same table at the same moment.
 CREATED_BY_OTHERS = (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject)
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """The ledger table. `oid` tells it from another one of the same name, made after the first was dropped."""
-
+class Ledger(ledger.Ledger):
+    ID = "ledger_oid"
     schema: str
     name: str
-    oid: int
+    id: int
 
     @classmethod
     def ensure(cls, connection: Connection, schema: str, name: str) -> Ledger:
-        """Find the table or create it; safe against others that do the same. Outside a transaction."""
         table = sql.Identifier(schema, name)
-        if found := cls._find(connection, schema, name):
+        if found := cls.find(connection, schema, name):
             return found
         try:
             connection.execute(
@@ -51,13 +42,13 @@ class Ledger:
             )
         except CREATED_BY_OTHERS:
             logger.debug("ledger %s.%s was created by somebody else at the same time", schema, name)
-        found = cls._find(connection, schema, name)
+        found = cls.find(connection, schema, name)
         if found is None:
             raise ConfigurationError(f"the ledger table {schema}.{name} could not be created")
         return found
 
     @classmethod
-    def _find(cls, connection: Connection, schema: str, name: str) -> Ledger | None:
+    def find(cls, connection: Connection, schema: str, name: str) -> Ledger | None:
         row = connection.execute(
             "SELECT c.oid::bigint, c.relkind IN ('r', 'p'), ARRAY(SELECT attname::text FROM pg_attribute"
             " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
@@ -77,34 +68,17 @@ class Ledger:
     def table(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
 
-    def proof(self) -> dict[str, Any]:
-        """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
-        return {"ledger": [self.schema, self.name], "ledger_oid": self.oid}
-
-    def foreign(self, connection: Connection, proof: Mapping[str, Any]) -> str | None:
-        """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
-        there = self._find(connection, self.schema, self.name)  # it may have been made anew since `ensure`
-        if not proof or (there and [*proof["ledger"], proof["ledger_oid"]] == [there.schema, there.name, there.oid]):
-            return None
-        return (
-            f"the ledger {self.schema}.{self.name} is not the table that was there at pre-commit "
-            f"({'.'.join(proof['ledger'])}, oid {proof['ledger_oid']}); it was dropped, or the sink points elsewhere"
-        )
-
-    def states(self, connection: Connection, ids: Sequence[str]) -> dict[str, bool]:
-        """For those ids that have a row: True is committed, False is a tombstone."""
+    def states(self, connection: Connection, ids: Collection[str]) -> dict[str, bool]:
         query = sql.SQL("SELECT transaction_id, committed FROM {} WHERE transaction_id = ANY(%s)").format(self.table)
         return dict(connection.execute(query, [list(ids)]).fetchall())
 
-    def insert(self, connection: Connection, ids: Iterable[str], *, committed: bool) -> set[str]:
-        """Insert a row or a tombstone for each id, in the caller's transaction; returns the ids that had none. Waits
-        for others that insert the same ids (at most `lock_timeout`, then psycopg.errors.LockNotAvailable)."""
+    def decide(self, connection: Connection, ids: Collection[str], *, committed: bool) -> bool:
         parsed = [TransactionId.parse(text) for text in sorted(ids)]  # sorted: two of us never wait in a circle
         query = sql.SQL(
             "INSERT INTO {} (transaction_id, committed, job, lineage, sink, checkpoint)"
             " SELECT id, %s, job, lineage, sink, checkpoint"
             " FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::bigint[])"
-            " AS new (id, job, lineage, sink, checkpoint) ON CONFLICT DO NOTHING RETURNING transaction_id"
+            " AS new (id, job, lineage, sink, checkpoint) ON CONFLICT DO NOTHING"
         ).format(self.table)
         columns = [
             sorted(ids),
@@ -113,12 +87,8 @@ class Ledger:
             [one.sink for one in parsed],
             [one.checkpoint for one in parsed],
         ]
-        return {row[0] for row in connection.execute(query, [committed, *columns]).fetchall()}
+        return connection.execute(query, [committed, *columns]).rowcount == len(parsed)
 
-    def prune(self, connection: Connection, checkpoint: Checkpoint, sink: str) -> int:
-        """Delete the rows of this job, lineage and sink that recovery will never ask for again; returns how many."""
-        query = sql.SQL("DELETE FROM {} WHERE job = %s AND lineage = %s AND sink = %s AND checkpoint < %s").format(
-            self.table
-        )
-        oldest = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
-        return connection.execute(query, [token(checkpoint.job), checkpoint.lineage, token(sink), oldest]).rowcount
+    def _delete(self, connection: Connection, job: str, lineage: str, sink: str, before: int) -> None:
+        query = sql.SQL("DELETE FROM {} WHERE job = %s AND lineage = %s AND sink = %s AND checkpoint < %s")
+        connection.execute(query.format(self.table), [job, lineage, sink, before])

@@ -1,16 +1,14 @@
-"""The ledger: what became of every transaction, in a table beside the target.
+"""The ledger in any database.
 
-Its row is written in the same transaction as the rows: `committed` is true once they are visible, null while they are
-staged, false when they never will be. So true proves the commit, and false (a tombstone) that there will be none, since
-all go by one primary key: whoever inserts it waits for whoever is in flight, and whoever turns a null into true or
-false has the row's lock. In SQLite, which has one writer at a time in the whole database, nobody ever is in flight.
-No row at all proves nothing until a tombstone stands in its place.
+Beside true and false, `committed` is null while a participant's rows are staged. All go by one primary key: whoever
+inserts it waits for whoever is in flight, and whoever turns a null into true or false has the row's lock. In SQLite,
+which has one writer at a time in the whole database, nobody ever is in flight.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +17,9 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from sinks.errors import ConfigurationError
-from sinks.transaction import Checkpoint, TransactionId, token
+from sinks.sql import ledger
+from sinks.transaction import TransactionId
 
-_KEPT_CHECKPOINTS = 100
 _IDENTITY = "ledger"
 
 
@@ -44,24 +42,19 @@ def table_of(name: str, schema: str | None) -> sa.Table:
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """The ledger table. `id`, kept in a row of its own, tells it from another one made after the first was dropped."""
+class Ledger(ledger.Ledger):
+    """`id` is kept in a row of its own."""
 
-    table: sa.Table
+    schema: str | None
+    name: str
     id: str
+    table: sa.Table
 
     @classmethod
-    def ensure(cls, connection: Connection, name: str, schema: str | None) -> Ledger:
-        """Find the table or create it, and commit; safe against others that do the same."""
+    def ensure(cls, connection: Connection, schema: str | None, name: str) -> Ledger:
         table = table_of(name, schema)
         create(connection, table)
-        columns = {column["name"]: column for column in sa.inspect(connection).get_columns(name, schema)}
-        if not set(columns) >= set(table.columns.keys()) or not columns["committed"]["nullable"]:
-            raise ConfigurationError(
-                f"{table.fullname} exists and is not a ledger of this sink; give the sink another name with ledger=…"
-            )
-        query = sa.select(table.c.lineage).where(table.c.transaction_id == _IDENTITY)
-        found = connection.scalar(query)
+        found = cls.find(connection, schema, name)
         if found is None:
             try:
                 with connection.begin_nested():
@@ -69,28 +62,43 @@ class Ledger:
                     connection.execute(table.insert().values(transaction_id=_IDENTITY, **values))
             except exc.IntegrityError:
                 pass  # somebody else made it at the same moment
-            found = connection.scalar(query)
+            found = cls.find(connection, schema, name)
         connection.commit()
-        return cls(table, str(found))
+        if found is None:
+            raise ConfigurationError(f"the ledger table {table.fullname} could not be created")
+        return found
+
+    @classmethod
+    def find(cls, connection: Connection, schema: str | None, name: str) -> Ledger | None:
+        table = table_of(name, schema)
+        if not sa.inspect(connection).has_table(name, schema=schema):
+            return None
+        columns = {column["name"]: column for column in sa.inspect(connection).get_columns(name, schema)}
+        if not set(columns) >= set(table.columns.keys()) or not columns["committed"]["nullable"]:
+            raise ConfigurationError(
+                f"{table.fullname} exists and is not a ledger of this sink; give the sink another name with ledger=…"
+            )
+        id = connection.scalar(sa.select(table.c.lineage).where(table.c.transaction_id == _IDENTITY))
+        return None if id is None else cls(schema, name, str(id), table)
+
+    @property
+    def label(self) -> str:
+        return self.table.fullname
 
     def proof(self) -> dict[str, Any]:
-        """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
-        return {"ledger": self.table.fullname, "ledger_id": self.id}
+        return {"ledger": self.label, self.ID: self.id}
 
-    def foreign(self, proof: Mapping[str, Any]) -> str | None:
-        """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
-        if proof.get("ledger_id", self.id) == self.id:
-            return None
-        return (
-            f"the ledger {self.table.fullname} is not the one that was there at pre-commit ({proof['ledger']}, id "
-            f"{proof['ledger_id']}); it was dropped, or the sink points elsewhere"
-        )
+    def states(self, connection: Connection, ids: Collection[str]) -> dict[str, bool]:
+        t = self.table.c
+        query = sa.select(t.transaction_id, t.committed).where(t.transaction_id.in_(ids), t.committed.is_not(None))
+        return {row.transaction_id: row.committed for row in connection.execute(query)}
 
-    def states(self, connection: Connection, keys: Collection[str]) -> dict[str, bool | None]:
-        """Of those keys that have a row: True is committed, False a tombstone, None staged and undecided."""
-        query = sa.select(self.table.c.transaction_id, self.table.c.committed)
-        rows = connection.execute(query.where(self.table.c.transaction_id.in_(keys)))
-        return {row.transaction_id: row.committed for row in rows}
+    def staged(self, connection: Connection, job: str, sink: str) -> dict[str, str]:
+        """The undecided transactions of a job and sink (as tokens), each with the name of its staging table."""
+        t = self.table.c
+        mine = (t.job == job, t.sink == sink, t.committed.is_(None))
+        query = sa.select(t.transaction_id, t.staging).where(*mine).order_by(t.transaction_id)
+        return {row.transaction_id: row.staging for row in connection.execute(query)}
 
     def insert(
         self, connection: Connection, key: str, name: TransactionId, committed: bool | None, staging: str | None = None
@@ -105,23 +113,21 @@ class Ledger:
         except exc.IntegrityError:
             return False
 
-    def decide(self, connection: Connection, keys: Collection[str], committed: bool) -> bool:
-        """Turn the rows of undecided transactions into committed ones or tombstones; whether all of them were open."""
-        rows = self.table.update().where(self.table.c.transaction_id.in_(keys), self.table.c.committed.is_(None))
-        return connection.execute(rows.values(committed=committed)).rowcount == len(keys)
+    def decide(self, connection: Connection, ids: Collection[str], *, committed: bool) -> bool:
+        """Turn what is staged; a tombstone also goes where there is no row."""
+        there = self.table.c.transaction_id.in_(ids)
+        staged = self.table.update().where(there, self.table.c.committed.is_(None))
+        decided = connection.execute(staged.values(committed=committed)).rowcount
+        if not committed and decided < len(ids):
+            known = set(connection.scalars(sa.select(self.table.c.transaction_id).where(there)))
+            new = sorted(set(ids) - known)
+            decided += sum(self.insert(connection, text, TransactionId.parse(text), False) for text in new)
+        return decided == len(ids)
 
-    def bury(self, connection: Connection, key: str, name: TransactionId) -> bool:
-        """Put a tombstone for `key`, unless it is committed. Returns whether it will never be."""
-        self.insert(connection, key, name, False)
-        self.decide(connection, [key], False)
-        return not self.states(connection, [key])[key]
-
-    def prune(self, connection: Connection, checkpoint: Checkpoint, sink: str) -> int:
-        """Delete the rows of this job, lineage and sink that recovery will never ask for again; returns how many."""
-        t, oldest = self.table.c, checkpoint.oldest_retained - _KEPT_CHECKPOINTS
-        mine = (t.job == token(checkpoint.job), t.lineage == checkpoint.lineage, t.sink == token(sink))
-        old = self.table.delete().where(*mine, t.checkpoint < oldest, t.committed.is_not(None))
-        return connection.execute(old).rowcount
+    def _delete(self, connection: Connection, job: str, lineage: str, sink: str, before: int) -> None:
+        t = self.table.c
+        mine = (t.job == job, t.lineage == lineage, t.sink == sink)
+        connection.execute(self.table.delete().where(*mine, t.checkpoint < before, t.committed.is_not(None)))
 
 
 def create(connection: Connection, table: sa.Table) -> None:

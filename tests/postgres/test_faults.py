@@ -100,7 +100,7 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(
     input = example_input(1)
     sink = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
     stopped = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
-    stopped._merge = StopsInTheMiddle()
+    stopped._staged.merge = StopsInTheMiddle()
     storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=limit)
     zombie = Driver("job", stopped, storage, tmp_path / "query", input, config=config).start()
     try:

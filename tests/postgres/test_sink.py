@@ -275,7 +275,7 @@ def test_a_prepared_commit_in_flight_is_asked_again_not_lost(db: Observer) -> No
     sink.write(transaction, rows_of(1))
     transaction.finish()
     gid = transaction.context.transaction_id
-    sink._planned().ledger.insert(transaction.connection, [gid], committed=True)  # the task hangs before PREPARE
+    sink._planned().ledger.decide(transaction.connection, [gid], committed=True)  # the task hangs before PREPARE
     committable = Committable({"gid": gid})
     with pytest.raises(psycopg.errors.LockNotAvailable):
         sink.commit(committable)

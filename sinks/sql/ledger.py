@@ -1,0 +1,78 @@
+"""The ledger: what became of every transaction, in a table beside the target.
+
+A participant's row (`committed` true) is written in the same transaction as its rows, so its presence proves the
+commit. Its absence proves nothing until a tombstone (`committed` false) stands under the same primary key: the insert
+waits for whoever is in flight, and then either meets the row or makes the loss final.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sinks.transaction import Checkpoint, token
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_KEPT_CHECKPOINTS = 100
+
+
+class Ledger(ABC):
+    """The ledger table. Subclasses are frozen dataclasses, which travel to the tasks. `id` tells it from another one of
+    the same name, made after the first was dropped; `ID` is what a committable calls that."""
+
+    ID: ClassVar[str] = "ledger_id"
+    schema: Any
+    name: str
+    id: Any
+
+    @classmethod
+    @abstractmethod
+    def find(cls, connection: Any, schema: Any, name: str) -> Self | None:
+        """The table, if there is one. Raises ConfigurationError if it is something else than a ledger."""
+
+    @classmethod
+    @abstractmethod
+    def ensure(cls, connection: Any, schema: Any, name: str) -> Self:
+        """Find the table or create it; safe against others that do the same. Outside a transaction."""
+
+    @property
+    def label(self) -> str:
+        """Its name, for a reader."""
+        return f"{self.schema}.{self.name}"
+
+    def proof(self) -> dict[str, Any]:
+        """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
+        return {"ledger": [self.schema, self.name], self.ID: self.id}
+
+    def foreign(self, connection: Any, proof: Mapping[str, Any]) -> str | None:
+        """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
+        there = self.find(connection, self.schema, self.name)  # it may have been made anew since `ensure`
+        if not proof or (there and there.proof().items() <= proof.items()):
+            return None
+        place = proof["ledger"]
+        return (
+            f"the ledger {self.label} is not the table that was there at pre-commit "
+            f"({place if isinstance(place, str) else '.'.join(place)}, {self.ID.removeprefix('ledger_')} "
+            f"{proof[self.ID]}); it was dropped, or the sink points elsewhere"
+        )
+
+    @abstractmethod
+    def states(self, connection: Any, ids: Collection[str]) -> dict[str, bool]:
+        """For those ids whose outcome is told: True is committed, False is a tombstone."""
+
+    @abstractmethod
+    def decide(self, connection: Any, ids: Collection[str], *, committed: bool) -> bool:
+        """Write a row or a tombstone for each id that has none, in the caller's transaction. Returns whether that was
+        each of them. Waits for others that write the same ids, within the limit for lock waits."""
+
+    def prune(self, connection: Any, checkpoint: Checkpoint, sink: str) -> None:
+        """Delete the rows of this job, lineage and sink that recovery will never ask for again."""
+        before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
+        self._delete(connection, token(checkpoint.job), checkpoint.lineage, token(sink), before)
+
+    @abstractmethod
+    def _delete(self, connection: Any, job: str, lineage: str, sink: str, before: int) -> None:
+        """Delete the rows of checkpoints `before` this one whose outcome is told."""

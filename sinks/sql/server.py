@@ -1,0 +1,115 @@
+"""Connections to a server: a few are lent again and again on the driver, and no password is ever shown."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+IDLE_CONNECTIONS = 4
+
+
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class Server(ABC, Generic[C]):
+    """One database of one server. All connections are in autocommit mode, and every transaction of ours is begun by
+    hand, by `transaction()` or by `trial()`."""
+
+    SECRETS: ClassVar[tuple[str, ...]]  # parameters that are passwords
+    SHOWN: ClassVar[tuple[str, ...]]  # parameters that tell a reader which database it is
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        """`parameters` are the driver's, for a connection."""
+        self._parameters = dict(parameters)
+        self._lock = threading.Lock()
+        self._idle: list[C] = []
+
+    @abstractmethod
+    def connect(self) -> C:
+        """A new connection. Raises the driver's OperationalError, naming the server but no password, if it fails."""
+
+    @abstractmethod
+    def _answers(self, connection: C) -> bool:
+        """Whether a connection that was idle still has its server. The driver's errors mean no."""
+
+    @abstractmethod
+    def _clean(self, connection: C) -> bool:
+        """Whether a connection can be lent again: it is open, and not inside a transaction."""
+
+    @abstractmethod
+    def transaction(self, connection: C) -> AbstractContextManager[None]:
+        """One READ COMMITTED transaction, durable when it ends, rolled back if anything is raised, with bounded lock
+        waits."""
+
+    @abstractmethod
+    def trial(self, connection: C) -> AbstractContextManager[None]:
+        """The same, but rolled back in any case."""
+
+    @contextmanager
+    def lend(self) -> Iterator[C]:
+        """A connection out of a small pool. It comes back unless something was raised meanwhile."""
+        connection = self._reusable() or self.connect()
+        keep = False
+        try:
+            yield connection
+            keep = True
+        finally:
+            with self._lock:
+                keep = keep and self._clean(connection) and len(self._idle) < IDLE_CONNECTIONS
+                if keep:
+                    self._idle.append(connection)
+            if not keep:
+                disconnect(connection)
+
+    def _reusable(self) -> C | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            with contextlib.suppress(Exception):
+                if self._answers(connection):
+                    return connection
+            disconnect(connection)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            disconnect(connection)
+
+    def redact(self, text: str) -> str:
+        for secret in self.SECRETS:
+            if value := self._parameters.get(secret):
+                text = text.replace(str(value), "***")
+        return text
+
+    def __str__(self) -> str:
+        """Host, port, database and user as far as they are given, never a password."""
+        shown = {key: self._parameters.get(key) for key in self.SHOWN}
+        return " ".join(f"{key}={value}" for key, value in shown.items() if value) or "the driver's defaults"
+
+    def __repr__(self) -> str:
+        return f"Server({self})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_idle")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+        self._idle = []
+
+
+def disconnect(connection: Closable) -> None:
+    """Close without a word, also what is closed or broken."""
+    with contextlib.suppress(Exception):
+        connection.close()

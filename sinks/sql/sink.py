@@ -1,0 +1,183 @@
+"""What the sinks that write into one table of a SQL database do alike."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from sinks.base import TwoPhaseCommitSink
+from sinks.errors import ConfigurationError
+from sinks.sql.planning import Planner
+from sinks.sql.server import IDLE_CONNECTIONS
+from sinks.sql.strategies import Separate, Staged, T
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
+
+_PRUNE_EVERY = 50
+
+
+class TableSink(TwoPhaseCommitSink[T]):
+    """Two strategies, of which `check` chooses one: `separate`, in which each participant has a prepared transaction of
+    its own on the table, and `staged`. What either wrote is finished by both kinds of sink, so the strategy may change
+    between two runs."""
+
+    COMMIT_THREADS: ClassVar[int] = 16
+
+    def __init__(
+        self,
+        server: Any,
+        planner: Planner,
+        separate: Separate[T],
+        staged: Staged[T],
+        problems: Sequence[str],
+        transform: Callable[[DataFrame], DataFrame] | None,
+    ) -> None:
+        """Raises ConfigurationError for `problems`, what is wrong with the user's options."""
+        super().__init__(name=planner.sink, transform=transform)
+        if problems:
+            raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
+        self.table = planner.table
+        self.strategy = planner.wanted
+        self._server = server
+        self._planner = planner
+        self._separate = separate
+        self._staged = staged
+        self._plan: Any = None
+
+    # ------------------------------------------------------------------ set-up
+    def check(self, schema: pa.Schema) -> None:
+        """Find the table (or create it), see whether it can take rows of `schema`, and choose the strategy.
+
+        Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once.
+        """
+        try:
+            with self._server.lend() as connection:
+                self._plan = self._planner.check(connection, schema)
+        except Exception as error:
+            reason = self._misconfigured(error)
+            if reason is None:
+                raise
+            raise ConfigurationError(f"sink {self.name!r}: {reason}") from None
+
+    @abstractmethod
+    def _misconfigured(self, error: Exception) -> str | None:
+        """What an error of the server means to somebody who sets up the sink; None to let it pass."""
+
+    def _misses_table(self, error: Exception) -> bool:
+        """Whether the ledger or the target was dropped, so that the plan is to be made anew before the next try."""
+        return False
+
+    def _planned(self) -> Any:
+        """The plan of `check`, or one made now: recovery comes before the first batch."""
+        if self._plan is None:
+            with self._server.lend() as connection:
+                self._plan = self._planner.load(connection)
+        return self._plan
+
+    def _strategy(self, identity: Identity) -> Separate[T] | Staged[T]:
+        return self._staged if _is_staged(identity) else self._separate
+
+    # ------------------------------------------------------------------ in the task
+    def begin_transaction(self, context: TransactionContext) -> T:
+        plan = self._planned()
+        return (self._staged if plan.strategy == "staged" else self._separate).begin(plan, context)
+
+    def write(self, transaction: T, batch: pa.RecordBatch) -> None:
+        transaction.write(batch)
+
+    def pre_commit(self, transaction: T) -> Committable:
+        return self._strategy(transaction.identity).pre_commit(transaction, self._planned().ledger)
+
+    def rollback(self, transaction: T) -> None:
+        """Undo and close the connection. If the statement that makes it durable was sent, abort it by name as well."""
+        transaction.close()
+        if transaction.sealing:
+            self.abort(transaction.identity)
+
+    def commit_directly(self, transaction: T) -> None:
+        """At-least-once: without ledger."""
+        self._strategy(transaction.identity).commit_directly(transaction, self._planned())
+
+    # ------------------------------------------------------------------ on the driver
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        """Refuse what no staging table could see: keys that come twice, unique indexes, foreign keys and the like."""
+        if mine := [c for c in committables if _is_staged(c.transaction)]:
+            self._staged.validate_all(self._planned(), checkpoint, mine)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Commit one participant. A staged one is moved without its siblings: right only if it is the last one."""
+        try:
+            plan = self._planned()
+            if _is_staged(committable.transaction):
+                return self._staged.commit_all(plan, [committable])[0]
+            return self._separate.commit(plan.ledger, committable)
+        except Exception as error:
+            self._look_again(error)
+            raise
+
+    def commit_all(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome | Exception]:
+        """Commit a checkpoint; either strategy's participants. The staged ones become visible together."""
+        staged = [c for c in committables if _is_staged(c.transaction)]
+        others = [c for c in committables if not _is_staged(c.transaction)]
+        # a few: those connections that the pool keeps; many: as many as it takes to be done soon
+        threads = min(self.COMMIT_THREADS, max(IDLE_CONNECTIONS, len(others) // 16))
+        outcomes = iter(self._commit_each(others, threads)), iter(self._commit_staged(staged))
+        answer = [next(outcomes[_is_staged(c.transaction)]) for c in committables]
+        if checkpoint.checkpoint_id % _PRUNE_EVERY == 0 and all(o == CommitOutcome.COMMITTED for o in answer):
+            self._prune(checkpoint)
+        return answer
+
+    def _commit_staged(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
+        if not committables:
+            return []
+        try:
+            return self._staged.commit_all(self._planned(), committables)
+        except Exception as error:
+            self._look_again(error)
+            return [error] * len(committables)
+
+    def _look_again(self, error: Exception) -> None:
+        if self._misses_table(error):
+            self._plan = None
+
+    def _prune(self, checkpoint: Checkpoint) -> None:
+        try:
+            with self._server.lend() as connection, self._server.transaction(connection):
+                self._planned().ledger.prune(connection, checkpoint, self.name)
+        except Exception:
+            logger.warning("sink %r could not prune its ledger; it will try again", self.name, exc_info=True)
+
+    def abort(self, transaction: Identity) -> None:
+        with self._server.lend() as connection:
+            ledger = self._planner.ensure_ledger(connection)
+            self._strategy(transaction).abort(connection, ledger, transaction)
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        with self._server.lend() as connection:
+            schema, ledger = self._planner.find_ledger(connection)
+            return [
+                *self._separate.in_doubt(connection, schema, job, self.name),
+                *self._staged.in_doubt(connection, schema, ledger, job, self.name),
+            ]
+
+    # ------------------------------------------------------------------ life
+    def close(self) -> None:
+        self._server.close()
+
+    def __repr__(self) -> str:
+        what = f"name={self.name!r}, table={self.table!r}, strategy={self.strategy!r}"
+        return f"{type(self).__name__}({what}, server={str(self._server)!r})"
+
+
+def _is_staged(identity: Identity) -> bool:
+    return "transaction_id" in identity

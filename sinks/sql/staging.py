@@ -1,0 +1,146 @@
+"""Strategy `staged` with a staging table for each participant, which lies beside the target."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sinks.errors import SinkError
+from sinks.sql.ledger import Ledger
+from sinks.sql.names import of_sink, staging_table
+from sinks.sql.strategies import Refused, Staged, T
+from sinks.transaction import Checkpoint, Committable, Identity, TransactionContext, TransactionId
+
+
+class StagingTables(Staged[T]):
+    """A table's comment is its participant's transaction id. Tables that were moved and are still there are told by the
+    ledger."""
+
+    # ------------------------------------------------------------------ the database's own
+    @abstractmethod
+    def create(self, plan: Any, context: TransactionContext, name: str) -> T:
+        """Open the participant's transaction, which writes into a new table of this name."""
+
+    @abstractmethod
+    def seal(self, transaction: T) -> None:
+        """Commit what was staged, and let go of the connection."""
+
+    @abstractmethod
+    def seal_without(self, transaction: T, table: str) -> None:
+        """Commit, and drop the (quoted) staging table whose rows were moved already."""
+
+    @abstractmethod
+    def columns(self, connection: Any, target: Any, name: str) -> list[str]:
+        """Those of a staging table that go into the target or tell what to do with a row."""
+
+    @abstractmethod
+    def existing(self, connection: Any, schema: str, names: Sequence[str]) -> set[str]:
+        """Those of the names that a table has."""
+
+    @abstractmethod
+    def comments(self, connection: Any, schema: str, prefix: str) -> list[str]:
+        """The comments of all tables `tpc_…` that begin so, sorted."""
+
+    @abstractmethod
+    def drop(self, connection: Any, schema: str, names: Sequence[str]) -> None:
+        """Outside a transaction."""
+
+    @abstractmethod
+    def judges(self, target: Any) -> bool:
+        """Whether the table may refuse rows that staging tables take."""
+
+    @abstractmethod
+    def explained(self, target: Any, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
+        """The server's errors as SinkErrors, with the target's name instead of a staging table's."""
+
+    @abstractmethod
+    def refusal(self, error: Exception, target: Any, tables: Sequence[str]) -> str | None:
+        """What the server has against rows, or None if the error is about something else: to be asked again."""
+
+    # ------------------------------------------------------------------ in the task
+    def begin(self, plan: Any, context: TransactionContext) -> T:
+        return self.create(plan, context, staging_table(context.transaction_id))
+
+    def pre_commit(self, transaction: T, ledger: Ledger) -> Committable:
+        transaction.finish()
+        self.seal(transaction)
+        return Committable(transaction.identity, proof=ledger.proof())
+
+    def commit_directly(self, transaction: T, plan: Any) -> None:
+        """At-least-once: move the rows in the transaction that staged them."""
+        rows, merge, target = transaction.finish(), self.merge, plan.target
+        table = merge.quoted(target.schema, staging_table(transaction.context.transaction_id))
+        written = merge.written(transaction.context.schema.names, target.names)
+        with transaction.explained():
+            if merge.mode == "upsert":
+                merge.clashes(transaction.connection, target, [table], written)
+            merge.move(transaction.connection, target, [table], written, rows)
+        self.seal_without(transaction, table)
+
+    # ------------------------------------------------------------------ on the driver
+    def validate_all(self, plan: Any, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        """Raise BadValue for what the target would refuse and no staging table could see. Costs nothing for an append
+        to a table without constraints, and for an upsert with `order_by` to a table with none but its key."""
+        merge, target = self.merge, plan.target
+        if merge.mode == "append" and not self.judges(target):
+            return
+        with self.server.lend() as connection:
+            there = self.existing(connection, target.schema, _names(committables))
+            tables = [name for name in _names(committables) if name in there]
+            if not tables:
+                return
+            staging, written = self._staging(connection, target, tables)
+            where = f"checkpoint {checkpoint.checkpoint_id}"
+            with self.explained(target, where, tables), self.server.trial(connection):
+                merge.clashes(connection, target, staging, written)
+                if merge.beyond(target, written):
+                    merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+
+    def intact(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> list[str]:
+        there = self.existing(connection, plan.target.schema, _names(committables))
+        ids = [c.transaction["transaction_id"] for c in committables]
+        return [text for text in ids if staging_table(text) in there]
+
+    def gone(self, transaction_id: str) -> str:
+        return f"the staging table {staging_table(transaction_id)} of {transaction_id} is gone"
+
+    def move(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> None:
+        target, tables = plan.target, _names(committables)
+        try:
+            staging, written = self._staging(connection, target, tables)
+            self.merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+        except SinkError as error:
+            raise Refused(f"table {target.label}: {error}") from error
+        except Exception as error:
+            reason = self.refusal(error, target, tables)
+            if reason is None:
+                raise
+            raise Refused(f"table {target.label} refuses rows{reason}") from error
+
+    def discard(self, connection: Any, schema: str, ids: Sequence[str]) -> None:
+        """Drop those of their staging tables that are there."""
+        self.drop(connection, schema, sorted(self.existing(connection, schema, [staging_table(text) for text in ids])))
+
+    def forget(self, connection: Any, schema: str, identity: Identity) -> None:
+        self.discard(connection, schema, [identity["transaction_id"]])
+
+    def staged(self, connection: Any, schema: str, ledger: Ledger | None, job: str, sink: str) -> dict[str, Identity]:
+        prefix = TransactionId.prefix(job)
+        found = self.comments(connection, schema, prefix)
+        mine = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
+        return {text: identity_of(schema, text) for text in mine}
+
+    def _staging(self, connection: Any, target: Any, tables: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Staging tables, quoted, and the columns that they have for the target."""
+        columns = self.columns(connection, target, tables[0])
+        return [self.merge.quoted(target.schema, name) for name in tables], self.merge.written(columns, target.names)
+
+
+def identity_of(schema: str, transaction_id: str) -> Identity:
+    return {"transaction_id": transaction_id, "table": f"{schema}.{staging_table(transaction_id)}"}
+
+
+def _names(committables: Sequence[Committable]) -> list[str]:
+    return [staging_table(c.transaction["transaction_id"]) for c in committables]

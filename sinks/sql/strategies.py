@@ -1,0 +1,278 @@
+"""The two ways for rows to become visible, and how the outcome of each is told.
+
+A database's own part is a subclass of `Separate` and one of `Staged`. Their methods are those of `sinks.base`; what the
+sink found out about its server (`plan`), its ledger, or an open connection is handed to them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from sinks.errors import CommittedError, ConfigurationError, SinkError
+from sinks.sql.ledger import Ledger
+from sinks.sql.options import MergeOptions
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+
+
+class Lender(Protocol):
+    """What lends connections, in autocommit mode, and runs a transaction on one."""
+
+    def lend(self) -> AbstractContextManager[Any]: ...
+    def transaction(self, connection: Any) -> AbstractContextManager[None]: ...
+
+
+class RowTransaction(Protocol):
+    """An open transaction in the task. `identity` is what it will be known by when it is pre-committed; `sealing` is
+    set just before the statement that makes it durable, after which only the server knows whether it is."""
+
+    context: TransactionContext
+    identity: Identity
+    sealing: bool
+    connection: Any
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Errors of the server inside this block name table, partition and checkpoint."""
+
+    def write(self, batch: pa.RecordBatch) -> None: ...
+
+    def finish(self) -> int:
+        """Wait until the server has judged every row; returns how many there were."""
+
+    def close(self) -> None:
+        """Throw it away."""
+
+
+T = TypeVar("T", bound=RowTransaction)
+
+
+class Strategy(ABC, Generic[T]):
+    def __init__(self, server: Any) -> None:
+        """`server` is a Lender."""
+        self.server = server
+
+    @abstractmethod
+    def begin(self, plan: Any, context: TransactionContext) -> T: ...
+
+    @abstractmethod
+    def pre_commit(self, transaction: T, ledger: Any) -> Committable: ...
+
+    @abstractmethod
+    def commit_directly(self, transaction: T, plan: Any) -> None: ...
+
+    @abstractmethod
+    def abort(self, connection: Any, ledger: Any, identity: Identity) -> None: ...
+
+
+class Separate(Strategy[T]):
+    """Each participant has a transaction of its own on the target: it is prepared in the task, and ended by name."""
+
+    KEY: ClassVar[str]
+
+    def key(self, identity: Identity) -> str:
+        """What the ledger knows the transaction by."""
+        return str(identity[self.KEY])
+
+    @abstractmethod
+    def prepare(self, transaction: T, ledger: Any) -> None:
+        """Make it durable, and let go of the connection."""
+
+    @abstractmethod
+    def end(self, connection: Any, ledger: Any, how: str, identity: Identity) -> bool:
+        """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. Raises ConfigurationError if the
+        sink may not, and the driver's errors to be asked again."""
+
+    @abstractmethod
+    def in_doubt(self, connection: Any, schema: Any, job: str, sink: str) -> Iterable[Identity]: ...
+
+    def proof(self, transaction: T, ledger: Any) -> dict[str, Any]:
+        proof: dict[str, Any] = ledger.proof()
+        return proof
+
+    def record(self, transaction: T, ledger: Any) -> bool:
+        """Write the ledger's row in the participant's transaction; False if there is one."""
+        done: bool = ledger.decide(transaction.connection, [self.key(transaction.identity)], committed=True)
+        return done
+
+    def bury(self, connection: Any, ledger: Any, committable: Committable) -> None:
+        """Write a tombstone, unless there is a row."""
+        ledger.decide(connection, [self.key(committable.transaction)], committed=False)
+
+    def contradiction(self, connection: Any, committable: Committable) -> str | None:
+        """Why a transaction of which the ledger has nothing can nevertheless not be called lost."""
+        return None
+
+    def pre_commit(self, transaction: T, ledger: Any) -> Committable:
+        """The ledger row goes into the same transaction: it becomes visible if and only if the rows do."""
+        transaction.finish()
+        with transaction.explained():
+            proof = self.proof(transaction, ledger)
+            if not self.record(transaction, ledger):
+                text = transaction.context.transaction_id
+                raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
+        self.prepare(transaction, ledger)
+        return Committable(transaction.identity, proof=proof)
+
+    def commit(self, ledger: Ledger, committable: Committable) -> CommitOutcome:
+        with self.server.lend() as connection:
+            try:
+                if self.end(connection, ledger, "COMMIT", committable.transaction):
+                    return CommitOutcome.COMMITTED
+            except ConfigurationError as refused:
+                return CommitOutcome.unknown(str(refused))
+            return self._outcome_of_gone(connection, ledger, committable)
+
+    def _outcome_of_gone(self, connection: Any, ledger: Ledger, committable: Committable) -> CommitOutcome:
+        """Not prepared: committed, rolled back by somebody, or not prepared yet. The ledger tells, see there."""
+        key = self.key(committable.transaction)
+        committed = ledger.states(connection, [key]).get(key)
+        if committed is None:
+            reason = ledger.foreign(connection, committable.proof) or self.contradiction(connection, committable)
+            if reason:
+                return CommitOutcome.unknown(
+                    f"{key} is no longer prepared at {self.server}, and nobody can tell what became of it: {reason}. "
+                    "Look for its rows in the table, then point the sink at the old ledger, or insert its row into the "
+                    "new one"
+                )
+            with self.server.transaction(connection):
+                self.bury(connection, ledger, committable)
+            committed = ledger.states(connection, [key])[key]
+        if committed:
+            return CommitOutcome.COMMITTED
+        return CommitOutcome.lost(
+            f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger {ledger.label} has a "
+            "tombstone in place of its row"
+        )
+
+    def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
+        key = self.key(identity)
+        if not self.end(connection, ledger, "ROLLBACK", identity) and ledger.states(connection, [key]).get(key):
+            raise CommittedError(f"{key} is committed: the ledger {ledger.label} has its row")
+
+
+class Refused(Exception):
+    """The target refuses the rows of a complete checkpoint: asking again cannot help, an operator can."""
+
+
+class SettledByOthers(Exception):
+    """Somebody else settled a participant at the same time: ask again."""
+
+
+class Staged(Strategy[T]):
+    """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
+    writes the ledger. In between nothing is locked and no transaction is open."""
+
+    def __init__(self, server: Any, merge: MergeOptions) -> None:
+        super().__init__(server)
+        self.merge: Any = merge
+
+    @abstractmethod
+    def intact(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> Collection[str]:
+        """The transaction ids of those whose rows are still staged."""
+
+    @abstractmethod
+    def gone(self, transaction_id: str) -> str:
+        """What a reader is told of one that is not intact."""
+
+    @abstractmethod
+    def move(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> None:
+        """Put their rows into the target, in the caller's transaction. Raises Refused."""
+
+    @abstractmethod
+    def forget(self, connection: Any, schema: Any, identity: Identity) -> None:
+        """Remove what is staged of an aborted transaction, if there is anything."""
+
+    def tidy(self, connection: Any, schema: Any, ids: Sequence[str]) -> None:
+        """Remove what moved participants leave behind, as far as it can be done now. Default: they leave nothing."""
+
+    @abstractmethod
+    def validate_all(self, plan: Any, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None: ...
+
+    @abstractmethod
+    def staged(self, connection: Any, schema: Any, ledger: Any, job: str, sink: str) -> dict[str, Identity]:
+        """All that is staged of this job and sink, by transaction id, also of tasks that died before their pre-commit
+        and of participants that were moved. `ledger` is None if there is none yet."""
+
+    def commit_all(self, plan: Any, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        """Settle the participants of one checkpoint together: all become visible, or none does."""
+        with self.server.lend() as connection:
+            try:
+                with self.server.transaction(connection):
+                    outcomes = self.settle(connection, plan, committables)
+            except Refused as refused:
+                unknown = CommitOutcome.unknown(
+                    f"{refused}; the checkpoint is complete, so nothing is lost: it stays in its staging tables until "
+                    "what stands in the way is removed and the query is started again"
+                )
+                return [unknown] * len(committables)
+            committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
+            self.tidy(connection, plan.ledger.schema, committed)
+        return [outcomes[_id(c)] for c in committables]
+
+    def settle(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
+        """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:
+        an older change must not come after a newer one."""
+        ledger: Ledger = plan.ledger
+        by_id = {_id(c): c for c in committables}
+        states: dict[str, bool] = ledger.states(connection, list(by_id))
+        undecided = [c for text, c in by_id.items() if text not in states]
+        intact = self.intact(connection, plan, undecided)
+        outcomes: dict[str, CommitOutcome] = {}
+
+        lost = []
+        for c in undecided:
+            if _id(c) not in intact:
+                if reason := ledger.foreign(connection, c.proof):
+                    outcomes[_id(c)] = CommitOutcome.unknown(
+                        f"{self.gone(_id(c))}, and nobody can tell whether it was moved: {reason}"
+                    )
+                else:
+                    lost.append(_id(c))
+        if lost:
+            states |= self._decide(connection, ledger, lost, committed=False)
+
+        if intact and not outcomes and all(states.values()):
+            states |= self._decide(connection, ledger, intact, committed=True)
+            self.move(connection, plan, [c for c in undecided if _id(c) in intact])
+
+        return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
+
+    def _outcome(self, ledger: Ledger, text: str, committed: bool | None) -> CommitOutcome:
+        if committed is None:
+            return CommitOutcome.HELD
+        if committed:
+            return CommitOutcome.COMMITTED
+        return CommitOutcome.lost(
+            f"{self.gone(text)}, and the ledger {ledger.label} has a tombstone in place of its row"
+        )
+
+    def _decide(self, connection: Any, ledger: Ledger, ids: Collection[str], *, committed: bool) -> dict[str, bool]:
+        if not ledger.decide(connection, ids, committed=committed):
+            raise SettledByOthers(f"somebody else settled one of {sorted(ids)} at the same time")
+        return dict.fromkeys(ids, committed)
+
+    def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
+        """Make the loss final with a tombstone, and remove what is staged."""
+        text = identity["transaction_id"]
+        with self.server.transaction(connection):
+            ledger.decide(connection, [text], committed=False)
+        if ledger.states(connection, [text]).get(text):
+            raise CommittedError(f"{text} is committed: the ledger {ledger.label} has its row")
+        self.forget(connection, ledger.schema, identity)
+
+    def in_doubt(self, connection: Any, schema: Any, ledger: Ledger | None, job: str, sink: str) -> Iterator[Identity]:
+        """What is staged and was not moved."""
+        staged = self.staged(connection, schema, ledger, job, sink)
+        states = ledger.states(connection, list(staged)) if ledger and staged else {}
+        moved = sorted(text for text in staged if states.get(text))
+        if moved:
+            self.tidy(connection, schema, moved)  # a reader was in the way then
+        return (identity for text, identity in staged.items() if text not in moved)
+
+
+def _id(committable: Committable) -> str:
+    return str(committable.transaction["transaction_id"])
