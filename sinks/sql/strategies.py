@@ -204,14 +204,16 @@ class Staged(Strategy[T]):
                 with self.server.transaction(connection):
                     outcomes = self.settle(connection, plan, committables)
             except Refused as refused:
-                unknown = CommitOutcome.unknown(
-                    f"{refused}; the checkpoint is complete, so nothing is lost: it stays in its staging tables until "
-                    "what stands in the way is removed and the query is started again"
-                )
-                return [unknown] * len(committables)
+                return [self.refused(str(refused))] * len(committables)
             committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
             self.tidy(connection, plan.ledger.schema, committed)
         return [outcomes[_id(c)] for c in committables]
+
+    def refused(self, reason: str) -> CommitOutcome:
+        return CommitOutcome.unknown(
+            f"{reason}; the checkpoint is complete, so nothing is lost: it stays in its staging tables until what "
+            "stands in the way is removed and the query is started again"
+        )
 
     def settle(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
         """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:

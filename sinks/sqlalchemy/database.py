@@ -102,6 +102,18 @@ class Database:
 
         return engine
 
+    @contextmanager
+    def lend(self) -> Iterator[Connection]:
+        with self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self, connection: Connection) -> Iterator[None]:
+        """One transaction, rolled back if anything is raised."""
+        connection.rollback()  # ends what reading began
+        with connection.begin():
+            yield
+
     def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:

@@ -93,6 +93,12 @@ class Ledger(ledger.Ledger):
         query = sa.select(t.transaction_id, t.committed).where(t.transaction_id.in_(ids), t.committed.is_not(None))
         return {row.transaction_id: row.committed for row in connection.execute(query)}
 
+    def undecided(self, connection: Connection, ids: Collection[str]) -> list[str]:
+        """Those of the ids that are staged."""
+        t = self.table.c
+        query = sa.select(t.transaction_id).where(t.transaction_id.in_(ids), t.committed.is_(None))
+        return list(connection.scalars(query))
+
     def staged(self, connection: Connection, job: str, sink: str) -> dict[str, str]:
         """The undecided transactions of a job and sink (as tokens), each with the name of its staging table."""
         t = self.table.c

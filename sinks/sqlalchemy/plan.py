@@ -5,18 +5,17 @@ from __future__ import annotations
 import difflib
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.types import SchemaType, TypeEngine
 
-from sinks.errors import ConfigurationError, SchemaMismatch
-from sinks.sql.options import MergeOptions
-from sinks.sql.values import Unfit, mismatches
+from sinks.sql import planning
+from sinks.sql.values import mismatches
 from sinks.sqlalchemy import ledger as ledgers
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.ledger import Ledger
@@ -31,75 +30,92 @@ TWO_PHASE = {"postgresql": "SELECT CAST(current_setting('max_prepared_transactio
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the driver found out about the database, carried to the tasks in the sink's pickle. `staging` is None with
-    the strategy `two_phase`, and in recovery before the first batch."""
+class Target:
+    table: sa.Table
+    columns: dict[str, Column]
 
-    target: sa.Table
+    @property
+    def label(self) -> str:
+        return self.table.fullname
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.columns)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the driver found out about the database, carried to the tasks in the sink's pickle. `columns` are those that
+    tasks fill; `staging` is None with the strategy `two_phase`, and in recovery before the first batch."""
+
+    target: Target
     ledger: Ledger
-    strategy: Literal["two_phase", "staged"]
+    strategy: str
     columns: dict[str, Column]
     staging: sa.Table | None = None
 
 
 @dataclass(frozen=True)
-class Planner:
-    """The sink as the user configured it."""
-
-    sink: str
-    table: str
+class Planner(planning.Planner):
     database: Database
-    wanted: Literal["auto", "two_phase", "staged"]
-    merge: MergeOptions
-    create_table: bool
-    ledger: str
 
-    @property
-    def name(self) -> str:
-        return self.table.rpartition(".")[2]
+    LEDGER = Ledger
 
-    @property
-    def schema(self) -> str | None:
-        return self.table.rpartition(".")[0] or None
+    def check(self, connection: Connection, batch: pa.Schema) -> Plan:
+        with self.database.explained(f"sink {self.sink!r}"):
+            plan: Plan = super().check(connection, batch)
+            return plan
 
-    def check(self, connection: Connection, schema: pa.Schema) -> Plan:
-        """Find the table (or create it) and see whether it can take rows of `schema`. Raises ConfigurationError
-        (SchemaMismatch if it is only about columns) with all reasons at once."""
-        if not sa.inspect(connection).has_table(self.name, schema=self.schema):
-            self._create(connection, schema)
-        target = self._reflect(connection)
-        columns = self._columns(target)
-        written = self.merge.written(schema.names, list(columns))
-        batch = pa.schema([field for field in schema if field.name in written])
-        problems = mismatches(batch, list(columns.values()), conversion)
-        others = [*self.merge.problems(schema), *self._key_problems(connection), *self._engine_problems(target)]
-        others += self._two_phase_problems(connection) if self.wanted == "two_phase" else []
-        if problems or others:
-            kind = ConfigurationError if others else SchemaMismatch
-            reasons = "".join(f"\n  - {reason}" for reason in [*others, *problems])
-            raise kind(f"sink {self.sink!r} cannot write to table {target.fullname} ({self.database}):{reasons}")
+    def locate(self, connection: Connection) -> tuple[str | None, str]:
+        schema, _, name = self.table.rpartition(".")
+        return schema or None, name
+
+    def describe(self, connection: Connection, schema: str | None, name: str) -> Target | None:
+        if not sa.inspect(connection).has_table(name, schema=schema):
+            return None
+        table = sa.Table(name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False)
+        columns = {
+            column.name: Column(
+                column.name,
+                column.type,
+                self.database.dialect,
+                bool(column.nullable),
+                has_default=column.server_default is not None or column is table.autoincrement_column,
+                generated=column.computed is not None or bool(column.identity is not None and column.identity.always),
+            )
+            for column in table.columns
+        }
+        return Target(table, columns)
+
+    def similar(self, connection: Connection, schema: str | None, name: str) -> list[str]:
+        return difflib.get_close_matches(name, sa.inspect(connection).get_table_names(schema=schema))
+
+    def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
+        return mismatches(batch, list(target.columns.values()), conversion)
+
+    def problems(self, connection: Connection, target: Target) -> Iterable[str]:
+        yield from self._key_problems(connection, target.table)
+        engine = target.table.kwargs.get(f"{self.database.dialect}_engine", "InnoDB")
+        if engine != "InnoDB":
+            yield f"its engine {engine} has no transactions: ALTER TABLE {target.label} ENGINE=InnoDB"
+        if self.wanted == "two_phase":
+            yield from self._two_phase_problems(connection)
+
+    def plan(self, connection: Connection, target: Target, batch: pa.Schema | None) -> Plan:
         strategy = self._strategy(connection)
-        logger.info("sink %r writes to %s by strategy %s", self.sink, target.fullname, strategy)
-        ledger = Ledger.ensure(connection, self.ledger, self.schema)
-        if strategy == "two_phase":
-            return Plan(target, ledger, strategy, columns)
-        filled = {name: columns[name] for name in written}
-        for field in schema:
-            if field.name not in written:
-                filled[field.name] = self._extra(field)
-        staging = self._staging(target, filled)
+        logger.info("sink %r writes to %s by strategy %s", self.sink, target.label, strategy)
+        ledger = Ledger.ensure(connection, target.table.schema, self.ledger)
+        if strategy == "two_phase" or batch is None:
+            return Plan(target, ledger, strategy, target.columns)
+        filled = {name: target.columns[name] for name in self.merge.written(batch.names, target.names)}
+        for field in batch:
+            if field.name not in filled:
+                filled[field.name] = Column(field.name, self._type_of(field), self.database.dialect)
+        staging = self._staging(target.table, filled)
         ledgers.create(connection, staging)
         return Plan(target, ledger, strategy, filled, staging)
 
-    def load(self, connection: Connection) -> Plan:
-        """The plan without a look at any rows. Raises ConfigurationError if there is no table."""
-        if not sa.inspect(connection).has_table(self.name, schema=self.schema):
-            raise ConfigurationError(f"sink {self.sink!r}: there is no table {self.table} at {self.database}")
-        target = self._reflect(connection)
-        ledger = Ledger.ensure(connection, self.ledger, self.schema)
-        return Plan(target, ledger, self._strategy(connection), self._columns(target))
-
-    def _strategy(self, connection: Connection) -> Literal["two_phase", "staged"]:
+    def _strategy(self, connection: Connection) -> str:
         if self.wanted != "auto":
             return self.wanted
         able = self.merge.mode == "append" and not self._two_phase_problems(connection)
@@ -114,70 +130,39 @@ class Planner:
             return ['strategy="two_phase" needs two-phase transactions switched on in the server, or use "staged"']
         return []
 
-    def _engine_problems(self, target: sa.Table) -> Iterable[str]:
-        engine = target.kwargs.get(f"{self.database.dialect}_engine", "InnoDB")
-        if engine != "InnoDB":
-            yield f"its engine {engine} has no transactions: ALTER TABLE {target.fullname} ENGINE=InnoDB"
-
-    def _reflect(self, connection: Connection) -> sa.Table:
-        return sa.Table(self.name, sa.MetaData(), schema=self.schema, autoload_with=connection, resolve_fks=False)
-
-    def _columns(self, target: sa.Table) -> dict[str, Column]:
-        return {
-            column.name: Column(
-                column.name,
-                column.type,
-                self.database.dialect,
-                bool(column.nullable),
-                has_default=column.server_default is not None or column is target.autoincrement_column,
-                generated=column.computed is not None or bool(column.identity is not None and column.identity.always),
-            )
-            for column in target.columns
-        }
-
-    def _key_problems(self, connection: Connection) -> Iterable[str]:
+    def _key_problems(self, connection: Connection, target: sa.Table) -> Iterable[str]:
         if not self.merge.keys:
             return
         inspector = sa.inspect(connection)
-        uniques = [inspector.get_pk_constraint(self.name, self.schema)["constrained_columns"]]
-        uniques += [unique["column_names"] for unique in inspector.get_unique_constraints(self.name, self.schema)]
-        indexes = inspector.get_indexes(self.name, self.schema)
+        uniques = [inspector.get_pk_constraint(target.name, target.schema)["constrained_columns"]]
+        uniques += [unique["column_names"] for unique in inspector.get_unique_constraints(target.name, target.schema)]
+        indexes = inspector.get_indexes(target.name, target.schema)
         uniques += [[name for name in index["column_names"] if name] for index in indexes if index["unique"]]
         if not any(set(columns) == set(self.merge.keys) for columns in uniques):
             yield f"upsert by ({', '.join(self.merge.keys)}) needs a primary key or unique index on just these columns"
 
-    def _create(self, connection: Connection, schema: pa.Schema) -> None:
-        if not self.create_table:
-            names = sa.inspect(connection).get_table_names(schema=self.schema)
-            similar = difflib.get_close_matches(self.name, names)
-            hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
-            raise ConfigurationError(
-                f"sink {self.sink!r}: there is no table {self.table} at {self.database}.{hint} Create it, or let "
-                "create_table=True do so"
+    def declared(self, field: pa.Field) -> TypeEngine[Any]:
+        return declared(field.type, self.database.dialect, key=field.name in self.merge.keys)
+
+    def create(
+        self,
+        connection: Connection,
+        schema: str | None,
+        name: str,
+        columns: Sequence[tuple[pa.Field, TypeEngine[Any]]],
+    ) -> None:
+        keys = self.merge.keys
+        made = (
+            sa.Column(
+                field.name,
+                kind,
+                primary_key=field.name in keys,
+                nullable=field.nullable and field.name not in keys,
+                autoincrement=False,
             )
-        if missing := [key for key in self.merge.keys if key not in schema.names]:
-            raise SchemaMismatch(f"sink {self.sink!r}: the batch has no column {', '.join(missing)}, named in keys")
-        columns = []
-        for field in schema:
-            if field.name != self.merge.delete_marker:
-                key = field.name in self.merge.keys
-                kind = self._type_of(field)
-                columns.append(
-                    sa.Column(
-                        field.name, kind, primary_key=key, nullable=field.nullable and not key, autoincrement=False
-                    )
-                )
-        ledgers.create(connection, sa.Table(self.name, sa.MetaData(), *columns, schema=self.schema))
-        logger.info("sink %r created table %s", self.sink, self.table)
-
-    def _type_of(self, field: pa.Field) -> TypeEngine[Any]:
-        try:
-            return declared(field.type, self.database.dialect, key=field.name in self.merge.keys)
-        except Unfit as unfit:
-            raise SchemaMismatch(f'sink {self.sink!r}: column "{field.name}": {unfit}') from None
-
-    def _extra(self, field: pa.Field) -> Column:
-        return Column(field.name, self._type_of(field), self.database.dialect)
+            for field, kind in columns
+        )
+        ledgers.create(connection, sa.Table(name, sa.MetaData(), *made, schema=schema))
 
     def _staging(self, target: sa.Table, columns: dict[str, Column]) -> sa.Table:
         """The staging table of this sink for rows of these columns, shared by all participants; another one for other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
@@ -49,7 +50,7 @@ class RowTransaction:
         self._names = [name for name in context.schema.names if name in columns]
         self._convert = {name: conversion(context.schema.field(name).type, columns[name]) for name in self._names}
         self._row = 0
-        with database.explained(self.where):
+        with self.explained():
             self.connection = database.engine.connect()
             try:
                 self.transaction: RootTransaction = (
@@ -58,6 +59,10 @@ class RowTransaction:
             except BaseException:
                 self.connection.close()
                 raise
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Errors of the database inside this block name table, partition and checkpoint."""
+        return self.database.explained(self.where)
 
     def write(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, _ROWS_TOGETHER):
@@ -84,10 +89,14 @@ class RowTransaction:
                 f'{self.where}: row {self._row + refused.index + 1}, column "{name}": {refused}{row}'
             ) from None
 
+    def finish(self) -> int:
+        """Every row is judged already; returns how many there were."""
+        return self._row
+
     def seal(self) -> None:
         """Make it durable: COMMIT, or PREPARE of a two-phase transaction. Then let go of the connection."""
         self.sealing = True
-        with self.database.explained(self.where):
+        with self.explained():
             if isinstance(self.transaction, sa.TwoPhaseTransaction):
                 self.transaction.prepare()
                 self.connection.invalidate()  # SQLAlchemy would roll back what is only prepared
