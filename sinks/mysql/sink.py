@@ -35,6 +35,8 @@ class MySQLSink(TableSink[RowTransaction]):
     Needs MySQL 8.0.29, MariaDB 10.5.2 or newer, and tables of InnoDB.
     """
 
+    strategy: Strategy
+
     def __init__(
         self,
         dsn: str,

@@ -34,6 +34,8 @@ class PostgresSink(TableSink[CopyTransaction]):
     asks the server. What became of a transaction is kept in the table `ledger`, beside the target.
     """
 
+    strategy: Strategy
+
     def __init__(
         self,
         dsn: str,

@@ -749,10 +749,10 @@ def test_committables_hold_no_password(db: Observer, sink: MySQLSink) -> None:
 def test_parameters_pass_through(db: Observer) -> None:
     sink = make(db, connect_options={"read_timeout": 77})
     with sink._server.lend() as connection:
-        assert connection._read_timeout == 77  # type: ignore[attr-defined]
+        assert connection._read_timeout == 77
     sink = make(db, dsn=f"{db.dsn}?read_timeout=78")
     with sink._server.lend() as connection:
-        assert connection._read_timeout == 78  # type: ignore[attr-defined]
+        assert connection._read_timeout == 78
 
 
 @pytest.mark.parametrize("version", ["8.0.28", "5.7.44-log", "10.4.34-MariaDB-1:10.4", "10.5.1-MariaDB"])
@@ -761,7 +761,7 @@ def test_servers_that_forget_prepared_transactions_are_refused(
 ) -> None:
     sink = make(db, check=None)
     with sink._server.lend() as connection:
-        connection.server_version = version  # type: ignore[attr-defined]
+        connection.server_version = version
     monkeypatch.setattr("sinks.mysql.planning._row", lambda *_: (version,))
     with pytest.raises(ConfigurationError, match=rf"{version.split('-')[0]}.*needs .* or newer"):
         sink.check(SCHEMA)
