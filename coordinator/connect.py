@@ -54,7 +54,8 @@ class ConnectBatch(DataFrameBatch):
         try:
             metadata, log = _read(df, location, "metadata", f"offsets/{batch_id}")
         except AnalysisException as error:
-            raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=error)) from error
+            why = f"metadata or offsets/{batch_id} is not there"
+            raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why)) from error
         query_id = json.loads(metadata)["id"]
         query = session.streams.get(query_id)
         if query is None:

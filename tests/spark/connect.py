@@ -84,6 +84,8 @@ class ConnectJob(SparkJob):
     storage: str | None = None
     location: str | None = "spark"
     """Below `folder`; None: the coordinator is not told."""
+    end: Callable[[Any, Any, Any], None] = lambda spark, query, coordinator: query.awaitTermination()
+    """What the client does once the query runs."""
     transforms: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     """By sink name; beside the sinks, since a sink's pickle, by which this job gets into its process, leaves it out."""
 
@@ -108,5 +110,5 @@ class ConnectJob(SparkJob):
                 .trigger(availableNow=True)
                 .start()
             )
-            query.awaitTermination()
+            self.end(spark, query, coordinator)
         spark.stop()

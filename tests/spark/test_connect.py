@@ -14,6 +14,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointListener, Step
 from examples.custom_sink import FileSink
+from sinks import Identity
 from sinks.postgres import PostgresSink
 from sinks.testing import Hooked
 from sinks.testing.driver import die
@@ -47,17 +48,17 @@ class CallAt(CheckpointListener):
 
 
 def small_ids(df: Any) -> Any:
-    return df.filter("id < 5000").selectExpr("id", "upper(name) AS name")
+    return df.filter("id < 2000").selectExpr("id", "upper(name) AS name")
 
 
 def test_two_sinks_of_their_own_shape(tmp_path: Path, sink: FileSink, server: ConnectServer, pg_database: str) -> None:
-    ids = write_input(tmp_path / "input")
+    ids = write_input(tmp_path / "input", batches=2)
     table = PostgresSink(pg_database, "orders", create_table=True)
     job = ConnectJob(tmp_path, [sink, table], url=server.url, transforms={table.name: small_ids})
     assert job.run() == 0, job.output()
     assert_exactly_once(sink, ids)
     assert Counter(query(pg_database, "SELECT id, name = upper(name) FROM orders")) == Counter(
-        (id, True) for id in ids if id < 5000
+        (id, True) for id in ids if id < 2000
     )
     assert query(pg_database, LEFT) == []
 
@@ -84,7 +85,7 @@ class Blocked:
 def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_database: str) -> None:
     """SIGKILL to the server and its workers, after pre-commit. Then to the server alone: its worker, a zombie that has
     decided its checkpoint, goes on beside the next run."""
-    ids = write_input(tmp_path / "input")
+    ids = write_input(tmp_path / "input", batches=2)
     sink = PostgresSink(pg_database, "orders", create_table=True)
 
     def start(*listeners: CheckpointListener) -> ConnectJob:
@@ -96,14 +97,14 @@ def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_d
     assert len(query(pg_database, LEFT)) == 3
 
     server.start()
-    client = start(CallAt(Step.COMPLETE, 1, Blocked(tmp_path))).start()
+    client = start(CallAt(Step.COMPLETE, 0, Blocked(tmp_path))).start()
     wait_for((tmp_path / "reached").exists)
     group = server.process
     server.process.kill()
     end_group(client)
     server.start()
     try:
-        job = start(CallAt(Step.TRIGGERED, 2, (tmp_path / "let-go").touch))
+        job = start(CallAt(Step.TRIGGERED, 1, (tmp_path / "let-go").touch))
         assert job.run() == 0, job.output()
         assert (tmp_path / "went-on").exists()
     finally:
@@ -134,13 +135,13 @@ def test_worker_killed_in_a_stateful_query(tmp_path: Path, sink: FileSink, serve
 
 
 def test_client_killed_while_the_query_goes_on(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
-    ids = write_input(tmp_path / "input")
-    job = ConnectJob(tmp_path, [sink], url=server.url, listeners=[CallAt(Step.COMPLETE, 1, Blocked(tmp_path))])
+    ids = write_input(tmp_path / "input", batches=2)
+    job = ConnectJob(tmp_path, [sink], url=server.url, listeners=[CallAt(Step.COMPLETE, 0, Blocked(tmp_path))])
     client = job.start()
     wait_for((tmp_path / "reached").exists)
     end_group(client)
     (tmp_path / "let-go").touch()
-    wait_for((tmp_path / "spark" / "commits" / "2").exists)
+    wait_for((tmp_path / "spark" / "commits" / "1").exists)
     assert_exactly_once(sink, ids)
 
 
@@ -160,11 +161,36 @@ def test_checkpoint_that_expires_is_cancelled_on_the_server(
 ) -> None:
     ids = write_input(tmp_path / "input", batches=1)
     hooked = Hooked(sink, "pre_commit", hook=Once(tmp_path / "lingered", linger))
-    config = CheckpointConfig(timeout=4, tolerable_failed_checkpoints=1)
+    config = CheckpointConfig(timeout=4, tolerable_failed_checkpoints=9)
     job = ConnectJob(tmp_path, [hooked], url=server.url, config=config)
     assert job.run(60) == 0, job.output()
     assert (tmp_path / "lingered").exists()
     assert_exactly_once(sink, ids)
+
+
+class BlockedInSecondCheckpoint(FileSink):
+    def pre_commit(self, transaction: Any) -> Identity:
+        identity = super().pre_commit(transaction)
+        if visible(self):
+            Blocked(self.folder.parent)()
+        return identity
+
+
+def test_stopped_by_the_client(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
+    """The task outlives its query until it is interrupted; what it had pre-committed is swept by the client."""
+    ids = write_input(tmp_path / "input", batches=2, files=1)
+    blocked = BlockedInSecondCheckpoint(sink.folder)
+
+    def end(spark: Any, query: Any, coordinator: Any) -> None:
+        wait_for((tmp_path / "reached").exists)
+        assert len(list(sink.in_doubt("spark-job"))) == 1
+        query.stop()
+        assert len(spark.interruptTag(query.runId)) == 1
+        coordinator.recover()
+
+    job = ConnectJob(tmp_path, [blocked], url=server.url, files_per_batch=1, end=end)
+    assert job.run(60) == 0, job.output()
+    assert_exactly_once(sink, ids[:50])
 
 
 @pytest.mark.parametrize(
