@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from statistics import median
@@ -12,10 +13,13 @@ import pyarrow as pa
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.decisions import BatchFacts
 from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
-from sinks.testing import LocalBatch, rows
+from sinks.testing import LocalBatch, LocalQuery, rows
 
 _MEASURED = 200
 """Checkpoints timed at each mark."""
+
+_FOLDER = tempfile.mkdtemp()
+"""Of a query that nobody runs: the batches are made here."""
 
 
 class Times(CheckpointListener):
@@ -54,7 +58,7 @@ class NoSink(TwoPhaseCommitSink[int]):
 
 
 def batch(number: int, partitions: list[pa.Table]) -> LocalBatch:
-    return LocalBatch(BatchFacts(number, "query", (f'{{"end":{number}}}',)), "run", partitions)
+    return LocalBatch(BatchFacts(number, "query", (f'{{"end":{number}}}',)), "run", partitions, LocalQuery(_FOLDER, []))
 
 
 class ManyParticipants:

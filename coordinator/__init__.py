@@ -5,6 +5,13 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.guarantee import Guarantee
 from coordinator.listener import CheckpointListener, Step
+from coordinator.savepoint import (
+    Savepoint,
+    describe_savepoint,
+    dispose_savepoint,
+    list_savepoints,
+    restore_savepoint,
+)
 
 __all__ = [
     "CheckpointConfig",
@@ -14,6 +21,11 @@ __all__ = [
     "CheckpointingMode",
     "ExternalizedCheckpointCleanup",
     "Guarantee",
+    "Savepoint",
     "StateBackend",
     "Step",
+    "describe_savepoint",
+    "dispose_savepoint",
+    "list_savepoints",
+    "restore_savepoint",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import pyarrow as pa
 
@@ -25,11 +25,23 @@ if TYPE_CHECKING:
 Sink = TwoPhaseCommitSink[Any]
 
 
+class Query(Protocol):
+    """A streaming query that can be stopped."""
+
+    def stop(self) -> None:
+        """Returns when it has stopped."""
+
+
 class MicroBatch(Protocol):
-    """What the protocol needs of a batch. `run_id` tells one start of the query from the next."""
+    """What the protocol needs of a batch. `run_id` tells one start of the query from the next; `location` is the
+    checkpointLocation."""
 
     facts: BatchFacts
     run_id: str
+    location: str
+
+    @property
+    def query(self) -> Query: ...
 
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
@@ -45,6 +57,10 @@ class MicroBatch(Protocol):
     @property
     def active(self) -> bool:
         """False once the query is being stopped."""
+
+    def leave(self) -> NoReturn:
+        """Leave the batch of a query that is being stopped unprocessed: raises what counts as a clean stop, so that the
+        next start hands the batch over again."""
 
     def drain(self) -> None:
         """Compute the batch without writing it."""
@@ -135,7 +151,8 @@ class SparkBatch(DataFrameBatch):
                 "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start()"
             )
         self.run_id: str = execution.runId().toString()
-        path = jvm.org.apache.hadoop.fs.Path(f"{execution.resolvedCheckpointRoot()}/offsets/{batch_id}")
+        self.location: str = execution.resolvedCheckpointRoot()
+        path = jvm.org.apache.hadoop.fs.Path(f"{self.location}/offsets/{batch_id}")
         conf = session._jsparkSession.sessionState().newHadoopConf()
         stream = path.getFileSystem(conf).open(path)
         try:
@@ -149,6 +166,19 @@ class SparkBatch(DataFrameBatch):
     def active(self) -> bool:
         return bool(self._execution.isActive())
 
+    @property
+    def query(self) -> Query:
+        from pyspark.sql.streaming.query import StreamingQuery
+
+        return StreamingQuery(self._execution)
+
+    def leave(self) -> NoReturn:
+        """Spark knows its own stop by the InterruptedException that it causes in the query's thread; this is it."""
+        thread = self._df.sparkSession.sparkContext._jvm.java.lang.Thread  # type: ignore[union-attr]
+        thread.currentThread().interrupt()
+        thread.sleep(1)
+        raise CheckpointError(f"batch {self.facts.checkpoint_id} was left, since the query is being stopped")
+
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
             fresh = self._written(sink).select("*")  # a plan made now, so that it sees whether the batch is persisted
@@ -159,7 +189,7 @@ class SparkBatch(DataFrameBatch):
 
     def weaknesses(self) -> list[str]:
         sources = self._execution.sources()
-        found = guarantee.of_checkpoint_location(self._execution.resolvedCheckpointRoot())
+        found = guarantee.of_checkpoint_location(self.location)
         for source in map(sources.apply, range(sources.size())):
             found += guarantee.of_source(source.getClass().getSimpleName(), source.toString())
         return found

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
@@ -62,12 +62,16 @@ class ConnectBatch(DataFrameBatch):
             why = f"it belongs to query {query_id}, which does not run in this session"
             raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why))
         self.run_id: str = query.runId
+        self.location = location
         self.facts = BatchFacts(batch_id, query_id, offsets_in(log))
-        self._query = query
+        self.query = query
 
     @property
     def active(self) -> bool:
-        return bool(self._query.isActive)
+        return bool(self.query.isActive)
+
+    def leave(self) -> NoReturn:
+        raise CheckpointError(f"batch {self.facts.checkpoint_id} was left, since the query is being stopped")
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
@@ -79,7 +83,7 @@ class ConnectBatch(DataFrameBatch):
     def weaknesses(self) -> list[str]:
         plan = io.StringIO()
         with redirect_stdout(plan):
-            self._query.explain(extended=True)
+            self.query.explain(extended=True)
         socket = re.search(r"StreamingDataSourceV2\w*\[.*?\] (\w*Socket\w*\[.*?\])", plan.getvalue())
         return guarantee.of_source("TextSocketMicroBatchStream", socket[1]) if socket else []
 

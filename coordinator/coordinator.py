@@ -16,7 +16,7 @@ import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from coordinator import decisions, guarantee
-from coordinator.batch import MicroBatch, Sink
+from coordinator.batch import MicroBatch, Query, Sink
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup
 from coordinator.connect import batch_of, departure
 from coordinator.deadline import deadline
@@ -26,12 +26,15 @@ from coordinator.errors import (
     CheckpointFailed,
     InDoubtError,
     NotExactlyOnce,
+    SavepointError,
     Superseded,
     UnknownSink,
 )
 from coordinator.guarantee import Guarantee
+from coordinator.http import HttpServer
 from coordinator.listener import CheckpointListener, Step
 from coordinator.records import CheckpointStore, Record
+from coordinator.savepoint import Savepoint, take_savepoint
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from sinks.errors import CommittedError, SinkError
 from sinks.task import Ack, SinkTask
@@ -39,7 +42,6 @@ from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committabl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 logger = logging.getLogger(__name__)
@@ -89,6 +91,10 @@ class CheckpointCoordinator:
         self._swept_at = -math.inf
         self._finished_at = -math.inf
         self._one_at_a_time = threading.RLock()
+        self._query: Query | None = None
+        self._location: str | None = None
+        self._stopping = False
+        self._http: HttpServer | None = None
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
         """`df.writeStream` into this coordinator, with the trigger, the state backend and the checkpointLocation of the
@@ -110,6 +116,11 @@ class CheckpointCoordinator:
         while batch.active and (pause := self._finished_at + self.config.min_pause - time.monotonic()) > 0:
             time.sleep(min(pause, 0.2))
         with self._one_at_a_time:
+            self._query, self._location = batch.query, batch.location
+            while self._stopping and batch.active:  # a savepoint was taken, and the query has to end there
+                time.sleep(0.05)
+            if not batch.active:
+                batch.leave()
             self._process(batch)
             self._finished_at = time.monotonic()
 
@@ -150,7 +161,7 @@ class CheckpointCoordinator:
             sink.open()
         self._checked.clear()
         self._swept_at = -math.inf
-        self._generation = self._store.claim_generation()
+        self._generation = self._store.claim_generation(self._http.address if self._http else "")
         self._tell(Step.GENERATION_CLAIMED, generation=self._generation)
 
     def _promise(self, batch: MicroBatch | None = None) -> Guarantee:
@@ -185,7 +196,10 @@ class CheckpointCoordinator:
         self._tell(Step.LOADED, checkpoint=self._newest.checkpoint_id if self._newest else -1, rounds=len(rounds))
         self._require_newest("commit")  # R14: what was put after a restore may have been read
         if self._newest:
-            unknown = sorted({c.sink for c in self._newest.every_committable()} - set(self.sinks))
+            written = {c.sink for c in self._newest.every_committable()}
+            if self._newest.record.restored_from:
+                written |= set(self._newest.record.partitions)
+            unknown = sorted(written - set(self.sinks))
             if unknown:
                 raise UnknownSink(
                     f"checkpoint {self._newest.checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
@@ -497,8 +511,78 @@ class CheckpointCoordinator:
             except Exception:
                 logger.exception("listener %r failed at %s", listener, step)
 
+    # ------------------------------------------------------------------ savepoints
+    @property
+    def query(self) -> Query:
+        """The query that this coordinator was last called by. Raises `SavepointError` before its first batch."""
+        if self._query is None:
+            raise SavepointError("the query has not had a batch since it was started; try again when it has")
+        return self._query
+
+    def trigger_savepoint(self, target: str | CheckpointStorage, checkpoint_location: str | None = None) -> Savepoint:
+        """Save the newest checkpoint in `target`, a storage. From any thread: it waits for the batch under way, and the
+        next batch waits for it. Without a running query, or before its first batch, say which `checkpoint_location` it
+        has. Raises `SavepointError`, `InDoubtError`, `StorageError`."""
+        with self._one_at_a_time:
+            location = checkpoint_location or self._location or self.config.checkpoint_location
+            if location is None:
+                raise SavepointError("no batch has come yet: pass checkpoint_location, or wait for one")
+            storage = open_storage(target)
+            try:
+                return self._save(storage, location)
+            finally:
+                if storage is not target:
+                    storage.close()
+
+    def _save(self, target: CheckpointStorage, location: str) -> Savepoint:
+        if self._newest is None:
+            self._become_newest()
+        if self._newest is None or self._newest.checkpoint_id != self._store.newest_complete():
+            self._load_and_commit()
+        if self._newest is None:
+            raise SavepointError(f"job {self.job!r} has no complete checkpoint in {self._store.storage.uri} yet")
+        decisions.require_visible(self._newest)
+        self._require_newest("take a savepoint")
+        return take_savepoint(
+            target,
+            self._newest.rounds,
+            {name: f"{type(sink).__module__}.{type(sink).__qualname__}" for name, sink in self.sinks.items()},
+            location,
+            self._store.storage.uri,
+            confirm=lambda: self._require_newest("take a savepoint"),  # another driver may have written there meanwhile
+        )
+
+    def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
+        """Take a savepoint, and stop the query there: no further checkpoint becomes complete."""
+        with self._one_at_a_time:
+            savepoint = self.trigger_savepoint(target)
+            self._stopping = True
+        try:
+            query.stop()
+        finally:
+            self._stopping = False
+        return savepoint
+
+    def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
+        """`stop_with_savepoint`, then `cancel`."""
+        savepoint = self.stop_with_savepoint(query, target)
+        self.cancel(query)
+        return savepoint
+
+    def serve_http(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Answer the requests of `coordinator.http` until `close`; returns the address. Call it before the query
+        starts: each start leaves the address in checkpoint storage (`CheckpointStore.driver_address`)."""
+        if self._http is None:
+            self._http = HttpServer(self, host, port)
+        return self._http.address
+
+    def newest_checkpoint(self) -> dict[str, Any]:
+        """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
+        rounds = CheckpointStore(self._store.storage, self.job).load_newest()
+        return {k: v for k, v in rounds[0].to_json().items() if k != "committables"} if rounds else {}
+
     # ------------------------------------------------------------------ life
-    def cancel(self, query: StreamingQuery) -> None:
+    def cancel(self, query: Query) -> None:
         """Stop the query for good: what is complete is committed, the rest aborted, and this object closed. With
         `DELETE_ON_CANCELLATION` its checkpoints are then deleted from storage, so that its checkpointLocation cannot be
         used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible."""
@@ -513,6 +597,9 @@ class CheckpointCoordinator:
     def close(self) -> None:
         """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.
         Waits for the batch under way. Sweeps nothing where no record was found: the storage may be the wrong one."""
+        if self._http:
+            self._http.close()
+            self._http = None
         with self._one_at_a_time:
             if self._newest:
                 try:

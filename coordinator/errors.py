@@ -8,6 +8,7 @@
     * CorruptRecord - a record in storage cannot be trusted
     * UnknownSink - a record names a sink that this coordinator does not have
     * Superseded - a newer driver runs this job; this one is a zombie
+    * SavepointError - a savepoint cannot be taken, read or restored; nothing was changed
     * NotExactlyOnce - exactly-once is required, and the job cannot promise it
     * CheckpointFailed - the checkpoint was aborted before it was complete; nothing of it is visible
     * CheckpointExpired - it was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed
@@ -50,6 +51,10 @@ class UnknownSink(CheckpointError):
 
 
 class Superseded(CheckpointError):
+    pass
+
+
+class SavepointError(CheckpointError):
     pass
 
 

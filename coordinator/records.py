@@ -48,16 +48,14 @@ class Record:
     guarantee: str = ""
     restored_from: str = ""
 
-    def to_bytes(self) -> bytes:
-        body = asdict(self) | {"committables": [committable.to_json() for committable in self.committables]}
-        return seal(body)
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"committables": [committable.to_json() for committable in self.committables]}
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Record:
-        body = unseal(data, where)
+    def from_json(cls, body: Mapping[str, Any], where: str) -> Record:
         try:
             return cls(
-                **body
+                **dict(body)
                 | {
                     "offsets": tuple(body["offsets"]),
                     "committables": tuple(Committable.from_json(value) for value in body["committables"]),
@@ -65,6 +63,13 @@ class Record:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptRecord(f"{where} lacks or misuses a field: {error!r}") from error
+
+    def to_bytes(self) -> bytes:
+        return seal(self.to_json())
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Record:
+        return cls.from_json(unseal(data, where), where)
 
 
 def seal(body: Mapping[str, Any]) -> bytes:

@@ -8,10 +8,12 @@ driver starts in a fraction of a second and can be killed thousands of times.
 from __future__ import annotations
 
 import hashlib
+import json
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -27,14 +29,19 @@ Partitions = Sequence[pa.Table]
 class LocalBatch:
     """One micro-batch of in-memory partitions."""
 
-    def __init__(self, facts: BatchFacts, run_id: str, partitions: Partitions) -> None:
+    def __init__(self, facts: BatchFacts, run_id: str, partitions: Partitions, query: LocalQuery) -> None:
         self.facts = facts
         self.run_id = run_id
-        self.active = True
+        self.location = str(query.folder)
+        self.query = query
+        self.active = not query.stopped
         self._partitions = partitions
         self._attempts = 0
         self.drained = 0
         self._cancelled = False
+
+    def leave(self) -> NoReturn:
+        raise QueryStopped
 
     def schema(self, sink: TwoPhaseCommitSink[Any]) -> pa.Schema:
         return self._partitions[0].schema
@@ -64,6 +71,10 @@ class LocalBatch:
         self.drained += 1
 
 
+class QueryStopped(Exception):
+    """Ends a query that was told to stop."""
+
+
 class LocalQuery:
     """`input[n]` are the partitions of batch n; `folder` plays the checkpointLocation."""
 
@@ -72,14 +83,20 @@ class LocalQuery:
         self.input = input
         for log in ("offsets", "commits"):
             (self.folder / log).mkdir(parents=True, exist_ok=True)
-        identity = self.folder / "query-id"
+        identity = self.folder / "metadata"
         if not identity.exists():
-            identity.write_text(str(uuid.uuid4()))
-        self.query_id = identity.read_text()
+            identity.write_text(json.dumps({"id": str(uuid.uuid4())}))
+        self.query_id = json.loads(identity.read_text())["id"]
+        self.stopped = False
+        self._batch: LocalBatch | None = None
+        self._ended = threading.Event()
+        self._ended.set()
 
     def batch(self, n: int, run_id: str) -> LocalBatch:
-        (self.folder / "offsets" / str(n)).touch()
-        return LocalBatch(BatchFacts(n, self.query_id, (f'{{"end":{n}}}',)), run_id, self.input[n])
+        end = f'{{"end":{n}}}'
+        (self.folder / "offsets" / str(n)).write_text(f"v1\n{{}}\n{end}")
+        self._batch = LocalBatch(BatchFacts(n, self.query_id, (end,)), run_id, self.input[n], self)
+        return self._batch
 
     def next_batch(self) -> int:
         return len(list((self.folder / "commits").iterdir()))
@@ -87,9 +104,22 @@ class LocalQuery:
     def run(self, coordinator: CheckpointCoordinator) -> None:
         """Run to the end of the input from wherever the logs say, as one start of the query."""
         run_id = str(uuid.uuid4())
-        for n in range(self.next_batch(), len(self.input)):
-            coordinator.process(self.batch(n, run_id))
-            (self.folder / "commits" / str(n)).touch()
+        self._ended.clear()
+        try:
+            for n in range(self.next_batch(), len(self.input)):
+                coordinator.process(self.batch(n, run_id))
+                (self.folder / "commits" / str(n)).touch()
+        except QueryStopped:
+            pass
+        finally:
+            self._ended.set()
+
+    def stop(self) -> None:
+        """From another thread: returns when `run` has returned."""
+        self.stopped = True
+        if self._batch:
+            self._batch.active = False
+        self._ended.wait()
 
 
 def with_row_hash(rows: pa.Table) -> list[pa.RecordBatch]:

@@ -188,7 +188,7 @@ def test_r10_a_batch_with_nothing_left_to_write_is_still_run(job: Job) -> None:
 def test_r12_an_older_checkpoint_location_is_refused(job: Job) -> None:
     job.run()
     facts = job.query().batch(2, "restored").facts
-    restored = LocalBatch(type(facts)(2, facts.query_id, ('{"end":99}',)), "restored", job.input[0])
+    restored = LocalBatch(type(facts)(2, facts.query_id, ('{"end":99}',)), "restored", job.input[0], job.query())
     with pytest.raises(CheckpointLocationMismatch, match="other offsets"):
         job.coordinator().process(restored)
     job.assert_exactly_once()

@@ -144,7 +144,7 @@ def test_r12_a_skipped_batch_with_other_offsets_is_refused(job: Job) -> None:
     """R12 SKIP without offsets"""
     job.run()
     facts = job.query().batch(1, "restored").facts
-    restored = LocalBatch(type(facts)(1, facts.query_id, ('{"end":99}',)), "restored", job.input[0])
+    restored = LocalBatch(type(facts)(1, facts.query_id, ('{"end":99}',)), "restored", job.input[0], job.query())
     with pytest.raises(CheckpointLocationMismatch, match="other offsets"):
         job.coordinator().process(restored)
     assert restored.drained == 0
@@ -475,12 +475,17 @@ def test_a_recovery_that_failed_is_done_again_by_the_next_call(job: Job) -> None
 
 def test_a_query_that_is_being_stopped_does_not_try_again(job: Job) -> None:
     """inactive batch tried again"""
-    steps = Steps()
+    stopping = job.query().batch(0, "run")
+
+    class Stops(Steps):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            super().on_step(step, checkpoint_id, facts)
+            stopping.active &= step is not Step.PRE_COMMITTED
+
+    steps = Stops()
     coordinator = job.coordinator(
         sink=Hooked(job.sink, "validate_all", hook=fail), config={"tolerable_failed_checkpoints": 3}, listeners=[steps]
     )
-    stopping = job.query().batch(0, "run")
-    stopping.active = False
     with pytest.raises(OSError, match="not today"):
         coordinator.process(stopping)
     assert steps_of(steps).count(Step.TRIGGERED) == 1

@@ -1,0 +1,133 @@
+"""Spark's checkpointLocation, file by file: in a local directory, or in any file system that Hadoop knows."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_PIECE = 1 << 20
+
+
+class CheckpointLocation(ABC):
+    """Paths are relative to it, with '/' between their parts. Hidden files (a dot before the name: temporary ones, and
+    the checksums of Hadoop's local file system) are passed over."""
+
+    uri: str
+
+    @abstractmethod
+    def files(self) -> list[str]:
+        """The paths of all files, sorted; none if there is no such directory. May miss what vanishes meanwhile."""
+
+    @abstractmethod
+    def read(self, path: str) -> Iterator[bytes]:
+        """The content of a file, in pieces. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def write(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Put a file there, durably and as a whole, in place of one of that name."""
+
+
+def open_location(uri: str) -> CheckpointLocation:
+    """A path or `file:` URI is read and written here, any other through the JVM of the Spark session."""
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return _Directory(Path(os.path.abspath(unquote(parts.path) if parts.scheme else uri)))
+    return _HadoopDirectory(uri)
+
+
+class _Directory(CheckpointLocation):
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.uri = root.as_uri()
+
+    def files(self) -> list[str]:
+        found = [Path(folder, name) for folder, _, names in os.walk(self._root) for name in names]
+        return sorted(path.relative_to(self._root).as_posix() for path in found if not path.name.startswith("."))
+
+    def read(self, path: str) -> Iterator[bytes]:
+        with (self._root / path).open("rb") as file:
+            while piece := file.read(_PIECE):
+                yield piece
+
+    def write(self, path: str, pieces: Iterable[bytes]) -> None:
+        target = self._root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with staged.open("xb") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            staged.replace(target)
+        finally:
+            staged.unlink(missing_ok=True)
+        for folder in (target.parent, *target.parent.parents):
+            _fsync(folder)
+            if folder == self._root.parent:
+                break
+
+
+class _HadoopDirectory(CheckpointLocation):
+    def __init__(self, uri: str) -> None:
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.active()
+        jvm: Any = session.sparkContext._jvm
+        self.uri = uri.rstrip("/")
+        self._path: Any = jvm.org.apache.hadoop.fs.Path
+        self._fs: Any = self._path(self.uri).getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+    def files(self) -> list[str]:
+        root = self._fs.makeQualified(self._path(self.uri)).toUri().getPath().rstrip("/") + "/"
+        paths = []
+        if self._fs.exists(self._path(self.uri)):
+            with _file_not_found():
+                found = self._fs.listFiles(self._path(self.uri), True)
+                while found.hasNext():
+                    paths.append(str(found.next().getPath().toUri().getPath()).removeprefix(root))
+        return sorted(path for path in paths if not path.rsplit("/", 1)[-1].startswith("."))
+
+    def read(self, path: str) -> Iterator[bytes]:
+        with _file_not_found():
+            stream = self._fs.open(self._path(f"{self.uri}/{path}"))
+            with closing(stream):
+                while piece := bytes(stream.readNBytes(_PIECE)):
+                    yield piece
+
+    def write(self, path: str, pieces: Iterable[bytes]) -> None:
+        target = self._path(f"{self.uri}/{path}")
+        staged = self._path(f"{target.getParent().toString()}/.{target.getName()}.{uuid.uuid4().hex}.tmp")
+        with closing(self._fs.create(staged, False)) as stream:
+            for piece in pieces:
+                stream.write(piece)
+            stream.hsync()
+        self._fs.delete(target, False)
+        if not self._fs.rename(staged, target):
+            raise OSError(f"could not rename {staged.toString()} to {target.toString()}")
+
+
+@contextmanager
+def _file_not_found() -> Iterator[None]:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        if error.java_exception.getClass().getSimpleName() == "FileNotFoundException":
+            raise FileNotFoundError(str(error.java_exception.getMessage())) from error
+        raise
+
+
+def _fsync(folder: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

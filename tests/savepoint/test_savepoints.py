@@ -1,0 +1,487 @@
+"""Savepoints of a job of files: taken, looked at, restored, refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import (
+    CheckpointCoordinator,
+    Savepoint,
+    Step,
+    describe_savepoint,
+    dispose_savepoint,
+    list_savepoints,
+    restore_savepoint,
+)
+from coordinator.errors import InDoubtError, SavepointError, Superseded, UnknownSink
+from coordinator.records import CheckpointStore
+from coordinator.storage import open_storage
+from examples.custom_sink import FileSink
+from sinks.testing import LocalQuery
+from tests.protocol.play import CrashError, HookedStorage, Job, complete_but_one_lost, crash, crash_at
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path, batches=4)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/savepoints"
+
+
+def save(job: Job, target: str, batches: int = 2) -> Savepoint:
+    """Run so many batches, and take a savepoint of the stopped query."""
+    with job.coordinator() as coordinator:
+        job.query(batches).run(coordinator)
+        return coordinator.trigger_savepoint(target)
+
+
+def restored(played: Job, savepoint: Savepoint, folder: str = "restored", **options: Any) -> LocalQuery:
+    options = {"storage": played.storage} | options
+    restore_savepoint(savepoint.uri, str(played.folder / folder), **options)
+    return LocalQuery(played.folder / folder, played.input)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ---------------------------------------------------------------------- take and look
+@pytest.mark.parametrize("kind", ["file", "memory", "sqlite"])
+def test_a_savepoint_goes_on_in_a_new_place_with_nothing_lost_or_doubled(job: Job, tmp_path: Path, kind: str) -> None:
+    storages = {
+        "file": f"file://{tmp_path}/s",
+        "memory": f"memory:{uuid.uuid4().hex}",
+        "sqlite": f"sqlite:///{tmp_path}/s.db",
+    }
+    savepoint = save(job, storages[kind])
+    query = restored(job, savepoint)
+    query.run(job.coordinator())
+    job.assert_exactly_once()
+    assert files(tmp_path / "restored").keys() >= files(tmp_path / "query").keys()
+
+
+def test_a_savepoint_says_what_it_holds(job: Job, target: str) -> None:
+    savepoint = save(job, target)
+    assert describe_savepoint(savepoint.uri) == savepoint
+    assert list_savepoints(target) == [savepoint]
+    assert (savepoint.job, savepoint.checkpoint_id) == ("job", 1)
+    assert savepoint.sinks == {"files": "examples.custom_sink.FileSink"}
+    assert len(savepoint.record.committables) == 3
+    assert {file.path for file in savepoint.files} == {"metadata", "offsets/0", "offsets/1", "commits/0", "commits/1"}
+    assert savepoint.summary()["bytes"] == savepoint.size > 0
+    json.dumps(savepoint.summary())
+
+
+def test_files_larger_and_smaller_than_a_chunk_come_back(job: Job, target: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("coordinator.savepoint._CHUNK", 100)
+    (job.folder / "query" / "state" / "0").mkdir(parents=True)
+    contents = {"state/0/1.delta": b"x" * 1050, "state/0/2.delta": b"", "state/0/2.snapshot": bytes(range(256))}
+    for path, content in contents.items():
+        (job.folder / "query" / path).write_bytes(content)
+    restored(job, save(job, target))
+    assert {path: (job.folder / "restored" / path).read_bytes() for path in contents} == contents
+
+
+def test_later_batches_and_hidden_files_are_left_out(job: Job, target: str) -> None:
+    for path in ("offsets/.1.crc", "state/0/3.delta", "state/0/4_a-b.zip", "sources/0/9", "state/0/2_a-b.changelog"):
+        file = job.folder / "query" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(path)
+    job.query().batch(2, "planned by Spark before the savepoint")
+    paths = {file.path for file in save(job, target).files}
+    assert paths == {
+        *("metadata", "offsets/0", "offsets/1", "commits/0", "commits/1", "sources/0/9", "state/0/2_a-b.changelog")
+    }
+
+
+def test_a_batch_between_callback_and_commit_log_is_finished_by_the_restored_query(job: Job, target: str) -> None:
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.DONE, 1)])
+    assert not (job.folder / "query/commits/1").exists()
+    savepoint = job.coordinator().trigger_savepoint(target, str(job.folder / "query"))
+    assert savepoint.checkpoint_id == 1
+    restored(job, savepoint).run(job.coordinator())
+    job.assert_exactly_once()
+
+
+def test_nothing_is_saved_before_all_is_visible(job: Job, target: str) -> None:
+    complete_but_one_lost(job)
+    with pytest.raises(InDoubtError, match="not visible"):
+        job.coordinator().trigger_savepoint(target, str(job.folder / "query"))
+    assert list_savepoints(target) == []
+
+
+def test_what_is_complete_is_committed_before_it_is_saved(job: Job, target: str) -> None:
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 1)])
+    job.coordinator().trigger_savepoint(target, str(job.folder / "query"))
+    job.assert_exactly_once(batches=2)
+
+
+def test_a_failed_batch_is_not_skipped_over_by_a_savepoint_of_the_same_object(job: Job, target: str) -> None:
+    coordinator = job.coordinator(listeners=[crash_at(Step.COMPLETE, 1)])
+    with pytest.raises(CrashError):
+        job.query().run(coordinator)
+    assert coordinator.trigger_savepoint(target).checkpoint_id == 1
+    job.assert_exactly_once(batches=2)
+
+
+def test_there_is_nothing_to_save_yet(job: Job, target: str) -> None:
+    with pytest.raises(SavepointError, match="no batch has come yet"):
+        job.coordinator().trigger_savepoint(target)
+    with pytest.raises(SavepointError, match="no complete checkpoint"):
+        job.coordinator().trigger_savepoint(target, str(job.folder / "query"))
+
+
+def test_another_checkpoint_location_is_refused(job: Job, target: str, tmp_path: Path) -> None:
+    job.run(batches=2)
+    other = LocalQuery(tmp_path / "other", job.input)
+    other.batch(1, "")
+    with pytest.raises(SavepointError, match="is not the checkpointLocation of checkpoint 1"):
+        job.coordinator().trigger_savepoint(target, str(other.folder))
+    with pytest.raises(SavepointError, match="is not the checkpointLocation of checkpoint 1"):
+        job.coordinator().trigger_savepoint(target, str(tmp_path / "nowhere"))
+
+
+def test_a_superseded_driver_takes_no_savepoint(job: Job, target: str) -> None:
+    old = job.coordinator()
+    job.query(2).run(old)
+    CheckpointStore(job.storage, "job").claim_generation()
+    with pytest.raises(Superseded):
+        old.trigger_savepoint(target)
+    assert open_storage(target).list("") == []
+
+
+def test_files_that_maintenance_replaces_are_saved_in_their_new_form(job: Job, target: str) -> None:
+    state = job.folder / "query" / "state"
+    state.mkdir(parents=True)
+    for version in (1, 2):
+        (state / f"{version}.delta").write_text("delta")
+
+    def maintain() -> None:
+        (state / "2.snapshot").write_text("snapshot")
+        (state / "1.delta").unlink()
+        (state / "2.delta").unlink()
+
+    job.run(batches=2)
+    coordinator = job.coordinator()
+    import coordinator.location as module
+
+    original = module._Directory.read
+    seen: list[str] = []
+
+    def read(self: Any, path: str) -> Any:
+        seen.append(path)
+        if len(seen) == 3:
+            maintain()
+        return original(self, path)
+
+    module._Directory.read = read  # type: ignore[method-assign]
+    try:
+        savepoint = coordinator.trigger_savepoint(target, str(job.folder / "query"))
+    finally:
+        module._Directory.read = original  # type: ignore[method-assign]
+    assert [file.path for file in savepoint.files if file.path.startswith("state")] == ["state/2.snapshot"]
+
+
+# ---------------------------------------------------------------------- while it runs
+class Running:
+    """A query that runs in a thread, batch by batch as the test allows."""
+
+    def __init__(self, job: Job, coordinator: CheckpointCoordinator, batches: int | None = None) -> None:
+        self.query = job.query(batches)
+        self.coordinator = coordinator
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.query.run(self.coordinator)
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> None:
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        if self.error:
+            raise self.error
+
+
+def test_a_savepoint_of_a_running_query_holds_no_batch_up_for_long(job: Job, target: str) -> None:
+    coordinator = job.coordinator(config={"min_pause": 0.1})
+    running = Running(job, coordinator)
+    savepoints = []
+    while running.thread.is_alive():
+        try:
+            savepoints.append(coordinator.trigger_savepoint(target))
+        except SavepointError:
+            time.sleep(0.02)
+    running.join()
+    job.assert_exactly_once()
+    ids = [savepoint.checkpoint_id for savepoint in savepoints]
+    assert ids == sorted(ids)
+    assert len(set(ids)) >= 2
+
+
+def test_a_query_is_stopped_with_a_savepoint_and_goes_on_from_it(job: Job, target: str) -> None:
+    coordinator = job.coordinator(config={"min_pause": 0.2})
+    running = Running(job, coordinator)
+    while len(list((job.folder / "query/commits").iterdir())) < 2:
+        time.sleep(0.01)
+    savepoint = coordinator.stop_with_savepoint(running.query, target)
+    running.join()
+    n = savepoint.checkpoint_id
+    assert CheckpointStore(job.storage, "job").load_newest()[0].checkpoint_id == n < 3
+    job.assert_exactly_once(batches=n + 1)
+    restored(job, savepoint).run(job.coordinator())
+    job.assert_exactly_once()
+
+
+def test_a_query_whose_savepoint_fails_goes_on(job: Job, tmp_path: Path) -> None:
+    coordinator = job.coordinator(config={"min_pause": 0.1})
+    running = Running(job, coordinator)
+    while not (job.folder / "query/commits/0").exists():
+        time.sleep(0.01)
+    broken = HookedStorage(open_storage(f"memory:{uuid.uuid4().hex}"), "put_if_absent", "_metadata", crash)
+    with pytest.raises(CrashError):
+        coordinator.stop_with_savepoint(running.query, broken)
+    assert broken.list("") == []
+    running.join()
+    job.assert_exactly_once()
+
+
+def test_a_query_is_cancelled_with_a_savepoint_that_outlives_its_checkpoints(job: Job, target: str) -> None:
+    coordinator = job.coordinator(config={"externalized_cleanup": "delete_on_cancellation"})
+    job.query(2).run(coordinator)
+    savepoint = coordinator.cancel_with_savepoint(job.query(2), target)
+    assert CheckpointStore(job.storage, "job").load_newest() == ()
+    restored(job, savepoint).run(job.coordinator())
+    job.assert_exactly_once()
+
+
+# ---------------------------------------------------------------------- restore
+def test_a_restored_query_begins_a_lineage_without_committables(job: Job, target: str) -> None:
+    savepoint = save(job, target)
+    restored(job, savepoint)
+    [base] = CheckpointStore(job.storage, "job").load_newest()
+    assert base.lineage != savepoint.lineage
+    assert (base.checkpoint_id, base.committables, base.restored_from) == (1, (), savepoint.id)
+
+
+def test_the_driver_of_the_abandoned_lineage_is_stopped(job: Job, target: str) -> None:
+    old = job.coordinator()
+    for n in range(2):
+        old.process(job.query().batch(n, "one run"))
+        (job.folder / "query/commits" / str(n)).touch()
+    savepoint = old.trigger_savepoint(target)
+    query = restored(job, savepoint)
+    with pytest.raises(Superseded):
+        old.process(job.query().batch(2, "one run"))
+    query.run(job.coordinator())
+    job.assert_exactly_once()
+
+
+def test_later_checkpoints_refuse_a_restore_unless_allowed(job: Job, target: str) -> None:
+    savepoint = save(job, target)
+    job.run()
+    before = job.storage.list("")
+    with pytest.raises(SavepointError, match=r"after it, up to 3 .* allow_later_checkpoints=True"):
+        restored(job, savepoint)
+    assert job.storage.list("") == before
+    assert not (job.folder / "restored").exists()
+    query = restored(job, savepoint, allow_later_checkpoints=True)
+    query.run(job.coordinator())
+    assert [job.visible()[id] for id in (0, 2000, 3000)] == [1, 2, 2]  # as the user allowed
+
+
+def test_what_the_abandoned_lineage_left_in_doubt_is_aborted_not_adopted(job: Job, target: str) -> None:
+    savepoint = save(job, target)
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 2)])  # complete, nothing of it visible
+    assert list(job.sink.in_doubt("job"))
+    restored(job, savepoint, allow_later_checkpoints=True).run(job.coordinator())
+    job.assert_exactly_once()
+
+
+def test_a_second_restore_of_an_unstarted_one_is_no_later_checkpoint(job: Job, target: str) -> None:
+    savepoint = save(job, target)
+    restored(job, savepoint, "first")
+    query = restored(job, savepoint, "second")
+    query.run(job.coordinator())
+    job.assert_exactly_once()
+    for folder in ("first", "second", "third"):
+        with pytest.raises(SavepointError, match=r"up to 3|gone on since"):
+            restored(job, savepoint, folder)
+
+
+def test_another_job_name_and_another_storage(job: Job, target: str, tmp_path: Path) -> None:
+    savepoint = save(job, target)
+    storage = open_storage(f"memory:{uuid.uuid4().hex}")
+    query = restored(job, savepoint, storage=storage, job="renamed")
+    query.run(CheckpointCoordinator("renamed", [job.sink], storage))
+    job.assert_exactly_once()
+    assert [record.job for record in CheckpointStore(storage, "renamed").load_newest()] == ["renamed"]
+
+
+def test_a_sink_that_was_added_gets_the_batches_from_there_on(job: Job, target: str, tmp_path: Path) -> None:
+    savepoint = save(job, target)
+    (tmp_path / "more").mkdir()
+    more = FileSink(tmp_path / "more", name="more")
+    restored(job, savepoint, sinks=["files", "more"]).run(CheckpointCoordinator("job", [job.sink, more], job.storage))
+    job.assert_exactly_once()
+    assert len(list((tmp_path / "more").glob("*.parquet"))) == 6
+
+
+def test_a_sink_that_is_gone_is_an_error_unless_allowed(job: Job, target: str, tmp_path: Path) -> None:
+    savepoint = save(job, target)
+    renamed = FileSink(job.sink.folder, name="renamed")
+    with pytest.raises(UnknownSink, match=r"\['files'\]"):
+        restored(job, savepoint, "a", sinks=["renamed"])
+    query = restored(job, savepoint, "b")
+    with pytest.raises(UnknownSink, match=r"\['files'\]"):
+        query.run(CheckpointCoordinator("job", [renamed], job.storage))
+    restored(job, savepoint, "c", allow_non_restored=True).run(CheckpointCoordinator("job", [renamed], job.storage))
+    job.assert_exactly_once()
+
+
+def test_a_checkpoint_location_in_use_is_refused(job: Job, target: str) -> None:
+    savepoint, another = save(job, target), save(job, target, batches=3)
+    with pytest.raises(SavepointError, match=r"is not empty: it holds 7 file"):
+        restored(job, savepoint, "query")
+    restored(job, savepoint, "there", allow_later_checkpoints=True)
+    with pytest.raises(SavepointError, match=r"is not empty: .* of the restore"):
+        restored(job, another, "there")
+
+
+# ---------------------------------------------------------------------- damage
+def metadata(savepoint: Savepoint) -> Path:
+    return Path(savepoint.uri.removeprefix("file://")) / "_metadata"
+
+
+def flip_metadata(savepoint: Savepoint) -> None:
+    data = metadata(savepoint).read_bytes()
+    metadata(savepoint).write_bytes(data.replace(b'"checkpoint_id": 1', b'"checkpoint_id": 0'))
+
+
+def truncate_metadata(savepoint: Savepoint) -> None:
+    metadata(savepoint).write_bytes(metadata(savepoint).read_bytes()[:-20])
+
+
+def future_format(savepoint: Savepoint) -> None:
+    sealed = json.loads(metadata(savepoint).read_bytes())
+    metadata(savepoint).write_text(json.dumps(sealed | {"format": 99}))
+
+
+def chunk(savepoint: Savepoint) -> Path:
+    return metadata(savepoint).with_name("0000000000")
+
+
+def flip_a_byte(savepoint: Savepoint) -> None:
+    data = bytearray(chunk(savepoint).read_bytes())
+    [offset] = [file.offset for file in savepoint.files if file.path == "metadata"]
+    data[offset] ^= 1
+    chunk(savepoint).write_bytes(data)
+
+
+def cut_off(savepoint: Savepoint) -> None:
+    chunk(savepoint).write_bytes(chunk(savepoint).read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (flip_metadata, r"_metadata .* was changed after it was written"),
+        (truncate_metadata, r"_metadata .* is truncated"),
+        (future_format, r"_metadata .* has format 99"),
+        (lambda savepoint: metadata(savepoint).unlink(), r"is half-written: 1 chunk\(s\), but no _metadata"),
+        (flip_a_byte, r"damaged: metadata: its checksum does not match"),
+        (cut_off, r"damaged: .*: chunk .*/0000000000 is cut off"),
+        (lambda savepoint: chunk(savepoint).unlink(), r"damaged: .*: chunk .*/0000000000 is missing"),
+        (lambda savepoint: dispose_savepoint(savepoint.uri), r"there is no savepoint"),
+    ],
+)
+def test_a_damaged_savepoint_is_refused_before_anything_is_written(
+    job: Job, target: str, damage: Any, message: str
+) -> None:
+    savepoint = save(job, target)
+    damage(savepoint)
+    before = job.storage.list("")
+    with pytest.raises(SavepointError, match=message):
+        restored(job, savepoint)
+    assert not (job.folder / "restored").exists()
+    assert job.storage.list("") == before
+    dispose_savepoint(savepoint.uri)
+    assert open_storage(target).list("") == []
+
+
+def test_a_listing_passes_over_what_is_damaged(job: Job, target: str, caplog: pytest.LogCaptureFixture) -> None:
+    first = save(job, target)
+    second = save(job, target, batches=3)
+    metadata(first).unlink()
+    assert list_savepoints(target) == [second]
+    assert "is half-written" in caplog.text
+
+
+def test_an_uri_that_names_no_savepoint_is_not_repeated() -> None:
+    with pytest.raises(SavepointError, match="not the URI of a savepoint") as error:
+        describe_savepoint("postgresql://user:secret@host/db")
+    assert "secret" not in str(error.value)
+
+
+# ---------------------------------------------------------------------- HTTP
+def ask(url: str, body: Any = None, kind: str = "application/json") -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": kind})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_savepoints_over_http(job: Job, target: str) -> None:
+    with job.coordinator() as coordinator:
+        address = coordinator.serve_http()
+        assert ask(f"{address}/checkpoints") == (200, {})
+        status, answer = ask(f"{address}/savepoints", {"target": target})
+        assert (status, answer["type"]) == (500, "SavepointError")
+        job.query(2).run(coordinator)
+        assert CheckpointStore(job.storage, "job").driver_address() == address
+        status, answer = ask(f"{address}/savepoints", {"target": target})
+        assert (status, answer["checkpoint"]) == (201, 1)
+        assert ask(f"{address}/savepoints?target={target}") == (200, [answer])
+        assert ask(f"{address}/checkpoints")[1]["checkpoint_id"] == 1
+        assert ask(f"{address}/savepoints", {"target": target}, kind="text/plain")[0] == 415
+        assert ask(f"{address}/savepoints", {"goal": target})[0] == 400
+        assert ask(f"{address}/elsewhere")[0] == 404
+        assert ask(f"{address}/elsewhere", {})[0] == 404
+    with pytest.raises(urllib.error.URLError):
+        ask(f"{address}/checkpoints")
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+def test_a_query_is_stopped_over_http(job: Job, target: str, how: str) -> None:
+    coordinator = job.coordinator(config={"min_pause": 0.3})
+    address = coordinator.serve_http()
+    running = Running(job, coordinator)
+    while not (job.folder / "query/commits/0").exists():
+        time.sleep(0.01)
+    status, answer = ask(f"{address}/savepoints", {"target": target, how: True})
+    running.join()
+    assert status == 201
+    job.assert_exactly_once(batches=answer["checkpoint"] + 1)
+    coordinator.close()
