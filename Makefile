@@ -1,4 +1,5 @@
-# make demo | test | lint | bench | chaos | clean. Each sets up .venv first, once, and again only when pyproject.toml changed.
+# make demo | test | lint | bench | chaos | model | clean. Each but model sets up .venv first, once, and again only when
+# pyproject.toml changed.
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
@@ -9,7 +10,7 @@ READY := .venv/.ready
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: demo test lint bench chaos clean java
+.PHONY: demo test lint bench chaos model clean java
 .DEFAULT_GOAL := test
 
 demo: java $(READY)
@@ -23,6 +24,9 @@ bench: java $(READY)
 
 chaos: java $(READY)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+model:
+	@$(PYTHON) docs/model/check.py $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check
