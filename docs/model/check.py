@@ -45,7 +45,7 @@ VARIANTS = [
     Variant("two drivers crash", "-DCRASH=2 -DLOSS=0 -DNR=3"),
     Variant("two drivers crash, and a loss", "-DCRASH=2 -DNR=3", large=True),
     Variant("staged, a driver crashes", "-DNP=2 -DSTAGED=1 -DCRASH=1 -DNR=3"),
-    Variant("three checkpoints", "-DNC=3 -DGC=1 -DNR=3"),
+    Variant("three checkpoints", "-DNC=3 -DGC=1"),
     Variant("retention, sweeps that fail", "-DGC=1 -DFLAKY=1"),
     Variant("puts that time out", "-DLATEPUT=1"),
     Variant("sweeps at any batch", "-DSWEEPS=1"),
