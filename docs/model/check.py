@@ -62,7 +62,7 @@ VARIANTS = [
     Variant("restore, a driver crashes", "-DRESTORE=1 -DNR=2 -DLOSS=0 -DCRASH=1", large=True),
     Variant("without R1", "-DGC=1 -DFLAKY=1 -DR1=0 -DR14=0", "S1"),
     Variant("without R2", "-DTWOSTEP=1 -DR2=0", "S1"),
-    Variant("without R2, Kafka", "-DKAFKA=1 -DR2=0 -DR14=0", "S1"),
+    Variant("without R2, Kafka", "-DNC=1 -DKAFKA=1 -DR2=0 -DR14=0", "S1"),
     Variant("without R3", "-DR3=0 -DR14=0", "S1"),
     Variant("without R4", "-DR4=0", "S3"),
     Variant("without R5", "-DKAFKA=1 -DR5=0", "S3"),
