@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from sinks.testing.servers.kafka import KafkaService, kafka_service
 from sinks.testing.servers.mariadb import MySQLService, mysql_service
 from sinks.testing.servers.postgres import PostgresService, postgres_service
+from sinks.testing.servers.s3 import S3Server
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -66,6 +67,21 @@ def mysql_database(mariadb: MySQLService) -> Iterator[str]:
     """The DSN of a fresh database on `mariadb`."""
     with mariadb.database() as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """An S3-compatible server. Nobody stops it; who wants to has one of their own."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of a fresh bucket on `s3`, which the environment variables lead to."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{s3.make_bucket()}"
 
 
 @pytest.fixture(scope="session")

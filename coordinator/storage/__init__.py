@@ -9,12 +9,30 @@ from coordinator.storage.base import SUPPORTED, CheckpointStorage, StorageError
 
 __all__ = ["CheckpointStorage", "StorageError", "open_storage"]
 
+# Hadoop's file systems without an atomic put-if-absent, and what reaches the same data with one.
+_INSTEAD = {
+    "s3a": "s3://BUCKET/PREFIX",
+    "s3n": "s3://BUCKET/PREFIX",
+    "abfs": "az://CONTAINER/PREFIX",
+    "abfss": "az://CONTAINER/PREFIX",
+    "wasb": "az://CONTAINER/PREFIX",
+    "wasbs": "az://CONTAINER/PREFIX",
+    "webhdfs": "hdfs://HOST:PORT/PATH",
+    "swebhdfs": "hdfs://HOST:PORT/PATH",
+}
+
 
 def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
     """The storage at a URI, ready to be written to, made there if it is missing. A storage is returned as it is.
 
-    `file:///DIRECTORY` or an absolute path, `memory:NAME`, or any SQLAlchemy URL; `postgresql://` means psycopg 3 and
-    `mysql://` PyMySQL. Raises StorageError if the URI is none of these, or the storage cannot be reached or set up.
+    * `file:///DIRECTORY` or an absolute path
+    * `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`: credentials and endpoint come from the
+      environment variables AWS_*, GOOGLE_* and AZURE_*, as obstore reads them
+    * `hdfs://HOST:PORT/PATH`, `viewfs://...`: through the JVM of the Spark session, which has to run already
+    * any SQLAlchemy URL; `postgresql://` means psycopg 3 and `mysql://` PyMySQL
+    * `memory:NAME`, for tests
+
+    Raises StorageError if the URI is none of these, or the storage cannot be reached or set up.
     """
     if isinstance(uri, CheckpointStorage):
         return uri
@@ -25,6 +43,21 @@ def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
         from coordinator.storage.objects import FileStorage
 
         return FileStorage(_directory(uri))
+    if scheme in ("s3", "gs", "az"):
+        from coordinator.storage.objects import open_bucket
+
+        return open_bucket(uri)
+    if scheme in ("hdfs", "viewfs"):
+        from coordinator.storage.hadoop import HadoopStorage
+
+        return HadoopStorage(uri)
+    if scheme in _INSTEAD:  # repeats nothing: s3a URIs of old hold keys
+        raise StorageError(
+            f"{scheme}://...",
+            "",
+            f"Hadoop's {scheme} has no put-if-absent that is atomic and durable",
+            f"Write {_INSTEAD[scheme]} instead. {SUPPORTED}",
+        )
     if scheme == "memory" and rest:
         from coordinator.storage.memory import MemoryStorage
 

@@ -9,7 +9,8 @@ _KEY = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}(/(?!\.)[A-Za-z0-9._-]{1,200})*")
 _KEY_LIMIT = 512
 
 SUPPORTED = (
-    "Supported are file:///DIRECTORY, SQLAlchemy database URLs (sqlite:////FILE, postgresql://..., mysql://...) "
+    "Supported are file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, "
+    "hdfs://HOST:PORT/PATH and viewfs://..., SQLAlchemy database URLs (sqlite:////FILE, postgresql://..., mysql://...) "
     "and, for tests, memory:NAME"
 )
 """The forms of storage URIs, for errors."""

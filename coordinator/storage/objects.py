@@ -1,27 +1,46 @@
 """Checkpoint storage in object stores, through obstore, and in a local directory.
 
-A cloud store becomes a line in `coordinator.storage.open_storage`: `ObjectStorage(uri, obstore.store.from_url(uri))`.
-Its put mode "create" is one conditional request, atomic and durable when answered.
+A cloud store's conditional put (obstore's mode "create") is one request, atomic and durable when answered. Two things
+are left to do here. obstore 0.12 (object_store 0.14) repeats some puts whose answer got lost, and then says that there
+is a value already, without telling that it tried twice: so it is told to repeat nothing, and it is done here. And it
+takes every 409 for a value that is there, though S3 also answers 409 while the key is being deleted.
 
-A local directory is not: obstore 0.12 (object_store 0.14) writes `KEY#1` and links it to `KEY`, which is atomic, but
-never calls fsync (seen with strace). So a record that was read, and acted upon, could be empty or gone after a power
-loss. `FileStorage` therefore writes by itself, the same way plus fsync, and leaves the rest to obstore.
+A local directory is another matter: obstore writes `KEY#1` and links it to `KEY`, which is atomic, but never calls
+fsync (seen with strace). So a record that was read, and acted upon, could be empty or gone after a power loss.
+`FileStorage` therefore writes by itself, the same way plus fsync, and leaves the rest to obstore.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore, ObjectStore
+from obstore.store import LocalStore, ObjectStore, from_url
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from coordinator.storage.base import CheckpointStorage, StorageError, check_folder, check_key, is_key
+
+_log = logging.getLogger(__name__)
+
+_FORMS = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "az://CONTAINER/PREFIX"}
+_VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
+
+_PROOF = ".put-if-absent"
+"""An object that shows whether a store refuses a second put. No key begins with a dot, so `list` passes over it."""
+
+_PASSING = r"HTTP error: (?!builder)|status code: (5\d\d|408|429)|InternalError|SlowDown"
+"""What obstore says of faults that may pass: of the transport, or of the store."""
+
+_NO_BUCKET = "NoSuchBucket|ContainerNotFound|bucket does not exist"
 
 _ADVICE = {
     errno.ENOSPC: "Free space there; the query can then be restarted, nothing torn was left",
@@ -34,38 +53,77 @@ _ADVICE = {
     errno.EEXIST: "The path is a file; use another directory",
 }
 
+# By what obstore or the store says; {} is the family of environment variables.
+_CLOUD_ADVICE = (
+    (_NO_BUCKET, "Create the bucket or container first, or mend its name in the URI"),
+    (
+        "token request|/latest/api/token|/latest/meta-data|Missing (AccessKeyId|Secret)|Account must be|redential",
+        "No usable credentials were found: set the environment variables {} on the driver, or give its machine a role",
+    ),
+    (
+        "status code: 40[13]|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken",
+        "Check the credentials in {}; they need the rights to list, read, write and delete objects below the prefix",
+    ),
+    ("redirect|AuthorizationHeaderMalformed", "Set AWS_REGION to the region of the bucket"),
+    ("builder error", "Only https is allowed; a test server without TLS needs ALLOW_HTTP=true in {}"),
+    ("NotImplemented|status code: 501", "The store has no conditional puts, or another address is needed in {}"),
+    (
+        _PASSING,
+        "Check that the store, or the endpoint in {}, can be reached from the driver; the query can then be restarted",
+    ),
+)
+
 
 class ObjectStorage(CheckpointStorage):
-    """Values are the objects of any store that obstore knows, keys their names below the store's own prefix."""
+    """Values are the objects of any store that obstore knows, keys their names below the store's own prefix.
 
-    def __init__(self, uri: str, store: ObjectStore) -> None:
+    A request that fails in passing is repeated for up to `retry_seconds`. If it was a put, and it then meets a value,
+    the two are compared, so that a put whose answer got lost is told from one that came second. This needs a store that
+    repeats nothing by itself: `retry_config={"max_retries": 0}`.
+    """
+
+    def __init__(self, uri: str, store: ObjectStore, *, retry_seconds: float = 30.0) -> None:
         self.uri = uri
         self._store = store
+        self._retry_seconds = retry_seconds
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
-        with self._errors(f"cannot write {len(value)} bytes", check_key(key)):
+        retrying = self._retrying()
+
+        def put() -> bool:
             try:
                 obstore.put(self._store, key, value, mode="create")
             except AlreadyExistsError:
-                return False
+                found = self.get(key)
+                if found is None:
+                    raise
+                return retrying.statistics["attempt_number"] > 1 and found == value
             return True
+
+        with self._errors(f"cannot write {len(value)} bytes", check_key(key)):
+            return retrying(put)
 
     def get(self, key: str) -> bytes | None:
         with self._errors("cannot read", check_key(key)):
             try:
-                return obstore.get(self._store, key).bytes().to_bytes()
-            except FileNotFoundError:
+                return self._retrying()(lambda: obstore.get(self._store, key).bytes().to_bytes())
+            except FileNotFoundError as error:
+                if re.search(_NO_BUCKET, str(error)):
+                    raise
                 return None
 
     def list(self, prefix: str) -> list[str]:
         folder = check_folder(prefix)
+
+        def names() -> Sequence[str]:
+            return [entry["path"] for chunk in obstore.list(self._store, folder or None) for entry in chunk]
+
         with self._errors(f"cannot list {folder!r}"):
-            names = (entry["path"] for chunk in obstore.list(self._store, folder or None) for entry in chunk)
-            return sorted(name for name in names if is_key(name))
+            return sorted(name for name in self._retrying()(names) if is_key(name))
 
     def delete(self, key: str) -> None:
         with self._errors("cannot delete", check_key(key)), suppress(FileNotFoundError):
-            obstore.delete(self._store, key)
+            self._retrying()(obstore.delete, self._store, key)
 
     def close(self) -> None:
         pass
@@ -76,8 +134,85 @@ class ObjectStorage(CheckpointStorage):
             yield
         except (OSError, BaseError) as error:
             number = error.errno if isinstance(error, OSError) else None
-            reason = os.strerror(number) if number else str(error).partition("\n")[0]
-            raise StorageError(self.uri, key, f"{action}: {reason}", _ADVICE.get(number or 0, "")) from error
+            text = str(error)
+            reason = os.strerror(number) if number else _reason(text)
+            advice = _ADVICE.get(number or 0, "") or _advice(self.uri, text)
+            # S3 repeats a request whose signature is wrong, with the session token in it
+            cause = None if "CanonicalRequest" in text else error
+            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from cause
+
+    def _prove(self) -> None:
+        """Raises StorageError unless the store can be listed and written, and refuses a second put."""
+        with self._errors("cannot list"):
+            self._retrying()(lambda: next(iter(obstore.list(self._store)), None))
+        with self._errors("cannot write"), suppress(AlreadyExistsError):
+            for _ in range(2):
+                obstore.put(self._store, _PROOF, b"A second put of this name has to be refused.", mode="create")
+            raise StorageError(
+                self.uri,
+                "",
+                "the store accepts a second put of one name, so it ignores the header If-None-Match: *",
+                "Use a store, or a release of it, that knows conditional puts, or a database",
+            )
+
+    def _retrying(self) -> Retrying:
+        return Retrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_delay(self._retry_seconds),
+            wait=wait_random_exponential(multiplier=0.1, max=2.0),
+            before_sleep=self._log_retry,
+            reraise=True,
+        )
+
+    def _log_retry(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        _log.warning("checkpoint storage %s: attempt %d: %s", self.uri, state.attempt_number, _reason(str(error)))
+
+
+def open_bucket(uri: str, *, retry_seconds: float = 30.0) -> ObjectStorage:
+    """`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. The bucket has to be there.
+
+    obstore takes credentials, region, endpoint and timeouts from the environment variables AWS_*, GOOGLE_* or AZURE_*,
+    or from the role of the machine. For other sources of credentials, make the store with obstore and hand
+    `ObjectStorage(uri, store)` to the coordinator.
+
+    Raises StorageError if it cannot be listed and written, or if the store ignores the condition of a put, as some that
+    call themselves S3-compatible do: two drivers could then overwrite each other's records.
+    """
+    scheme = uri.partition(":")[0]
+    form = f"Write {_FORMS[scheme]}; credentials, region and endpoint come from the variables {_VARIABLES[scheme]}"
+    parts = urlsplit(uri)
+    if "@" in uri or parts.query or parts.fragment:  # repeats nothing: it may hold a secret
+        raise StorageError(f"{scheme}://...", "", "a user, a '?' or a '#' is not allowed in the URI", form)
+    try:
+        store = from_url(uri, retry_config={"max_retries": 0})
+    except (BaseError, ValueError) as error:
+        text = str(error)
+        raise StorageError(uri, "", f"cannot be opened: {_reason(text)}", _advice(uri, text) or form) from error
+    storage = ObjectStorage(uri.rstrip("/"), store, retry_seconds=retry_seconds)
+    storage._prove()
+    return storage
+
+
+def _reason(text: str) -> str:
+    """What obstore says, without its appendix, and of an XML or HTML answer only the code and the message."""
+    text = text.partition("\n\nDebug source")[0]
+    said, _, body = text.partition("<")
+    answer = [found[1] for tag in ("Code", "Message") if (found := re.search(rf"<{tag}>([^<\n]*)", body))]
+    return " ".join((said + ": ".join(answer)).split())
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether to ask again. Also when the store says that there is a value, but it has none: S3 asks for it."""
+    return isinstance(error, AlreadyExistsError) or (
+        isinstance(error, BaseError) and re.search(_PASSING, _reason(str(error))) is not None
+    )
+
+
+def _advice(uri: str, text: str) -> str:
+    variables = _VARIABLES.get(uri.partition(":")[0])
+    found = next((advice for pattern, advice in _CLOUD_ADVICE if variables and re.search(pattern, text)), "")
+    return found.format(variables)
 
 
 class FileStorage(ObjectStorage):

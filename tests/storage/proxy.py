@@ -1,4 +1,4 @@
-"""A TCP proxy that can cut connections at a chosen byte sequence."""
+"""A TCP proxy that can cut connections at a chosen byte sequence, answer by itself, and change what passes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ class Proxy:
     """Listens on `port` and forwards to `target`. With `cut_at` set, the next client chunk that holds it cuts its
     connection: before it is forwarded, or, with `after_answer`, when the server has answered it and the client has not
     heard. Then `on_cut` is called.
+
+    `answers` holds what it answers instead of the server to the next chunks that have the first of a pair in them, and
+    `changes` what it replaces in chunks of clients.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -20,6 +23,8 @@ class Proxy:
         self.after_answer = False
         self.on_cut: Callable[[], object] = lambda: None
         self.cuts = 0
+        self.answers: list[tuple[bytes, bytes]] = []
+        self.changes: dict[bytes, bytes] = {}
         self.refuse = False
         self.refused = 0
         self._open: list[socket.socket] = []
@@ -47,13 +52,21 @@ class Proxy:
                     continue
                 server = socket.create_connection(self._target)
                 self._open += [client, server]
+                copies = client.dup(), server.dup()
                 silent = threading.Event()
                 threading.Thread(target=self._up, args=(client, server, silent), daemon=True).start()
-                threading.Thread(target=self._down, args=(client, server, silent), daemon=True).start()
+                threading.Thread(target=self._down, args=(*copies, silent), daemon=True).start()
 
     def _up(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
         with suppress(OSError), client, server:
             while chunk := client.recv(65536):
+                if self.answers and self.answers[0][0] in chunk:
+                    client.sendall(self.answers.pop(0)[1])
+                    client.shutdown(socket.SHUT_RDWR)
+                    server.shutdown(socket.SHUT_RDWR)
+                    return
+                for before, after in self.changes.items():
+                    chunk = chunk.replace(before, after)
                 if self.cut_at is not None and self.cut_at in chunk:
                     self.cut_at = None
                     if self.after_answer:
@@ -65,7 +78,6 @@ class Proxy:
                 server.sendall(chunk)
 
     def _down(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
-        server, client = server.dup(), client.dup()
         with suppress(OSError), client, server:
             try:
                 while chunk := server.recv(65536):

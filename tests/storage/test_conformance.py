@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,12 +22,6 @@ from tests.storage import writer
 from tests.storage.writer import is_whole, value_of
 
 WRITER = [sys.executable, writer.__file__]
-
-
-@pytest.fixture
-def environment() -> dict[str, str]:
-    """The writers find the library where the tests found it."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 class StorageConformance:
@@ -159,6 +154,12 @@ class StorageConformance:
 class ProcessConformance(StorageConformance):
     """What a storage that several processes share must do besides. A subclass gives `uri`."""
 
+    writers = 8
+    keys = 200
+    """For which the writers race."""
+    kills = 8
+    """Of one writer, for each size of values."""
+
     @pytest.fixture
     def uri(self) -> str:
         raise NotImplementedError
@@ -167,14 +168,19 @@ class ProcessConformance(StorageConformance):
     def reopen(self, uri: str) -> Callable[[], CheckpointStorage]:
         return lambda: open_storage(uri)
 
+    @pytest.fixture
+    def environment(self, uri: str) -> dict[str, str]:
+        """The writers find the library where the tests found it, and the store where `uri` leads."""
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
     def test_processes_race_for_each_key(self, uri, reopen, environment):
-        """Eight processes also meet in making the storage, which none has opened before."""
+        """They also meet in making the storage, which none has opened before."""
         processes = [
             subprocess.Popen(
-                [*WRITER, "race", uri, str(number), "200"],
+                [*WRITER, "race", uri, str(number), str(self.keys)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
             )
-            for number in range(8)
+            for number in range(self.writers)
         ]  # fmt: skip
         for process in processes:
             assert _pipe(process.stdout).readline() == "ready\n"
@@ -185,9 +191,9 @@ class ProcessConformance(StorageConformance):
         won = [
             (key, str(number)) for number, process in enumerate(processes) for key in process.communicate()[0].split()
         ]
-        assert [process.returncode for process in processes] == [0] * 8
+        assert [process.returncode for process in processes] == [0] * self.writers
         storage = reopen()
-        assert sorted(key for key, _ in won) == storage.list("race") == sorted(f"race/{n}" for n in range(200))
+        assert sorted(key for key, _ in won) == storage.list("race") == sorted(f"race/{n}" for n in range(self.keys))
         assert len({name for _, name in won}) > 1, "there was no race"
         for key, name in won:
             assert storage.get(key) == value_of(name, key, 2_000)
@@ -197,13 +203,14 @@ class ProcessConformance(StorageConformance):
     @pytest.mark.parametrize("size", [500, 1_000_000], ids=["small", "1MB"])
     def test_a_killed_writer_leaves_whole_values_only(self, uri, reopen, environment, size):
         storage = reopen()
-        for attempt in range(8):
+        for attempt in range(self.kills):
             process = subprocess.Popen(
-                [*WRITER, "run_on", uri, str(attempt), str(size)], stdout=subprocess.PIPE, env=environment, text=True
-            )
+                [*WRITER, "run_on", uri, str(attempt), str(size)],
+                stdout=subprocess.PIPE, env=environment, text=True, start_new_session=True,
+            )  # fmt: skip
             first = _pipe(process.stdout).readline()
             time.sleep(0.02 + 0.013 * attempt)
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # with its JVM, if it has one
             told = [first.strip()] + [line.strip() for line in _pipe(process.stdout) if line.endswith("\n")]
             process.wait()
             _pipe(process.stdout).close()

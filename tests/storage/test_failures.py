@@ -69,7 +69,10 @@ class TestOpen:
     @pytest.mark.parametrize(
         ("uri", "says"),
         [
-            ("s3://bucket/x", "unknown scheme 's3'.*Supported are file:///.*postgresql://.*memory:NAME"),
+            (
+                "ftp://host/x",
+                "unknown scheme 'ftp'.*Supported are file:///.*s3://.*hdfs://.*postgresql://.*memory:NAME",
+            ),
             ("memory:", "no database URL"),
             ("", "neither a URI nor an absolute path.*Supported are"),
             ("checkpoints/orders", "neither a URI nor an absolute path"),

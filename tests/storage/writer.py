@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from coordinator.storage import StorageError, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
 
 
 def value_of(writer: str, key: str, size: int) -> bytes:
@@ -23,21 +23,23 @@ def is_whole(value: bytes) -> bool:
 
 def race(uri: str, writer: str, keys: int) -> None:
     """Put a value under every key, and print the keys that were won. Starts at the moment that it is told."""
-    storage = open_storage(uri)
+    storage = _open(uri)
     print("ready", flush=True)
     moment = float(sys.stdin.readline())
     while time.time() < moment:
         time.sleep(0.001)
     for key in (f"race/{number}" for number in range(keys)):
+        started = time.monotonic()
         if storage.put_if_absent(key, value_of(writer, key, 2_000)):
             print(key)
-            time.sleep(0.002)  # a turn for the others: SQLite's lock lets whoever has it have it again
+            # A turn for the others: SQLite's lock lets whoever has it have it again, and with S3 losing takes longer
+            time.sleep(0.002 + 2 * (time.monotonic() - started))
     storage.close()
 
 
 def run_on(uri: str, writer: str, size: int) -> None:
     """Put under ever new keys, printing each when it is done, until killed."""
-    storage = open_storage(uri)
+    storage = _open(uri)
     for number in itertools.count():
         key = f"run/{writer}/{number}"
         storage.put_if_absent(key, value_of(writer, key, size))
@@ -48,7 +50,7 @@ def fill(uri: str, size: int, folder: str) -> None:
     """Put until the disk is full, make room, and go on. Prints what happened, one word a line."""
     ballast = Path(folder, "ballast")
     ballast.write_bytes(bytes(400_000))
-    storage = open_storage(uri)
+    storage = _open(uri)
     keys = [f"full/{number:03}" for number in range(100)]
     written = []
     for key in keys:
@@ -64,6 +66,29 @@ def fill(uri: str, size: int, folder: str) -> None:
     print("whole", all(is_whole(storage.get(key) or b"") for key in written))
     ballast.unlink()
     print("again", storage.put_if_absent("full/again", value_of("fill", "full/again", size)))
+
+
+def _open(uri: str) -> CheckpointStorage:
+    if uri.startswith("hdfs:"):
+        small_session()
+    return open_storage(uri)
+
+
+def small_session() -> None:
+    """A Spark session, for its JVM."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[1]")
+    for name, value in {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.ui.enabled": "false",
+        "spark.log.level": "ERROR",
+    }.items():
+        builder = builder.config(name, value)
+    builder.getOrCreate()
 
 
 if __name__ == "__main__":

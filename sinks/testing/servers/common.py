@@ -1,4 +1,4 @@
-"""What the embedded servers share: a free port, a folder, an account that is not root, and a watchdog."""
+"""What the embedded servers share: a process, a free port, a folder, an account that is not root, and a watchdog."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import logging
 import os
 import pwd
 import random
+import shutil
+import signal
 import socket
 import subprocess
 import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +66,101 @@ class Watchdog:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
+
+
+class ServerProcess(ABC):
+    """A server that is one process with one port and a folder. A context manager: started on entry, gone after exit.
+
+    It dies with the process that started it, also by SIGKILL.
+    """
+
+    start_timeout = 60.0
+    """Seconds until a server that does not answer is given up."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.home = Path()
+        """Its folder, from the first start to `close`."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
+
+    @abstractmethod
+    def _command(self) -> Sequence[str]:
+        """What to run, so that it listens on `port`; asked at each start."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether the server can be used."""
+
+    @property
+    def running(self) -> bool:
+        """Also while it is paused."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the server, or resume it, and return when it answers. Raises RuntimeError if it does not."""
+        if self.running:
+            self.resume()
+            return
+        if self._watchdog is None:
+            self.home = Path(tempfile.mkdtemp(prefix=f"{type(self).__name__.lower()}-"))
+            self._watchdog = Watchdog(self.home)
+            self.port = free_port()
+        with (self.home / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.home,
+                start_new_session=True,
+            )
+        self._watchdog.watch(self._process.pid)
+        deadline = time.monotonic() + self.start_timeout
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                log_end = (self.home / "log").read_text(errors="replace")[-3000:]
+                raise RuntimeError(f"{type(self).__name__} did not start; the end of its log:\n{log_end}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Crash the server: SIGKILL. Returns when it is gone. `start` starts it again on the same port."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Freeze the server: SIGSTOP. Its connections stay open and nothing answers until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop the server and remove its folder."""
+        self.kill()
+        if self._watchdog is not None:
+            shutil.rmtree(self.home, ignore_errors=True)
+            self._watchdog.close()
+            self._watchdog = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None:
+            raise RuntimeError(f"{type(self).__name__} is not running: call start() first")
+        os.kill(self._process.pid, number)
 
 
 def free_port() -> int:

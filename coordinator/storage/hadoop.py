@@ -1,0 +1,189 @@
+"""Checkpoint storage in HDFS, through the Hadoop client in the JVM of the Spark session.
+
+What Hadoop 3.5 does, and is relied on: `create` shows a file before it is whole, so without overwrite it is no atomic
+put. `FileContext.rename` without OVERWRITE is one step of the name node, fails if the target exists, and is answered
+when it is in the edit log; the client may repeat it, since the name node remembers whom it answered what. A closed file
+is on the disks of the data nodes only if the writer asked for it (SYNC_BLOCK).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from coordinator.storage.base import CheckpointStorage, StorageError, check_folder, check_key, is_key
+
+_FORM = "Write hdfs://HOST:PORT/DIRECTORY, or the name service of the cluster instead of HOST:PORT"
+_RESTART = "the query can then be restarted, nothing torn was left"
+
+_UNREACHABLE = f"Check that the name node runs and can be reached from the driver; {_RESTART}"
+
+# By the class of an exception in the JVM, which may be the cause of another.
+_ADVICE = {
+    "AccessControlException": "Let the user that runs the driver read and write this directory",
+    "ConnectException": _UNREACHABLE,
+    "ConnectTimeoutException": _UNREACHABLE,
+    "EOFException": _UNREACHABLE,
+    "SocketTimeoutException": _UNREACHABLE,
+    "UnknownHostException": f"Check the host. {_FORM}",
+    "SafeModeException": f"Wait until the name node leaves safe mode; {_RESTART}",
+    "BlockMissingException": f"Check that the data nodes run; {_RESTART}",
+    "DSQuotaExceededException": f"Raise the space quota; {_RESTART}",
+    "NSQuotaExceededException": f"Raise the name quota; {_RESTART}",
+    "ParentNotDirectoryException": "A part of the path is a file; use another directory",
+    "FileAlreadyExistsException": "The path is a file; use another directory",
+}
+
+# Records are small: the client's first wait for a block to be reported, 400 ms, would be most of a put (130 ms of 150).
+_CLIENT = {
+    "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "20",
+    "dfs.client.block.write.locateFollowingBlock.retries": "10",
+}
+
+
+class HadoopStorage(CheckpointStorage):
+    """`hdfs://HOST:PORT/DIRECTORY`, or a `viewfs://` that leads to HDFS: one file for each key. The directory is made
+    if it is missing.
+
+    A put writes `KEY#RANDOM`, has it synced to the disks of the data nodes, and renames it to `KEY`, which fails if
+    that exists: the one atomic step, so that no torn value can ever stand under a key. A killed writer leaves
+    `KEY#RANDOM` behind, which is no key, so `list` passes over it; it goes with `delete(KEY)`.
+
+    Hadoop's client repeats what fails in passing, and gives up when core-site.xml and hdfs-site.xml tell it to.
+    """
+
+    def __init__(self, uri: str) -> None:
+        """Raises StorageError without a classic Spark session in this process, or if the directory cannot be made."""
+        parts = urlsplit(uri)
+        if "@" in parts.netloc:  # repeats nothing: it may hold a password
+            raise StorageError(f"{parts.scheme}://...", "", "a user is not allowed in the URI", _FORM)
+        if not parts.netloc or not parts.path.strip("/"):
+            raise StorageError(uri, "", "no host or no directory", _FORM)
+        self.uri = uri.rstrip("/")
+        try:
+            session = SparkSession.active()
+            gateway: Any = session.sparkContext._gateway
+        except PySparkException as error:
+            raise StorageError(
+                self.uri,
+                "",
+                "no Spark session with a JVM runs in this process",
+                "Start the session before the coordinator is made. Spark Connect has no JVM on this side: use storage "
+                "that needs none, such as s3://BUCKET/PREFIX or a database",
+            ) from error
+        self._fs: Any = gateway.jvm.org.apache.hadoop.fs
+        options, flag = self._fs.Options, self._fs.CreateFlag
+        with self._errors("cannot make the directory"):
+            conf = session._jsparkSession.sessionState().newHadoopConf()
+            for name, value in _CLIENT.items():
+                conf.set(name, value)
+            where = gateway.jvm.java.net.URI.create(f"{parts.scheme}://{parts.netloc}")
+            self._files: Any = self._fs.FileContext.getFileContext(where, conf)
+            root = self._fs.Path(self.uri)
+            self._files.mkdir(root, self._fs.permission.FsPermission.getDirDefault(), True)
+            behind = self._files.resolvePath(root).toUri().getScheme()
+            self._folder = root.toUri().getPath() + "/"
+            # SHOULD_REPLICATE: no erasure coding, which cannot sync
+            self._flags = gateway.jvm.java.util.EnumSet.of(flag.CREATE, flag.SYNC_BLOCK, flag.SHOULD_REPLICATE)
+            self._with_parent = gateway.new_array(options.CreateOpts, 1)
+            self._with_parent[0] = options.CreateOpts.createParent()
+            self._no_overwrite = gateway.new_array(options.Rename, 0)
+        if behind != "hdfs":
+            raise StorageError(
+                self.uri, "", f"it leads to {behind}://, which has no atomic put-if-absent", "Use a mount of HDFS"
+            )
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        path = self._path(check_key(key))
+        staged = self._path(f"{key}#{uuid4().int}")
+        with self._errors(f"cannot write {len(value)} bytes", key):
+            try:
+                with closing(self._files.create(staged, self._flags, self._with_parent)) as stream:
+                    stream.write(value)
+                self._files.rename(staged, path, self._no_overwrite)
+            except Py4JJavaError as error:
+                with suppress(Py4JError):
+                    self._files.delete(staged, False)
+                if _class(error) == "FileAlreadyExistsException":
+                    return False
+                with suppress(StorageError):  # the answer may have got lost
+                    if (found := self.get(key)) is not None:
+                        return found == value
+                raise
+            return True
+
+    def get(self, key: str) -> bytes | None:
+        path = self._path(check_key(key))
+        value: bytes | None = None
+        with self._errors("cannot read", key), _if_missing():
+            with closing(self._files.open(path)) as stream:
+                value = stream.readAllBytes()
+            self._make_durable(path)
+        return value
+
+    def list(self, prefix: str) -> list[str]:
+        folder = check_folder(prefix)
+        names = []
+        with self._errors(f"cannot list {folder!r}"), _if_missing():
+            found = self._files.util().listFiles(self._path(folder), True)
+            while found.hasNext():
+                names.append(found.next().getPath().toUri().getPath()[len(self._folder) :])
+        return sorted(name for name in names if is_key(name))
+
+    def delete(self, key: str) -> None:
+        path = self._path(check_key(key))
+        with self._errors("cannot delete", key), _if_missing():
+            self._files.delete(path, False)
+            for status in self._files.util().globStatus(self._path(f"{key}#*")) or ():
+                self._files.delete(status.getPath(), False)
+
+    def close(self) -> None:
+        pass
+
+    def _path(self, name: str) -> Any:
+        return self._fs.Path(f"{self.uri}/{name}".rstrip("/"))
+
+    def _make_durable(self, path: Any) -> None:
+        """The name node shows a rename before it is in the edit log. An edit of one's own, one that changes nothing, is
+        answered when all before it are in there. Who may not write acts upon no record and need not wait."""
+        try:
+            self._files.setTimes(path, self._files.getFileStatus(path).getModificationTime(), -1)
+        except Py4JJavaError as error:
+            if _class(error) != "AccessControlException":
+                raise
+
+    @contextmanager
+    def _errors(self, action: str, key: str = "") -> Iterator[None]:
+        try:
+            yield
+        except (Py4JJavaError, PySparkException) as error:  # PySpark translates some, such as IllegalArgumentException
+            said = str(error) if isinstance(error, PySparkException) else f"{_class(error)}: {error.java_exception.getMessage()}"
+            reason = said.partition("\n")[0]
+            advice = next((advice for name, advice in _ADVICE.items() if name in reason), "")
+            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from error
+        except Py4JError as error:
+            raise StorageError(
+                self.uri, key, f"{action}: the JVM of the Spark session is gone", f"Start the session again; {_RESTART}"
+            ) from error
+
+
+@contextmanager
+def _if_missing() -> Iterator[None]:
+    """Passes over a file or folder that is not there."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        if _class(error) != "FileNotFoundException":
+            raise
+
+
+def _class(error: Py4JJavaError) -> str:
+    """Of the exception in the JVM, without the package."""
+    return str(error.java_exception.getClass().getSimpleName())

@@ -1,0 +1,79 @@
+"""An S3-compatible server for tests: `with S3Server() as server: os.environ.update(server.environment)`.
+
+moto, in a process of its own on a free loopback port. A lock lets one request in at a time, which makes a put with
+`If-None-Match: *` atomic, as Amazon's S3 is: moto looks for the key and writes it in two steps, between which its
+threads may switch. (Seen without the lock and with sys.setswitchinterval(1e-6): of 400 keys for which eight processes
+raced, one was won twice.)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+import uuid
+from collections.abc import Sequence
+
+from sinks.testing.servers.common import ServerProcess
+
+_SERVE = """
+import sys
+from threading import Lock
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+moto, lock = DomainDispatcherApplication(create_backend_app), Lock()
+
+def one_at_a_time(environ, start_response):
+    with lock:
+        return list(moto(environ, start_response))
+
+make_server("127.0.0.1", int(sys.argv[1]), one_at_a_time, True, request_handler=MotoRequestHandler).serve_forever()
+"""
+
+
+class S3Server(ServerProcess):
+    """Its objects go with its process."""
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which obstore, boto3 and the AWS command line reach this server."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
+
+    def make_bucket(self) -> str:
+        """The name of a fresh bucket."""
+        name = f"test-{uuid.uuid4().hex[:12]}"
+        self._put(name)
+        return name
+
+    def deny(self, bucket: str, *actions: str) -> None:
+        """Forbid everybody these actions on the objects of the bucket: `deny(name, "s3:PutObject")`."""
+        resource = f"arn:aws:s3:::{bucket}/*"
+        statement = {"Effect": "Deny", "Principal": "*", "Action": actions, "Resource": resource}
+        self._put(f"{bucket}?policy", json.dumps({"Version": "2012-10-17", "Statement": [statement]}).encode())
+
+    def _command(self) -> Sequence[str]:
+        return [sys.executable, "-c", _SERVE, str(self.port)]
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(self.endpoint, timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    def _put(self, path: str, body: bytes = b"") -> None:
+        request = urllib.request.Request(
+            f"{self.endpoint}/{path}", body, {"Content-Type": "application/json"}, method="PUT"
+        )
+        urllib.request.urlopen(request, timeout=self.start_timeout).close()

@@ -1,0 +1,231 @@
+"""Storage in HDFS, through the JVM of the Spark session, on a mini cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from sinks.testing.servers.hdfs import HdfsServer
+from tests.storage.proxy import Proxy
+from tests.storage.test_conformance import ProcessConformance
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HdfsServer]:
+    with HdfsServer() as server:
+        yield server
+
+
+class TestHdfs(ProcessConformance):
+    """One class, so that one worker of a parallel run has the cluster."""
+
+    writers = 3
+    keys = 40
+    kills = 1
+
+    @pytest.fixture
+    def uri(self, server: HdfsServer, spark: SparkSession) -> str:
+        return f"{server.uri}/test/{uuid4().hex}"
+
+    @pytest.fixture
+    def settings(self, spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+        """Sets options of the session, which Hadoop's client gets too, until the end of the test."""
+        names = []
+
+        def set(name: str, value: str) -> None:
+            names.append(name)
+            spark.conf.set(name, value)
+
+        yield set
+        for name in names:
+            spark.conf.unset(name)
+
+    # ------------------------------------------------------------------ what is there, and what is durable
+    def test_what_a_killed_writer_left_is_no_key_and_goes_with_it(self, storage, spark):
+        files, path = storage._files, storage._path
+        unfinished = files.create(path("a/1#123"), storage._flags, storage._with_parent)
+        unfinished.write(b"to")
+        files.create(path("a/10#4"), storage._flags, storage._with_parent).close()
+        assert storage.get("a/1") is None
+        assert storage.list("") == []
+        assert storage.put_if_absent("a/1", b"whole") is True
+        assert storage.get("a/1") == b"whole"
+        storage.delete("a/1")
+        left = [status.getPath().getName() for status in files.util().listStatus(path("a"))]
+        assert left == ["10#4"]
+
+    def test_nothing_is_left_of_a_put(self, storage):
+        storage.put_if_absent("a/1", b"1")
+        storage.put_if_absent("a/1", b"2")
+        assert [s.getPath().getName() for s in storage._files.util().listStatus(storage._path("a"))] == ["1"]
+
+    def test_a_key_below_a_key(self, storage):
+        storage.put_if_absent("a/1", b"1")
+        with pytest.raises(StorageError, match=r"key 'a/1/x': cannot write 1 bytes: ParentNotDirectoryException"):
+            storage.put_if_absent("a/1/x", b"2")
+        with pytest.raises(StorageError, match=r"key 'a': cannot write 1 bytes: .*must both be directories"):
+            storage.put_if_absent("a", b"2")
+
+    def test_a_reader_waits_until_the_edit_log_has_what_it_read(self, storage, spark, uri):
+        jvm = spark._jvm
+        assert jvm is not None
+        file_system = jvm.org.apache.hadoop.fs.FileSystem.get(
+            jvm.java.net.URI.create(uri), spark._jsparkSession.sessionState().newHadoopConf()
+        )
+        name_node = file_system.getClient().getNamenode()
+        storage.put_if_absent("a", b"1")
+        status = storage._files.getFileStatus(storage._path("a")).toString()
+        before = name_node.getCurrentEditLogTxid()
+        assert storage.get("a") == b"1"
+        assert name_node.getCurrentEditLogTxid() == before + 1, "an edit, which is synced after all before it"
+        assert storage._files.getFileStatus(storage._path("a")).toString() == status, "that changes nothing"
+
+    def test_values_outlive_a_killed_name_node(self, server, storage, settings, reopen):
+        storage.put_if_absent("a", b"1")
+        settings("ipc.client.connect.max.retries", "1")
+        settings("ipc.client.connect.retry.interval", "100")
+        impatient = reopen()
+        server.kill()
+        try:
+            unreachable = r"(EOF|Connect)Exception: .*\. Check that the name node runs"
+            self.assert_all_fail(impatient, unreachable, 10)
+            with pytest.raises(StorageError, match=rf"cannot make the directory: {unreachable}"):
+                reopen()
+        finally:
+            server.start()
+        assert storage.get("a") == b"1"
+        assert storage.put_if_absent("a", b"2") is False
+        assert storage.put_if_absent("b", b"2") is True
+
+    # ------------------------------------------------------------------ what goes wrong
+    def test_a_frozen_name_node(self, server, storage, settings, reopen):
+        settings("ipc.client.rpc-timeout.ms", "1000")
+        impatient = reopen()
+        server.pause()
+        try:
+            self.assert_all_fail(impatient, r"SocketTimeoutException: .*\. Check that the name node runs", 10)
+        finally:
+            server.resume()
+        assert impatient.put_if_absent("b", b"1") is True
+
+    def test_a_put_whose_answer_is_lost_is_known_as_ones_own(self, server, storage, uri):
+        with self.through_a_proxy(server, uri) as (proxied, proxy):
+            seen: list[bytes | None] = []
+            proxy.cut_at, proxy.after_answer, proxy.on_cut = b"rename2", True, lambda: seen.append(storage.get("a"))
+            assert proxied.put_if_absent("a", b"mine") is True
+            assert seen == [b"mine"], "the value was there before the connection was cut"
+            assert proxy.cuts == 1
+
+    def test_a_put_that_did_not_arrive(self, server, storage, uri):
+        with self.through_a_proxy(server, uri) as (proxied, proxy):
+            proxy.cut_at = b"rename2"
+            with pytest.raises(StorageError, match=r"key 'a': cannot write 4 bytes"):
+                proxied.put_if_absent("a", b"mine")
+            proxy.cut_at, proxy.on_cut = b"rename2", lambda: storage.put_if_absent("b", b"theirs")
+            assert proxied.put_if_absent("b", b"mine") is False
+            assert proxy.cuts == 2
+            assert storage.list("") == ["b"]
+
+    def test_rights_are_missing(self, spark, storage, reopen, uri):
+        storage.put_if_absent("a", b"1")
+        with self.another_user(spark):
+            other = reopen()
+            assert other.get("a") == b"1"
+            for call in (lambda: other.put_if_absent("b", b"2"), lambda: other.delete("a")):
+                with pytest.raises(
+                    StorageError, match=r"AccessControlException: .*\. Let the user that runs the driver"
+                ):
+                    call()
+            with pytest.raises(StorageError, match=r"cannot make the directory: AccessControlException"):
+                open_storage(f"{uri}/below")
+
+    def test_a_path_below_a_file(self, storage, uri):
+        storage.put_if_absent("a", b"1")
+        with pytest.raises(StorageError, match=r"cannot make the directory: .*use another directory"):
+            open_storage(f"{uri}/a")
+
+    @pytest.mark.parametrize(
+        ("uri", "says"),
+        [
+            ("hdfs://127.0.0.1:8020/", r"no host or no directory\. Write hdfs://HOST:PORT/DIRECTORY"),
+            ("hdfs://u:S3cr3t@h/x", r"storage hdfs://\.\.\.: a user is not allowed in the URI"),
+            ("hdfs:///x", r"no host or no directory\. Write hdfs://HOST:PORT/DIRECTORY"),
+            ("hdfs://no-such-host.invalid/x", r"cannot make the directory: .*UnknownHostException.*\. Check the host"),
+        ],
+    )
+    def test_what_is_no_directory(self, spark, uri, says):
+        with pytest.raises(StorageError, match=says) as caught:
+            open_storage(uri)
+        assert "S3cr3t" not in str(caught.value)
+
+    def test_viewfs(self, spark, server, settings, tmp_path, uri):
+        settings("fs.viewfs.mounttable.here.link./hdfs", uri)
+        settings("fs.viewfs.mounttable.here.link./local", tmp_path.as_uri())
+        storage = open_storage("viewfs://here/hdfs/below")
+        assert storage.put_if_absent("a/1", b"1") is True
+        assert storage.put_if_absent("a/1", b"2") is False
+        assert storage.list("") == ["a/1"]
+        assert open_storage(f"{uri}/below").get("a/1") == b"1"
+        with pytest.raises(StorageError, match=r"it leads to file://, which has no atomic put-if-absent"):
+            open_storage("viewfs://here/local/below")
+
+    def assert_all_fail(self, storage: CheckpointStorage, says: str, seconds: float) -> None:
+        for action, call in {
+            "write 1 bytes": lambda: storage.put_if_absent("z", b"1"),
+            "read": lambda: storage.get("a"),
+            "list ''": lambda: storage.list(""),
+            "delete": lambda: storage.delete("a"),
+        }.items():
+            started = time.monotonic()
+            with pytest.raises(StorageError, match=rf"cannot {action}: {says}"):
+                call()
+            assert time.monotonic() - started < seconds
+
+    @contextmanager
+    def through_a_proxy(self, server: HdfsServer, uri: str) -> Iterator[tuple[CheckpointStorage, Proxy]]:
+        proxy = Proxy(("127.0.0.1", server.port))
+        try:
+            yield open_storage(uri.replace(str(server.port), str(proxy.port))), proxy
+        finally:
+            proxy.close()
+
+    @contextmanager
+    def another_user(self, spark: SparkSession) -> Iterator[None]:
+        jvm: Any = spark._jvm
+        users = jvm.org.apache.hadoop.security.UserGroupInformation
+        oneself = users.getLoginUser()
+        users.setLoginUser(users.createRemoteUser("somebody"))
+        try:
+            yield
+        finally:
+            users.setLoginUser(oneself)
+
+
+CONNECT = """
+import os
+os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+from pyspark.sql.connect.session import SparkSession
+SparkSession._set_default_and_active_session(SparkSession("sc://127.0.0.1:1"))
+"""
+
+
+@pytest.mark.parametrize("session", ["", CONNECT], ids=["none", "connect"])
+def test_no_jvm(session):
+    script = session + (
+        "import os\nfrom coordinator.storage import *\n"
+        "try: open_storage('hdfs://127.0.0.1:1/x')\n"
+        "except StorageError as error: print(error, flush=True)\n"
+        "os._exit(0)"  # a Connect session would say goodbye to its server
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert "no Spark session with a JVM runs in this process. Start the session before" in done.stdout, done.stderr
+    assert "Spark Connect has no JVM on this side: use storage that needs none" in done.stdout
