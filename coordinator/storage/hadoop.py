@@ -164,7 +164,11 @@ class HadoopStorage(CheckpointStorage):
         try:
             yield
         except (Py4JJavaError, PySparkException) as error:  # PySpark translates some, such as IllegalArgumentException
-            said = str(error) if isinstance(error, PySparkException) else f"{_class(error)}: {error.java_exception.getMessage()}"
+            said = (
+                str(error)
+                if isinstance(error, PySparkException)
+                else f"{_class(error)}: {error.java_exception.getMessage()}"
+            )
             reason = said.partition("\n")[0]
             advice = next((advice for name, advice in _ADVICE.items() if name in reason), "")
             raise StorageError(self.uri, key, f"{action}: {reason}", advice) from error

@@ -1,8 +1,4 @@
-"""Storage in object stores, on an S3-compatible server; and on any store that TEST_STORAGE_URIS names.
-
-TEST_STORAGE_URIS="s3://bucket/x gs://bucket/x az://container/x" runs the conformance suite there, below a folder of its
-own, with the credentials of the environment. What it wrote stays there.
-"""
+"""Storage in object stores, on an S3-compatible server."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from uuid import uuid4
 
 import obstore
 import pytest
@@ -24,8 +19,6 @@ from sinks.testing.servers.common import free_port
 from sinks.testing.servers.s3 import S3Server
 from tests.storage.proxy import Proxy
 from tests.storage.test_conformance import ProcessConformance
-
-REAL = os.environ.get("TEST_STORAGE_URIS", "").split()
 
 
 class TestS3(ProcessConformance):
@@ -41,16 +34,6 @@ class TestS3(ProcessConformance):
         with ThreadPoolExecutor(8) as threads:
             assert all(threads.map(lambda key: storage.put_if_absent(key, b""), keys))
         assert storage.list("") == sorted(keys)
-
-
-@pytest.mark.skipif(not REAL, reason="TEST_STORAGE_URIS names no object store")
-class TestReal(ProcessConformance):
-    keys = 50
-    kills = 2
-
-    @pytest.fixture(params=REAL or ["none"])
-    def uri(self, request: pytest.FixtureRequest) -> str:
-        return f"{request.param}/test-{uuid4().hex}"
 
 
 class TestUris:

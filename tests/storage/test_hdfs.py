@@ -28,7 +28,7 @@ def server() -> Iterator[HdfsServer]:
 class TestHdfs(ProcessConformance):
     """One class, so that one worker of a parallel run has the cluster."""
 
-    writers = 3
+    writers = 2  # each with a JVM
     keys = 40
     kills = 1
 
@@ -48,6 +48,11 @@ class TestHdfs(ProcessConformance):
         yield set
         for name in names:
             spark.conf.unset(name)
+
+    @pytest.mark.chaos
+    @pytest.mark.parametrize("size", [1_000_000])
+    def test_a_killed_writer_leaves_whole_values_only(self, uri, reopen, environment, size):
+        super().test_a_killed_writer_leaves_whole_values_only(uri, reopen, environment, size)
 
     # ------------------------------------------------------------------ what is there, and what is durable
     def test_what_a_killed_writer_left_is_no_key_and_goes_with_it(self, storage, spark):
