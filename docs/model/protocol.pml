@@ -1,7 +1,7 @@
 /* The protocol of docs/protocol.md as a program for the model checker Spin. `make model` checks the variants in check.py.
  *
  * World   NP participants, NC checkpoints, three driver incarnations. Driver 0 and 1 race: either may be a zombie, either
- *         may crash at any step. Driver 2 is started when both have ended. Tasks outlive their driver.
+ *         may crash at any step. Driver 2 is started when both have ended (a restore: at any time). Tasks outlive drivers.
  * Steps   One d_step is one request to storage, to the external system or to Spark. Between any two of them everybody
  *         else may do anything, so a driver that is never scheduled again is one that died.
  * Checked in every state that can be reached; each assertion carries its name in a comment:
