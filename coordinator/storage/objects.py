@@ -57,14 +57,14 @@ _ADVICE = {
 _CLOUD_ADVICE = (
     (_NO_BUCKET, "Create the bucket or container first, or mend its name in the URI"),
     (
-        "token request|/latest/api/token|/latest/meta-data|Missing (AccessKeyId|Secret)|Account must be|redential",
+        "token request|/latest/(api/token|meta-data)|Missing (AccessKeyId|Secret)|Account must be|credential error",
         "No usable credentials were found: set the environment variables {} on the driver, or give its machine a role",
     ),
     (
         "status code: 40[13]|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken",
         "Check the credentials in {}; they need the rights to list, read, write and delete objects below the prefix",
     ),
-    ("redirect|AuthorizationHeaderMalformed", "Set AWS_REGION to the region of the bucket"),
+    ("Received redirect|AuthorizationHeaderMalformed", "Set AWS_REGION to the region of the bucket"),
     ("builder error", "Only https is allowed; a test server without TLS needs ALLOW_HTTP=true in {}"),
     ("NotImplemented|status code: 501", "The store has no conditional puts, or another address is needed in {}"),
     (

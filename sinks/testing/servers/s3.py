@@ -1,9 +1,9 @@
 """An S3-compatible server for tests: `with S3Server() as server: os.environ.update(server.environment)`.
 
-It is moto (`pip install "moto[server]"`), in a process of its own on a free loopback port. A lock lets one request in at
-a time, which makes a put with `If-None-Match: *` atomic, as Amazon's S3 is: moto looks for the key and writes it in two
-steps, between which its threads may switch. (Seen without the lock and with sys.setswitchinterval(1e-6): of 400 keys
-for which eight processes raced, one was won twice.)
+It is moto (`pip install "moto[server]"`), in a process of its own on a free loopback port. A lock lets in one request
+at a time, which makes a put with `If-None-Match: *` atomic, as Amazon's S3 is: moto looks for the key and writes it in
+two steps, between which its threads may switch. (Seen without the lock and with sys.setswitchinterval(1e-6): of 400
+keys for which eight processes raced, one was won twice.)
 """
 
 from __future__ import annotations
