@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -20,12 +21,14 @@ from sinks.mysql.merge import Merge
 from sinks.mysql.planning import Plan
 from sinks.mysql.server import Connection, execute, literal, query, quoted
 from sinks.mysql.types import Column
+from sinks.sql.names import staging_table
 from sinks.sql.staging import StagingTables, identity_of
 from sinks.transaction import TransactionContext
 
 logger = logging.getLogger(__name__)
 
 _DROPPED_TOGETHER = 100
+_DROPPERS = 8
 _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
 
@@ -76,12 +79,25 @@ class Staged(StagingTables[RowTransaction]):
             execute(connection, f"DROP TABLE IF EXISTS {tables}")
 
     def tidy(self, connection: Connection, schema: str, ids: Sequence[str]) -> None:
-        """What somebody reads now is dropped by the next sweep."""
-        try:
-            with self.server.impatient(connection):
-                self.discard(connection, schema, ids)
-        except pymysql.Error as error:
-            logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, describe(error))
+        """The server flushes its log for each table that it drops: several connections share the flushes. What somebody
+        reads now is dropped by the next sweep."""
+
+        def drop(names: Sequence[str]) -> None:
+            try:
+                with self.server.lend() as connection, self.server.impatient(connection):
+                    self.drop(connection, schema, names)
+            except pymysql.Error as error:
+                text = describe(error)
+                logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, text)
+
+        names = sorted(self.existing(connection, schema, [staging_table(text) for text in ids]))
+        parts = [names[n::_DROPPERS] for n in range(min(_DROPPERS, len(names)))]
+        if len(parts) < 2:
+            for part in parts:
+                drop(part)
+            return
+        with ThreadPoolExecutor(_DROPPERS, "drop-staging") as pool:
+            list(pool.map(drop, parts))
 
     def existing(self, connection: Connection, schema: str, names: Sequence[str]) -> set[str]:
         if not names:
