@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from psycopg import errors, sql
 
@@ -15,7 +16,7 @@ from sinks.postgres.planning import Plan
 from sinks.postgres.server import Connection
 from sinks.sql.names import of_sink
 from sinks.sql.strategies import Separate
-from sinks.transaction import Identity, TransactionContext, TransactionId
+from sinks.transaction import Committable, Identity, TransactionContext, TransactionId
 
 
 class Prepared(Separate[CopyTransaction]):
@@ -32,6 +33,25 @@ class Prepared(Separate[CopyTransaction]):
             transaction.close()
             raise
         return transaction
+
+    def proof(self, transaction: CopyTransaction, ledger: Ledger) -> dict[str, Any]:
+        (xid,) = transaction.connection.execute("SELECT txid_current()").fetchone() or (None,)
+        return ledger.proof() | {"xid": xid}
+
+    def contradiction(self, connection: Connection, committable: Committable) -> str | None:
+        """The server remembers for a while how transactions ended. Only that one was committed counts: what it says
+        after a failover that lost some may be about another transaction."""
+        try:
+            query = "SELECT txid_status(%s::bigint)"
+            (status,) = connection.execute(query, [committable.proof.get("xid")]).fetchone() or (None,)
+        except errors.InvalidParameterValue:  # a number that this server has not come to
+            return None
+        if status != "committed":
+            return None
+        return (
+            f"the server says that its transaction {committable.proof['xid']} was committed, and the ledger has not "
+            "its row: somebody emptied the ledger"
+        )
 
     def prepare(self, transaction: CopyTransaction, ledger: Ledger) -> None:
         transaction.seal(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self.key(transaction.identity))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -149,3 +150,29 @@ def test_an_abort_waits_for_a_move_in_flight_and_tells_that_it_is_committed(db: 
         mover.commit()
         aborting.join(10)
     assert [type(error) for error in answer] == [CommittedError]
+
+
+def test_a_commit_whose_ledger_was_emptied_is_unknown_not_lost(db: Observer) -> None:
+    """The server remembers how the prepared transaction ended; a replay would write its rows twice."""
+    sink = PostgresSink(db.dsn, "orders", strategy="prepared")
+    sink.check(SCHEMA)
+    committable, aborted = pre_commit(sink, rows_of(1)), pre_commit(sink, rows_of(2), subtask=1)
+    assert sink.commit(committable) == CommitOutcome.COMMITTED
+    db.run(f"ROLLBACK PREPARED '{name(aborted)}'")
+    db.run("TRUNCATE tpc_ledger")
+    outcome = sink.commit(committable)
+    assert outcome.state is CommitState.UNKNOWN
+    assert "was committed, and the ledger has not its row: somebody emptied the ledger" in outcome.reason
+    assert db.run("SELECT count(*) FROM tpc_ledger") == [(0,)], "no tombstone was put in the row's place"
+    assert sink.commit(aborted).state is CommitState.LOST
+    sink.close()
+
+
+def test_a_transaction_number_from_another_server_proves_nothing(db: Observer) -> None:
+    sink = PostgresSink(db.dsn, "orders", strategy="prepared")
+    sink.check(SCHEMA)
+    committable = pre_commit(sink, rows_of(1))
+    db.run(f"ROLLBACK PREPARED '{name(committable)}'")
+    ahead = replace(committable, proof={**committable.proof, "xid": committable.proof["xid"] + 10**6})
+    assert sink.commit(ahead).state is CommitState.LOST
+    sink.close()
