@@ -1,4 +1,4 @@
-"""What the embedded servers share: a process, a free port, a folder, an account that is not root, and a watchdog."""
+"""What the services for tests share, and the servers among them that are started here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import pwd
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -13,13 +14,17 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
+
+START_TIMEOUT = 60.0
+"""Seconds until a server that does not answer is given up. Crash recovery is part of it."""
 
 # Outlives its parent. Each line it reads is the whole list of the servers that run now, or "done" for nothing to clean
 # up. At the end of file, when the parent is gone, it sends them the signal, and removes the folder when they are gone.
@@ -35,6 +40,208 @@ if [ -n "$servers" ]; then
 fi
 rm -rf "$0" || { sleep 2; rm -rf "$0"; }
 """
+
+
+class Service(ABC):
+    """A running server, or several, and how to reach it. A context manager: started on entry, gone after exit."""
+
+    unmanaged: str = ""
+    """Why it cannot be stopped, restarted or killed from here; empty if it can."""
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether the (main) process of every server is alive."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start what does not run, and return when it takes connections."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop in good order and keep the data."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Crash: SIGKILL to all processes. Returns when they are gone. `start` recovers."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop and remove the data."""
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Unmanaged(Service):
+    """What somebody else runs. `start` checks that it answers."""
+
+    @property
+    def running(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        raise RuntimeError(self.unmanaged)
+
+    def kill(self) -> None:
+        raise RuntimeError(self.unmanaged)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class DatabaseServer(Service):
+    """An embedded server of one (main) process, with data of its own in a temporary folder."""
+
+    PRODUCT: ClassVar[str]
+    PORT_TAKEN: ClassVar[str]
+    """What its log says when somebody else has the port."""
+    UNREACHABLE: ClassVar[type[Exception]]
+    """What `connect` raises while it does not answer."""
+    STOP_SIGNAL: ClassVar[str] = "KILL"
+    """What the watchdog sends."""
+
+    def __init__(self, settings: Mapping[str, str] | None) -> None:
+        self.settings = dict(settings or {})
+        self.port = 0
+        self._secret = secrets.token_urlsafe(12)
+        self._account: pwd.struct_passwd | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: Watchdog | None = None
+        self._home: Path | None = None
+
+    # ------------------------------------------------------------------ the server's own
+    @abstractmethod
+    def connect(self, dsn: str | None = None, **options: Any) -> Any: ...
+
+    @abstractmethod
+    def _initialise(self, home: Path) -> None:
+        """Make the data, for the user `tester` or the like with the password `_secret`."""
+
+    @abstractmethod
+    def _serve(self, home: Path, port: int) -> list[str]:
+        """The command that serves on this port of 127.0.0.1; `dsn` is set to match."""
+
+    # ------------------------------------------------------------------ alike
+    @property
+    def pid(self) -> int:
+        """Of the main process. Raises RuntimeError when the server is not running."""
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"the {self.PRODUCT} server is not running: call start() first")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def home(self) -> Path:
+        """The folder of data and log. Raises RuntimeError when there is none."""
+        if self._home is None:
+            raise RuntimeError(f"the {self.PRODUCT} server has no folder yet: call start() first")
+        return self._home
+
+    @property
+    def log(self) -> str:
+        """All that the server has written to its log."""
+        path = self._home and self._home / "log"
+        return path.read_text(errors="replace") if path and path.exists() else ""
+
+    def start(self) -> None:
+        if self.running:
+            return
+        self._forget()  # it may have died by itself
+        if self._home is None:
+            prefix = f"{self.PRODUCT.lower()}-"
+            self._home = Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_folder(self._account)))
+            self._watchdog = Watchdog(self._home, self.STOP_SIGNAL)
+            try:
+                self._initialise(self._home)
+            except BaseException:
+                self.close()
+                raise
+        attempts = 1 if self.port else 5
+        while True:
+            attempts -= 1
+            port = self.port or free_port()
+            try:
+                self._launch(port)
+            except RuntimeError:
+                if attempts and self.PORT_TAKEN in self.log:  # somebody else took the port in between
+                    continue
+                raise
+            self.port = port
+            return
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._forget()
+
+    def close(self) -> None:
+        self.kill()
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._home = None
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+
+    def _as_account(self) -> dict[str, Any]:
+        if self._account is None:
+            return {}
+        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
+
+    def _launch(self, port: int) -> None:
+        assert self._watchdog is not None
+        command = self._serve(self.home, port)
+        with (self.home / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.home,
+                start_new_session=True,
+                **self._as_account(),
+            )
+        self._watchdog.watch(self._process.pid)
+        self._await_ready(self._process)
+        logger.info("%s runs on port %d as pid %d", self.PRODUCT, port, self._process.pid)
+
+    def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while True:
+            try:
+                self.connect(connect_timeout=5).close()
+                return
+            except self.UNREACHABLE as error:
+                if process.poll() is None and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    continue
+                log = self.log[-2000:]
+                self.kill()
+                raise RuntimeError(f"{self.PRODUCT} did not start: {error}\nThe end of its log:\n{log}") from None
+
+    def _forget(self) -> None:
+        """The server is gone."""
+        if self._process is not None:
+            self._process = None
+            assert self._watchdog is not None
+            self._watchdog.watch()
 
 
 class Watchdog:

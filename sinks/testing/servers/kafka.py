@@ -21,7 +21,6 @@ import subprocess
 import tempfile
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,9 +37,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exports 
     ResourcePatternType,
     ResourceType,
 )
-from typing_extensions import Self
 
-from sinks.testing.servers.common import Watchdog, docker_answers, free_port, temporary_folder
+from sinks.testing.servers.common import (
+    START_TIMEOUT,
+    Service,
+    Unmanaged,
+    Watchdog,
+    docker_answers,
+    free_port,
+    temporary_folder,
+)
 from sinks.testing.servers.maven import java, maven_jars
 
 logger = logging.getLogger(__name__)
@@ -48,8 +54,6 @@ logger = logging.getLogger(__name__)
 VERSION = "4.2.1"
 JARS = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 
-START_TIMEOUT = 60.0
-"""Seconds until a broker that does not answer is given up."""
 STOP_TIMEOUT = 30.0
 """Seconds until a broker that does not end after SIGTERM gets SIGKILL: the last one of several waits in vain for a
 controller to hand its partitions to."""
@@ -61,38 +65,11 @@ ADMIN = "admin"
 """The user with all rights, where users are asked for."""
 
 
-class KafkaService(ABC):
-    """A running Kafka and how to reach it. A context manager: started on entry, gone after exit."""
+class KafkaService(Service):
+    """A running Kafka. `start` also resumes brokers that are paused."""
 
     bootstrap: str
     """host:port of the brokers, separated by commas: librdkafka's bootstrap.servers."""
-    unmanaged: str = ""
-    """Why these brokers cannot be stopped, restarted or killed from here; empty if they can."""
-
-    @property
-    @abstractmethod
-    def running(self) -> bool:
-        """Whether every broker's process is alive."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start the brokers that do not run, resume those that are paused, and return when all answer."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop all brokers in good order and keep their data."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Crash all brokers: SIGKILL. Returns when they are gone. `start` recovers."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop the brokers and remove their data."""
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
 
     def client_options(self, user: str | None = None) -> dict[str, str]:
         """Settings for every librdkafka client, of the superuser unless `user` names another."""
@@ -120,17 +97,6 @@ class KafkaService(ABC):
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class KafkaServer(KafkaService):
@@ -558,7 +524,7 @@ def _wait_until(condition: Callable[[], bool], failure: str) -> None:
         time.sleep(0.02)
 
 
-class ExternalKafka(KafkaService):
+class ExternalKafka(KafkaService, Unmanaged):
     """Brokers that somebody else runs, without encryption or password. `topic` needs the right to create topics."""
 
     unmanaged = "the brokers of TEST_KAFKA_BOOTSTRAP are not ours to stop"
@@ -577,22 +543,8 @@ class ExternalKafka(KafkaService):
                 return False
         return True
 
-    @property
-    def running(self) -> bool:
-        return True
-
     def start(self) -> None:
-        """Check that the brokers answer."""
         self.admin().list_topics(timeout=START_TIMEOUT)
-
-    def stop(self) -> None:
-        raise RuntimeError(self.unmanaged)
-
-    def kill(self) -> None:
-        raise RuntimeError(self.unmanaged)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class ContainerKafka(ExternalKafka):

@@ -13,14 +13,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
-import shutil
 import subprocess
 import tempfile
-import time
 import uuid
 import zipfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,51 +24,21 @@ from typing import Any
 from urllib.parse import quote
 
 import pymysql
-from typing_extensions import Self
 
 from sinks.mysql.server import Connection, execute, parameters, query, quoted
-from sinks.testing.servers.common import Watchdog, docker_answers, free_port, temporary_folder
+from sinks.testing.servers.common import START_TIMEOUT, DatabaseServer, Service, Unmanaged, docker_answers
 from sinks.testing.servers.maven import cache_folder, maven_jars
 
 logger = logging.getLogger(__name__)
 
 VERSION = "11.4.5"
-START_TIMEOUT = 60.0
-"""Seconds until a server that does not answer is given up. Crash recovery is part of it."""
 
 
-class MySQLService(ABC):
-    """A running MySQL or MariaDB and how to reach it. A context manager: started on entry, gone after exit."""
+class MySQLService(Service):
+    """A running MySQL or MariaDB."""
 
     dsn: str
     """A mysql:// URL with user and password, without database. The user may do everything."""
-    unmanaged: str = ""
-    """Why this server cannot be stopped, restarted or killed from here; empty if it can."""
-
-    @property
-    @abstractmethod
-    def running(self) -> bool:
-        """Whether the server's process is alive."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start the server, if it is not running, and return when it takes connections."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop the server in good order and keep its data."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Crash the server with SIGKILL. Returns when it is gone. `start` recovers."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop the server and remove its data."""
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
 
     def connect(self, dsn: str | None = None, **options: Any) -> Connection:
         """A connection in autocommit mode, without database unless `dsn` names one."""
@@ -111,69 +77,17 @@ class MySQLService(ABC):
         account = ":".join(quote(part, safe="") for part in who)
         return f"mysql://{account}@{parts['host']}:{parts['port']}/{quote(database, safe='')}"
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class MariaDBServer(MySQLService, DatabaseServer):
+    """An embedded server. `settings` are those of mariadbd."""
 
-
-class MariaDBServer(MySQLService):
-    """An embedded server with data of its own in a temporary folder. `settings` are those of mariadbd."""
+    PRODUCT = "MariaDB"
+    PORT_TAKEN = "Can't start server: Bind on TCP/IP port"
+    UNREACHABLE = pymysql.OperationalError
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self.settings = {
-            "innodb_buffer_pool_size": "64M",
-            "innodb_log_file_size": "48M",
-            "character_set_server": "utf8mb4",
-        } | dict(settings or {})
-        self.port = 0
-        self._secret = secrets.token_urlsafe(12)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: Watchdog | None = None
-        self._home: Path | None = None
-
-    @property
-    def pid(self) -> int:
-        """Raises RuntimeError when the server is not running."""
-        if self._process is None or self._process.poll() is not None:
-            raise RuntimeError("the MariaDB server is not running: call start() first")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def log(self) -> str:
-        """All that the server has written to its log."""
-        path = self._home and self._home / "log"
-        return path.read_text(errors="replace") if path and path.exists() else ""
-
-    def start(self) -> None:
-        if self.running:
-            return
-        self._forget()  # it may have died by itself
-        if self._home is None:
-            self._initialise()
-        attempts = 1 if self.port else 5
-        while True:
-            attempts -= 1
-            port = self.port or free_port()
-            try:
-                self._launch(port)
-            except RuntimeError:
-                # somebody else took the port in between
-                if attempts and "Can't start server: Bind on TCP/IP port" in self.log:
-                    continue
-                raise
-            self.port = port
-            return
+        small = {"innodb_buffer_pool_size": "64M", "innodb_log_file_size": "48M", "character_set_server": "utf8mb4"}
+        super().__init__(small | dict(settings or {}))
 
     def stop(self) -> None:
         if self._process is None:
@@ -185,41 +99,19 @@ class MariaDBServer(MySQLService):
             raise RuntimeError(f"MariaDB did not stop within {START_TIMEOUT:.0f} s") from None
         self._forget()
 
-    def kill(self) -> None:
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        self._forget()
-
-    def close(self) -> None:
-        self.kill()
-        if self._home is not None:
-            shutil.rmtree(self._home, ignore_errors=True)
-            self._home = None
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
-
     # ------------------------------------------------------------------ inside
-    def _initialise(self) -> None:
+    def _initialise(self, home: Path) -> None:
         self._install = installation()
-        self._home = home = Path(tempfile.mkdtemp(prefix="mariadb-", dir=temporary_folder()))
-        self._watchdog = Watchdog(home)
-        try:
-            (home / "data").mkdir()
-            done = subprocess.run(
-                self._command("--bootstrap"),
-                input=self._bootstrap().encode(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=home,
-            )
-            if done.returncode:
-                raise RuntimeError(f"MariaDB could not make its system tables:\n{done.stdout.decode()[-3000:]}")
-        except BaseException:
-            self.close()
-            raise
+        (home / "data").mkdir()
+        done = subprocess.run(
+            self._command("--bootstrap"),
+            input=self._bootstrap().encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=home,
+        )
+        if done.returncode:
+            raise RuntimeError(f"MariaDB could not make its system tables:\n{done.stdout.decode()[-3000:]}")
 
     def _bootstrap(self) -> str:
         """What mariadb-install-db feeds to the server, without the help tables, and a user for the tests."""
@@ -240,11 +132,10 @@ class MariaDBServer(MySQLService):
         )
 
     def _command(self, *options: str) -> list[str]:
-        assert self._home is not None
         return [
             str(self._install / "bin" / "mariadbd"),
             "--no-defaults",
-            f"--datadir={self._home / 'data'}",
+            f"--datadir={self.home / 'data'}",
             f"--tmpdir={self._home}",
             f"--lc-messages-dir={self._install / 'share'}",
             f"--character-sets-dir={self._install / 'share' / 'charsets'}",
@@ -255,50 +146,15 @@ class MariaDBServer(MySQLService):
             *(f"--{name}={value}" for name, value in self.settings.items()),
         ]
 
-    def _launch(self, port: int) -> None:
-        assert self._home is not None
-        assert self._watchdog is not None
-        with (self._home / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command(
-                    "--bind-address=127.0.0.1",
-                    f"--port={port}",
-                    f"--socket={self._home / 'socket'}",
-                    f"--pid-file={self._home / 'pid'}",
-                    "--skip-name-resolve",
-                ),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self._home,
-                start_new_session=True,
-            )
-        self._watchdog.watch(self._process.pid)
+    def _serve(self, home: Path, port: int) -> list[str]:
         self.dsn = f"mysql://tester:{self._secret}@127.0.0.1:{port}/"
-        self._await_ready()
-        logger.info("MariaDB runs on port %d as pid %d", port, self._process.pid)
-
-    def _await_ready(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + START_TIMEOUT
-        while True:
-            try:
-                self.connect(connect_timeout=5).close()
-                return
-            except pymysql.OperationalError as error:
-                if self._process.poll() is None and time.monotonic() < deadline:
-                    time.sleep(0.02)
-                    continue
-                log = self.log[-2000:]
-                self.kill()
-                raise RuntimeError(f"MariaDB did not start: {error}\nThe end of its log:\n{log}") from None
-
-    def _forget(self) -> None:
-        """The server is gone."""
-        if self._process is not None:
-            self._process = None
-            assert self._watchdog is not None
-            self._watchdog.watch()
+        return self._command(
+            "--bind-address=127.0.0.1",
+            f"--port={port}",
+            f"--socket={home / 'socket'}",
+            f"--pid-file={home / 'pid'}",
+            "--skip-name-resolve",
+        )
 
 
 def installation() -> Path:
@@ -323,31 +179,17 @@ def installation() -> Path:
     return folder
 
 
-class ExternalMySQL(MySQLService):
+class ExternalMySQL(MySQLService, Unmanaged):
     """A server that somebody else runs. `database` needs the right to create databases."""
 
     unmanaged = "the server of TEST_MYSQL_DSN is not ours to stop"
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        self.connect().close()
-
-    @property
-    def running(self) -> bool:
-        return True
+        self.start()
 
     def start(self) -> None:
-        """Check that the server answers."""
         self.connect().close()
-
-    def stop(self) -> None:
-        raise RuntimeError(self.unmanaged)
-
-    def kill(self) -> None:
-        raise RuntimeError(self.unmanaged)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class ContainerMySQL(ExternalMySQL):

@@ -14,14 +14,12 @@ import importlib.util
 import logging
 import os
 import pwd
-import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,54 +30,32 @@ import psutil
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
-from typing_extensions import Self
 
 from sinks.testing.servers.common import (
-    Watchdog,
+    START_TIMEOUT,
+    DatabaseServer,
+    Service,
+    Unmanaged,
     alive,
     docker_answers,
-    free_port,
-    temporary_folder,
     traversable,
     unprivileged,
 )
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT = 60.0
-"""Seconds until a server that does not answer is given up. Crash recovery is part of it."""
-
 _MODES = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 
-class PostgresService(ABC):
-    """A running PostgreSQL and how to reach it. A context manager: started on entry, gone after exit."""
+class PostgresService(Service):
+    """A running PostgreSQL."""
 
     dsn: str
     """A postgresql:// URL with user and password, of the maintenance database."""
-    unmanaged: str = ""
-    """Why this server cannot be stopped, restarted or killed from here; empty if it can."""
-
-    @property
-    @abstractmethod
-    def running(self) -> bool:
-        """Whether the server's main process is alive."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start the server, if it is not running, and return when it takes connections."""
 
     @abstractmethod
     def stop(self, mode: str = "fast") -> None:
         """Stop the server and keep its data. `mode` is pg_ctl's: smart, fast or immediate."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Crash the server: SIGKILL to all of its processes. Returns when they are gone. `start` recovers."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop the server and remove its data."""
 
     def restart(self, mode: str = "fast") -> None:
         self.stop(mode)
@@ -124,75 +100,19 @@ class PostgresService(ABC):
     def jdbc_url(self) -> str:
         return jdbc_url(self.dsn)
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class PostgresServer(PostgresService, DatabaseServer):
+    """An embedded server. `settings` are those of postgresql.conf. Unlike the defaults of most small test servers,
+    `fsync` is on."""
 
-
-class PostgresServer(PostgresService):
-    """An embedded server with data of its own in a temporary folder.
-
-    `settings` are those of postgresql.conf. Unlike the defaults of most small test servers, `fsync` is on.
-    """
+    PRODUCT = "PostgreSQL"
+    PORT_TAKEN = "could not bind"
+    UNREACHABLE = psycopg.OperationalError
+    STOP_SIGNAL = "QUIT"
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self.settings = {"shared_buffers": "64MB", "timezone": "UTC"} | dict(settings or {})
-        self.port = 0
-        self._secret = secrets.token_urlsafe(12)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: Watchdog | None = None
-        self._home: Path | None = None
-
-    @property
-    def pid(self) -> int:
-        """Of the postmaster. Raises RuntimeError when the server is not running."""
-        if self._process is None or self._process.poll() is not None:
-            raise RuntimeError("the PostgreSQL server is not running: call start() first")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def home(self) -> Path:
-        """The folder of data and log. Raises RuntimeError when there is none."""
-        if self._home is None:
-            raise RuntimeError("the PostgreSQL server has no folder yet: call start() first")
-        return self._home
-
-    @property
-    def log(self) -> str:
-        """All that the server has written to its log."""
-        path = self._home and self._home / "log"
-        return path.read_text(errors="replace") if path and path.exists() else ""
-
-    def start(self) -> None:
-        if self.running:
-            return
-        self._forget()  # it may have died by itself
-        if self._home is None:
-            self._initialise()
-        attempts = 1 if self.port else 5
-        while True:
-            attempts -= 1
-            port = self.port or free_port()
-            try:
-                self._launch(port)
-            except RuntimeError:
-                # somebody else took the port in between
-                if attempts and "could not bind" in self.log:
-                    continue
-                raise
-            self.port = port
-            return
+        super().__init__({"shared_buffers": "64MB", "timezone": "UTC"} | dict(settings or {}))
+        self._account = unprivileged()
 
     def stop(self, mode: str = "fast") -> None:
         if self._process is None:
@@ -208,7 +128,10 @@ class PostgresServer(PostgresService):
         self._forget()
 
     def kill(self) -> None:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
+            return
+        if self._process.poll() is not None:
+            self._forget()
             return
         postmaster = psutil.Process(self.pid)
         postmaster.suspend()  # so that it starts no more children while they are listed
@@ -225,73 +148,31 @@ class PostgresServer(PostgresService):
     def close(self) -> None:
         if self.running:
             self.stop("immediate")
-        self._forget()
-        if self._home is not None:
-            shutil.rmtree(self._home, ignore_errors=True)
-            self._home = None
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
+        super().close()
 
     # ------------------------------------------------------------------ inside
-    def _initialise(self) -> None:
-        self._account = unprivileged()
-        self._home = home = Path(tempfile.mkdtemp(prefix="postgres-", dir=temporary_folder(self._account)))
-        self._watchdog = Watchdog(home, "QUIT")
-        try:
-            self._bin = _binaries(home, self._account)
-            password = home / "password"
-            password.write_text(self._secret)
-            for path in (home, password):
-                if self._account:
-                    os.chown(path, self._account.pw_uid, self._account.pw_gid)
-            self._run(
-                "initdb", "--pgdata", str(home / "data"), "--username=postgres", "--encoding=UTF8", "--locale=C",
-                "--auth=scram-sha-256", "--pwfile", str(password), "--no-sync", "--no-instructions",
-            )  # fmt: skip
-            password.unlink()
-        except BaseException:
-            self.close()
-            raise
+    def _initialise(self, home: Path) -> None:
+        self._bin = _binaries(home, self._account)
+        password = home / "password"
+        password.write_text(self._secret)
+        for path in (home, password):
+            if self._account:
+                os.chown(path, self._account.pw_uid, self._account.pw_gid)
+        self._run(
+            "initdb", "--pgdata", str(home / "data"), "--username=postgres", "--encoding=UTF8", "--locale=C",
+            "--auth=scram-sha-256", "--pwfile", str(password), "--no-sync", "--no-instructions",
+        )  # fmt: skip
+        password.unlink()
 
-    def _launch(self, port: int) -> None:
-        assert self._home is not None
-        assert self._watchdog is not None
+    def _serve(self, home: Path, port: int) -> list[str]:
+        self.dsn = f"postgresql://postgres:{self._secret}@127.0.0.1:{port}/postgres"
         settings = self.settings | {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "port": str(port),
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        with (self._home / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(self._bin / "postgres"), "-D", str(self._home / "data"), *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                **self._as_account(),
-            )
-        self._watchdog.watch(self._process.pid)
-        self.dsn = f"postgresql://postgres:{self._secret}@127.0.0.1:{port}/postgres"
-        self._await_ready()
-        logger.info("PostgreSQL runs on port %d as pid %d", port, self._process.pid)
-
-    def _await_ready(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + START_TIMEOUT
-        while True:
-            try:
-                self.connect(connect_timeout=5).close()
-                return
-            except psycopg.OperationalError as error:
-                if self._process.poll() is None and time.monotonic() < deadline:
-                    time.sleep(0.02)
-                    continue
-                log = self.log[-2000:]
-                self.kill()
-                self._forget()  # kill has nothing to do when it died by itself
-                raise RuntimeError(f"PostgreSQL did not start: {error}\nThe end of its log:\n{log}") from None
+        return [str(self._bin / "postgres"), "-D", str(home / "data"), *options]
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
@@ -305,18 +186,6 @@ class PostgresServer(PostgresService):
         )
         if done.returncode:
             raise RuntimeError(f"{program} failed with status {done.returncode}:\n{done.stdout}")
-
-    def _as_account(self) -> dict[str, Any]:
-        if self._account is None:
-            return {}
-        return {"user": self._account.pw_uid, "group": self._account.pw_gid, "extra_groups": []}
-
-    def _forget(self) -> None:
-        """The server is gone."""
-        if self._process is not None:
-            self._process = None
-            assert self._watchdog is not None
-            self._watchdog.watch()
 
 
 def jdbc_url(dsn: str) -> str:
@@ -353,7 +222,7 @@ def _binaries(home: Path, account: pwd.struct_passwd | None) -> Path:
     return home / folder.relative_to(package.parent)
 
 
-class ExternalPostgres(PostgresService):
+class ExternalPostgres(PostgresService, Unmanaged):
     """A server that somebody else runs. `database` needs the right to create databases."""
 
     unmanaged = "the server of TEST_POSTGRES_DSN is not ours to stop"
@@ -371,22 +240,11 @@ class ExternalPostgres(PostgresService):
                 for name, value in settings.items()
             )
 
-    @property
-    def running(self) -> bool:
-        return True
-
     def start(self) -> None:
-        """Check that the server answers."""
         self.connect().close()
 
     def stop(self, mode: str = "fast") -> None:
         raise RuntimeError(self.unmanaged)
-
-    def kill(self) -> None:
-        raise RuntimeError(self.unmanaged)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class ContainerPostgres(ExternalPostgres):
