@@ -21,7 +21,8 @@ from sinks.mysql.merge import Merge
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.transaction import CommitState
-from tests.mysql.play import SCHEMA, Observer, checkpoint, eventually, held, pre_commit, rows_of
+from tests.mysql.play import Observer, held
+from tests.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of
 
 COMMITTED = CommitOutcome.COMMITTED
 

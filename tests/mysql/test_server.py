@@ -14,7 +14,8 @@ import pytest
 
 from sinks.mysql.server import query
 from sinks.testing.servers.mariadb import ExternalMySQL, MariaDBServer, mysql_service
-from tests.mysql.play import Observer, eventually
+from tests.mysql.play import Observer
+from tests.table import eventually
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from sinks.postgres.merge import Merge
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.transaction import CommitState
-from tests.postgres.play import SCHEMA, Observer, checkpoint, eventually, held, pre_commit, rows_of
+from tests.postgres.play import Observer, held
+from tests.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of
 
 
 @pytest.fixture(params=["prepared", "staged"])

@@ -13,7 +13,8 @@ from sinks import CommitOutcome
 from sinks.errors import CommittedError
 from sinks.postgres import PostgresSink
 from sinks.transaction import CommitState
-from tests.postgres.play import SCHEMA, Observer, checkpoint, eventually, held, pre_commit, rows_of
+from tests.postgres.play import Observer, held
+from tests.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of
 
 
 @pytest.fixture(params=["prepared", "staged"])

@@ -15,14 +15,15 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from sinks import CommitOutcome, Committable
-from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked
 from sinks.postgres import PostgresSink
 from sinks.postgres.ledger import Ledger
 from sinks.testing.servers.postgres import PostgresService
-from sinks.transaction import CommitState, Fingerprint
-from tests.postgres.play import SCHEMA, Observer, batch, checkpoint, context, eventually, held, pre_commit, rows_of
+from sinks.transaction import CommitState
+from tests.postgres.play import Observer, held
+from tests.table import COMMITTED, SCHEMA, batch, checkpoint, context, eventually, pre_commit, rows_of
+from tests.table_suite import TableSuite
 
-COMMITTED = CommitOutcome.COMMITTED
 CHANGES = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.int64()), ("gone", pa.bool_())])
 
 
@@ -63,47 +64,6 @@ def test_rows_are_invisible_until_committed_and_then_there_once(db: Observer, si
     assert db.pending() == 0
 
 
-def test_in_doubt_lists_exactly_the_identities_of_the_committables(db: Observer, sink: PostgresSink) -> None:
-    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
-    listed = list(sink.in_doubt("job"))
-    assert sorted(map(str, listed)) == sorted(str(dict(one.transaction)) for one in committables)
-    sink.commit_all(checkpoint(), committables)
-    assert list(sink.in_doubt("job")) == []
-
-
-def test_commit_twice_is_committed_and_writes_once(db: Observer, sink: PostgresSink) -> None:
-    committables = [pre_commit(sink, rows_of(1))]
-    for _ in range(2):
-        assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
-        assert db.ids() == [1]
-    assert sink.commit(committables[0]) == COMMITTED
-    assert db.ids() == [1]
-
-
-def test_another_process_commits_after_a_crash(db: Observer, sink: PostgresSink) -> None:
-    committable = Committable.from_json(pre_commit(sink, rows_of(1)).to_json())
-    restarted = make(db, check=None, strategy=sink.strategy)
-    assert restarted.commit_all(checkpoint(), [committable]) == [COMMITTED]
-    assert db.ids() == [1]
-
-
-def test_abort_removes_and_may_be_repeated(db: Observer, sink: PostgresSink) -> None:
-    committable = pre_commit(sink, rows_of(1))
-    for _ in range(2):
-        sink.abort(committable.transaction)
-        assert db.pending() == 0
-        assert db.visible() == []
-    assert sink.commit(committable).state is CommitState.LOST
-
-
-def test_abort_after_commit_is_told(db: Observer, sink: PostgresSink) -> None:
-    committable = pre_commit(sink, rows_of(1))
-    sink.commit_all(checkpoint(), [committable])
-    with pytest.raises(CommittedError, match="is committed"):
-        sink.abort(committable.transaction)
-    assert db.ids() == [1]
-
-
 def test_rollback_while_writing_leaves_nothing(db: Observer, sink: PostgresSink) -> None:
     transaction = sink.begin_transaction(context(sink))
     sink.write(transaction, rows_of(1))
@@ -111,15 +71,6 @@ def test_rollback_while_writing_leaves_nothing(db: Observer, sink: PostgresSink)
     assert db.sessions() == 0
     assert db.pending() == 0
     assert db.visible() == []
-
-
-def test_rollback_after_a_pre_commit_whose_answer_was_lost(db: Observer, sink: PostgresSink) -> None:
-    transaction = sink.begin_transaction(context(sink))
-    sink.write(transaction, rows_of(1))
-    sink.pre_commit(transaction)
-    assert db.pending() == 1
-    sink.rollback(transaction)
-    assert db.pending() == 0
 
 
 def test_a_task_whose_connection_dies_leaves_nothing(db: Observer, sink: PostgresSink) -> None:
@@ -141,41 +92,6 @@ def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, 
     committable = pre_commit(copy, rows_of(1))
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     db.run("ALTER ROLE CURRENT_USER RESET search_path")
-
-
-def test_two_drivers_commit_at_once(db: Observer, sink: PostgresSink) -> None:
-    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(8)]
-    other = make(db, strategy=sink.strategy)
-    answers: list[list[Any]] = []
-    start = threading.Barrier(2)
-
-    def drive(one: PostgresSink) -> None:
-        start.wait()
-        answers.append(list(one.commit_all(checkpoint(), committables)))
-
-    threads = [threading.Thread(target=drive, args=(one,)) for one in (sink, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for answer in answers:  # an exception means: ask again
-        assert all(one == COMMITTED or isinstance(one, psycopg.Error) for one in answer)
-    assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 8
-    assert db.ids() == list(range(8))
-
-
-def test_an_empty_batch_is_a_participant_too(db: Observer, sink: PostgresSink) -> None:
-    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of())]) == [COMMITTED]
-    assert db.visible() == []
-
-
-def test_at_least_once_writes_at_once_and_leaves_no_trace(db: Observer, sink: PostgresSink) -> None:
-    transaction = sink.begin_transaction(context(sink))
-    sink.write(transaction, rows_of(1))
-    sink.commit_directly(transaction)
-    assert db.ids() == [1]
-    assert db.pending() == 0
-    assert db.ledger() == {}
 
 
 def test_names_of_jobs_do_not_mix(db: Observer, sink: PostgresSink) -> None:
@@ -221,14 +137,6 @@ def test_recovery_commits_what_the_other_strategy_wrote(db: Observer) -> None:
     assert db.pending() == 0
 
 
-def test_the_ledger_is_pruned_of_what_nobody_asks_for(db: Observer, sink: PostgresSink) -> None:
-    for number in (0, 1, 120):
-        sink.commit_all(checkpoint(number), [pre_commit(sink, rows_of(number), checkpoint=number)])
-    last = pre_commit(sink, rows_of(150), checkpoint=150)
-    sink.commit_all(checkpoint(150, oldest=148), [last])
-    assert sorted(int(name.split(".")[3]) for name in db.ledger()) == [120, 150]
-
-
 # ---------------------------------------------------------------------- lost, held, unknown, ask again
 def test_an_operators_rollback_prepared_is_lost(db: Observer) -> None:
     sink = make(db, strategy="prepared")
@@ -251,22 +159,6 @@ def test_an_operators_commit_prepared_is_committed(db: Observer) -> None:
     assert sink.commit(committable) == COMMITTED
     with pytest.raises(CommittedError):
         sink.abort(committable.transaction)
-
-
-def test_a_dropped_staging_table_is_lost_and_holds_its_siblings(db: Observer) -> None:
-    sink = make(db, strategy="staged")
-    lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
-    db.run(f"DROP TABLE {lost.transaction['table']}")
-    for _ in range(2):
-        outcomes = sink.commit_all(checkpoint(), [lost, kept])
-        assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
-        assert outcomes[1] == CommitOutcome.HELD
-        assert db.ledger() == {lost.transaction["transaction_id"]: False}
-        assert db.visible() == []
-    replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
-    assert sink.commit_all(checkpoint(), [replay, kept]) == [COMMITTED, COMMITTED]
-    assert db.ids() == [1, 2]
-    assert db.pending() == 0
 
 
 def test_a_prepared_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None:
@@ -372,14 +264,6 @@ def test_many_create_the_ledger_at_once(db: Observer) -> None:
         found.clear()
 
 
-def test_somebody_elses_table_is_no_ledger(db: Observer) -> None:
-    db.run("CREATE TABLE tpc_ledger (id bigint)")
-    with pytest.raises(ConfigurationError, match=r"not a ledger.*ledger="):
-        make(db)
-    sink = make(db, ledger="mine")
-    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
-
-
 def test_a_truncated_staging_table_is_unknown_and_moves_nothing(db: Observer) -> None:
     sink = make(db, strategy="staged")
     committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
@@ -420,14 +304,6 @@ def test_a_trigger_that_drops_rows_is_no_lost_row(db: Observer) -> None:
     sink.validate_all(checkpoint(), [committable])
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     assert db.ids() == [2]
-
-
-def test_more_participants_than_are_dropped_together(db: Observer) -> None:
-    sink = make(db, strategy="staged")
-    committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(130)]
-    assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 130
-    assert db.ids() == list(range(130))
-    assert db.staging() == []
 
 
 def test_a_crash_between_move_and_drop_is_not_in_doubt(db: Observer) -> None:
@@ -540,11 +416,6 @@ def test_all_reasons_against_the_table_come_in_one_error(db: Observer) -> None:
         make(db, check=schema, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
     for reason in ("surname", "'at'", "must be boolean", "needs a unique index", "public.orders"):
         assert reason in str(caught.value)
-
-
-def test_a_missing_column_is_a_schema_mismatch(db: Observer) -> None:
-    with pytest.raises(SchemaMismatch, match="surname"):
-        make(db, check=pa.schema([("id", pa.int64()), ("surname", pa.string())]))
 
 
 def test_a_missing_table_is_told_with_a_hint(db: Observer) -> None:
@@ -893,14 +764,6 @@ def test_a_lost_participant_of_an_upsert_holds_the_rest_until_its_replay(keyed: 
     assert keyed.visible() == [(1, "newer")]
 
 
-def test_a_key_twice_without_an_order_is_refused_before_the_decision(keyed: Observer) -> None:
-    sink = make(keyed, mode="upsert", keys=["id"])
-    committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(1), subtask=1)]
-    with pytest.raises(BadValue, match=r"order_by.*\(id\) = \(1\) comes 2 times"):
-        sink.validate_all(checkpoint(), committables)
-    sink.validate_all(checkpoint(), committables[:1])
-
-
 def test_a_key_that_is_null_is_refused_in_the_task(db: Observer) -> None:
     db.run("ALTER TABLE orders ALTER id DROP NOT NULL; CREATE UNIQUE INDEX ON orders (id)")
     sink = make(db, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
@@ -945,19 +808,6 @@ def test_keys_only_and_keys_of_several_columns(db: Observer) -> None:
     assert db.visible("pairs") == [(1, "row 1"), (2, "row 2")]
 
 
-def test_an_upsert_written_at_least_once(keyed: Observer) -> None:
-    keyed.run("INSERT INTO orders VALUES (1, 'old')")
-    sink = make(keyed, mode="upsert", keys=["id"])
-    transaction = sink.begin_transaction(context(sink))
-    sink.write(transaction, rows_of(1, 2))
-    sink.commit_directly(transaction)
-    assert keyed.visible() == [(1, "row 1"), (2, "row 2")]
-    assert keyed.pending() == 0
-
-
-def test_fingerprints_are_what_moves_are_counted_against(db: Observer) -> None:
-    sink = make(db, strategy="staged")
-    committable = pre_commit(sink, rows_of(1)).of("orders", 0, Fingerprint(2, 0))
-    (outcome,) = sink.commit_all(checkpoint(), [committable])
-    assert isinstance(outcome, CommitOutcome)
-    assert outcome.state is CommitState.UNKNOWN
+# ---------------------------------------------------------------------- like every table
+class TestTable(TableSuite):
+    make = staticmethod(make)

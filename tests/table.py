@@ -1,0 +1,97 @@
+"""What tests of sinks into a table share: a coordinator in a few lines, and what reads the database past the sink."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
+from sinks.sql.sink import TableSink
+from sinks.transaction import Fingerprint, TransactionId
+
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
+LINEAGE = "0badcafe"
+COMMITTED = CommitOutcome.COMMITTED
+_task_attempts = itertools.count()
+
+
+def rows_of(*ids: int, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": n, "name": f"row {n}"} for n in ids], schema=schema)
+
+
+def batch(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(rows), schema=schema)
+
+
+def context(
+    sink: TableSink[Any],
+    checkpoint: int = 0,
+    subtask: int = 0,
+    schema: pa.Schema = SCHEMA,
+    job: str = "job",
+    round: int = 0,
+) -> TransactionContext:
+    attempt = next(_task_attempts)
+    name = TransactionId(job, LINEAGE, checkpoint, sink.name, subtask, 1, round, 0, attempt)
+    return TransactionContext(job, LINEAGE, checkpoint, sink.name, subtask, f"a{attempt}", schema, str(name))
+
+
+def pre_commit(
+    sink: TableSink[Any],
+    *batches: pa.RecordBatch,
+    checkpoint: int = 0,
+    subtask: int = 0,
+    job: str = "job",
+    round: int = 0,
+) -> Committable:
+    """What a task does for its partition; rolls back what fails."""
+    transaction = sink.begin_transaction(context(sink, checkpoint, subtask, batches[0].schema, job, round))
+    try:
+        for one in batches:
+            sink.write(transaction, one)
+        committable = sink.pre_commit(transaction)
+    except BaseException:
+        sink.rollback(transaction)
+        raise
+    return committable.of(sink.name, subtask, Fingerprint(sum(one.num_rows for one in batches), 0))
+
+
+def checkpoint(number: int = 0, job: str = "job", oldest: int = 0) -> Checkpoint:
+    return Checkpoint(job, LINEAGE, number, oldest)
+
+
+class Database(ABC):
+    """Reads, in autocommit mode, what is visible, prepared and staged."""
+
+    @abstractmethod
+    def run(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]: ...
+
+    @abstractmethod
+    def prepared(self) -> Sequence[Any]: ...
+
+    @abstractmethod
+    def staging(self) -> list[str]: ...
+
+    def visible(self, table: str = "orders", order: str = "1") -> list[tuple[Any, ...]]:
+        return self.run(f"SELECT * FROM {table} ORDER BY {order}")
+
+    def ids(self, table: str = "orders") -> list[int]:
+        return [row[0] for row in self.run(f"SELECT id FROM {table} ORDER BY 1")]
+
+    def pending(self) -> int:
+        return len(self.prepared()) + len(self.staging())
+
+    def ledger(self) -> dict[str, bool]:
+        return {name: bool(done) for name, done in self.run("SELECT transaction_id, committed FROM tpc_ledger")}
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)

@@ -1,0 +1,162 @@
+"""What every sink into a table of a SQL database does, whichever database it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sinks import CommitOutcome, Committable
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch
+from sinks.sql.sink import TableSink
+from sinks.transaction import CommitState, Fingerprint
+from tests.table import COMMITTED, Database, checkpoint, context, pre_commit, rows_of
+
+
+class TableSuite:
+    """Fixtures: `db` with a table `orders`, `keyed` with a primary key on it, and `sink`, one for each strategy."""
+
+    make: Callable[..., TableSink[Any]]
+
+    def test_in_doubt_lists_the_identities_of_the_committables(self, db: Database, sink: TableSink[Any]) -> None:
+        committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
+        listed = list(sink.in_doubt("job"))
+        assert sorted(map(str, listed)) == sorted(str(dict(one.transaction)) for one in committables)
+        sink.commit_all(checkpoint(), committables)
+        assert list(sink.in_doubt("job")) == []
+
+    def test_commit_twice_is_committed_and_writes_once(self, db: Database, sink: TableSink[Any]) -> None:
+        committables = [pre_commit(sink, rows_of(1))]
+        for _ in range(2):
+            assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+            assert db.ids() == [1]
+        assert sink.commit(committables[0]) == COMMITTED
+        assert db.ids() == [1]
+
+    def test_another_process_commits_after_a_crash(self, db: Database, sink: TableSink[Any]) -> None:
+        committable = Committable.from_json(pre_commit(sink, rows_of(1)).to_json())
+        restarted = self.make(db, check=None, strategy=sink.strategy)
+        assert restarted.commit_all(checkpoint(), [committable]) == [COMMITTED]
+        assert db.ids() == [1]
+
+    def test_abort_removes_and_may_be_repeated(self, db: Database, sink: TableSink[Any]) -> None:
+        committable = pre_commit(sink, rows_of(1))
+        for _ in range(2):
+            sink.abort(committable.transaction)
+            assert db.pending() == 0
+            assert db.visible() == []
+        assert sink.commit(committable).state is CommitState.LOST
+
+    def test_abort_after_commit_is_told(self, db: Database, sink: TableSink[Any]) -> None:
+        committable = pre_commit(sink, rows_of(1))
+        sink.commit_all(checkpoint(), [committable])
+        with pytest.raises(CommittedError, match="is committed"):
+            sink.abort(committable.transaction)
+        assert db.ids() == [1]
+
+    def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, db: Database, sink: TableSink[Any]) -> None:
+        transaction = sink.begin_transaction(context(sink))
+        sink.write(transaction, rows_of(1))
+        sink.pre_commit(transaction)
+        assert db.pending() == 1
+        sink.rollback(transaction)
+        assert db.pending() == 0
+
+    def test_two_drivers_commit_at_once(self, db: Database, sink: TableSink[Any]) -> None:
+        committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(8)]
+        other = self.make(db, strategy=sink.strategy)
+        answers: list[list[Any]] = []
+        start = threading.Barrier(2)
+
+        def drive(one: TableSink[Any]) -> None:
+            start.wait()
+            answers.append(list(one.commit_all(checkpoint(), committables)))
+
+        threads = [threading.Thread(target=drive, args=(one,)) for one in (sink, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for answer in answers:  # an exception means: ask again
+            assert all(one == COMMITTED or isinstance(one, Exception) for one in answer)
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 8
+        assert db.ids() == list(range(8))
+        assert db.pending() == 0
+
+    def test_an_empty_batch_is_a_participant_too(self, db: Database, sink: TableSink[Any]) -> None:
+        assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of())]) == [COMMITTED]
+        assert db.visible() == []
+
+    def test_at_least_once_writes_at_once_and_leaves_no_trace(self, db: Database, sink: TableSink[Any]) -> None:
+        transaction = sink.begin_transaction(context(sink))
+        sink.write(transaction, rows_of(1))
+        sink.commit_directly(transaction)
+        assert db.ids() == [1]
+        assert db.pending() == 0
+        assert db.ledger() == {}
+
+    def test_the_ledger_is_pruned_of_what_nobody_asks_for(self, db: Database, sink: TableSink[Any]) -> None:
+        for number in (0, 1, 120):
+            sink.commit_all(checkpoint(number), [pre_commit(sink, rows_of(number), checkpoint=number)])
+        last = pre_commit(sink, rows_of(150), checkpoint=150)
+        sink.commit_all(checkpoint(150, oldest=148), [last])
+        assert sorted(int(name.split(".")[3]) for name in db.ledger()) == [120, 150]
+
+    def test_a_dropped_staging_table_is_lost_and_holds_its_siblings(self, db: Database) -> None:
+        sink = self.make(db, strategy="staged")
+        lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+        db.run(f"DROP TABLE {lost.transaction['table']}")
+        for _ in range(2):
+            outcomes = sink.commit_all(checkpoint(), [lost, kept])
+            assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
+            assert outcomes[1] == CommitOutcome.HELD
+            assert db.ledger() == {lost.transaction["transaction_id"]: False}
+            assert db.visible() == []
+        replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
+        assert sink.commit_all(checkpoint(), [replay, kept]) == [COMMITTED, COMMITTED]
+        assert db.ids() == [1, 2]
+        assert db.pending() == 0
+
+    def test_somebody_elses_table_is_no_ledger(self, db: Database) -> None:
+        db.run("CREATE TABLE tpc_ledger (transaction_id bigint)")
+        with pytest.raises(ConfigurationError, match=r"not a ledger.*ledger="):
+            self.make(db)
+        sink = self.make(db, ledger="mine")
+        assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
+
+    def test_more_participants_than_are_dropped_together(self, db: Database) -> None:
+        sink = self.make(db, strategy="staged")
+        committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(130)]
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 130
+        assert db.ids() == list(range(130))
+        assert db.staging() == []
+
+    def test_a_missing_column_is_a_schema_mismatch(self, db: Database) -> None:
+        with pytest.raises(SchemaMismatch, match="surname"):
+            self.make(db, check=pa.schema([("id", pa.int64()), ("surname", pa.string())]))
+
+    def test_a_key_twice_without_an_order_is_refused_before_the_decision(self, keyed: Database) -> None:
+        sink = self.make(keyed, mode="upsert", keys=["id"])
+        committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(1), subtask=1)]
+        with pytest.raises(BadValue, match=r"order_by.*\(id\) = \(1\) comes 2 times"):
+            sink.validate_all(checkpoint(), committables)
+        sink.validate_all(checkpoint(), committables[:1])
+
+    def test_an_upsert_written_at_least_once(self, keyed: Database) -> None:
+        keyed.run("INSERT INTO orders VALUES (1, 'old')")
+        sink = self.make(keyed, mode="upsert", keys=["id"])
+        transaction = sink.begin_transaction(context(sink))
+        sink.write(transaction, rows_of(1, 2))
+        sink.commit_directly(transaction)
+        assert keyed.visible() == [(1, "row 1"), (2, "row 2")]
+        assert keyed.pending() == 0
+
+    def test_fingerprints_are_what_moves_are_counted_against(self, db: Database) -> None:
+        sink = self.make(db, strategy="staged")
+        committable = pre_commit(sink, rows_of(1)).of("orders", 0, Fingerprint(2, 0))
+        (outcome,) = sink.commit_all(checkpoint(), [committable])
+        assert isinstance(outcome, CommitOutcome)
+        assert outcome.state is CommitState.UNKNOWN
