@@ -34,7 +34,7 @@ class Variant:
     options: str
     expected: str = HOLDS
     large: bool = False
-    """More than a minute, or more than 2 GB."""
+    """Takes many minutes or gigabytes; not known to end within TIMEOUT and MEMORY_MB."""
 
 
 VARIANTS = [
