@@ -34,7 +34,7 @@ class ConnectServer:
     def __exit__(self, *_: object) -> None:
         end_group(self.process)
 
-    def start(self, timeout: float = 60) -> None:
+    def start(self, timeout: float = 120) -> None:
         home = Path(pyspark.__file__).parent
         conf = {
             "spark.master": "local[2]",
