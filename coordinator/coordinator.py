@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from coordinator.savepoint import Savepoint, take_savepoint
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from sinks.errors import CommittedError, SinkError
 from sinks.task import Ack, SinkTask
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, unnamed
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, unnamed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -191,23 +192,26 @@ class CheckpointCoordinator:
         return call
 
     def _load_and_commit(self) -> None:
-        rounds = self._store.load_newest()
+        rounds = self._load()
+        self._tell(Step.LOADED, checkpoint=rounds[0].checkpoint_id if rounds else -1, rounds=len(rounds))
         self._newest = Complete(rounds) if rounds else None
-        self._tell(Step.LOADED, checkpoint=self._newest.checkpoint_id if self._newest else -1, rounds=len(rounds))
         self._require_newest("commit")  # R14: what was put after a restore may have been read
         if self._newest:
-            written = {c.sink for c in self._newest.every_committable()}
-            if self._newest.record.restored_from:
-                written |= set(self._newest.record.partitions)
-            unknown = sorted(written - set(self.sinks))
-            if unknown:
-                raise UnknownSink(
-                    f"checkpoint {self._newest.checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
-                    f"does not have (it has {sorted(self.sinks)}). A sink's name must be stable over restarts."
-                )
             self._newest = self._commit(self._newest)
             lost = [decisions.describe(p, c) for p, c in self._newest.lost().items()]
             self._tell(Step.RECOVERED, self._newest.checkpoint_id, committed=self._newest.committed(), lost=lost)
+
+    def _load(self) -> tuple[Record, ...]:
+        rounds = self._store.load_newest()
+        written = {c.sink for record in rounds for c in record.committables}
+        if rounds and rounds[0].restored_from:
+            written |= set(rounds[0].partitions)
+        if unknown := sorted(written - set(self.sinks)):
+            raise UnknownSink(
+                f"checkpoint {rounds[0].checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
+                f"does not have (it has {sorted(self.sinks)}). A sink's name must be stable over restarts."
+            )
+        return rounds
 
     def _checkpoint(self, batch: MicroBatch) -> Complete:
         """Write and pre-commit the batch, and complete it. Fails with nothing visible and nothing decided."""
@@ -375,7 +379,7 @@ class CheckpointCoordinator:
     def _commit(self, complete: Complete) -> Complete:
         """Ask for every outcome that is not final, again and again within the commit timeout."""
         self._tell(Step.COMMITTING, complete.checkpoint_id, participants=len(complete.pending()))
-        about, errors = self._about(complete.checkpoint_id), dict[Participant, Exception]()
+        errors: dict[Participant, Exception] = {}
         asked_before = False
         try:
             for attempt in Retrying(
@@ -388,18 +392,7 @@ class CheckpointCoordinator:
                     if asked_before:
                         self._sweep()  # R7: what is in the way may be an orphan
                     asked_before = True
-                    outcomes: dict[Participant, CommitOutcome] = {}
-                    errors.clear()
-                    for name, sink in self.sinks.items():
-                        asked = [p for p in complete.pending() if p[0] == name]
-                        told = _notify(sink, about, [complete.named[p] for p in asked])
-                        final = not any(isinstance(outcome, Exception) for outcome in told)
-                        for participant, outcome in zip(asked, told, strict=True):
-                            if isinstance(outcome, Exception):
-                                errors[participant] = outcome
-                            elif final or outcome.state is CommitState.COMMITTED:  # the rest is asked again together
-                                outcomes[participant] = outcome
-                    complete = complete.told(outcomes)
+                    complete, errors = self._ask(complete)
                     if errors:
                         logger.warning(
                             "checkpoint %d: asking again for %d transaction(s), e.g. %s",
@@ -412,6 +405,22 @@ class CheckpointCoordinator:
             raise decisions.still_asked(complete, errors, self.config.commit_timeout) from next(iter(errors.values()))
         decisions.settle(complete)
         return complete
+
+    def _ask(self, complete: Complete) -> tuple[Complete, dict[Participant, Exception]]:
+        """Ask once for every outcome that is not final, and tell who could not answer."""
+        about = self._about(complete.checkpoint_id)
+        outcomes: dict[Participant, CommitOutcome] = {}
+        errors: dict[Participant, Exception] = {}
+        for name, sink in self.sinks.items():
+            asked = [p for p in complete.pending() if p[0] == name]
+            told = _notify(sink, about, [complete.named[p] for p in asked])
+            final = not any(isinstance(outcome, Exception) for outcome in told)
+            for participant, outcome in zip(asked, told, strict=True):
+                if isinstance(outcome, Exception):
+                    errors[participant] = outcome
+                elif final or outcome.state is CommitState.COMMITTED:  # the rest is asked again together
+                    outcomes[participant] = outcome
+        return complete.told(outcomes), errors
 
     def _sweep(self) -> None:
         """Abort every pre-committed transaction of this job that no record names (presumed abort). Generation and
@@ -454,10 +463,13 @@ class CheckpointCoordinator:
         for name, sink in self.sinks.items():
             own = [ack.committable for n, ack in acks if n == name and ack.committable]
             for transaction in unnamed([c.transaction for c in own], [c.transaction for c in keep]):
-                try:
-                    sink.abort(transaction)
-                except Exception:
-                    logger.warning("could not abort %s; left to the next sweep", dict(transaction), exc_info=True)
+                self._abort_quietly(sink, transaction)
+
+    def _abort_quietly(self, sink: Sink, transaction: Identity) -> None:
+        try:
+            sink.abort(transaction)
+        except Exception:
+            logger.warning("could not abort %s; left to the next sweep", dict(transaction), exc_info=True)
 
     def _require_newest(self, what: str) -> None:
         newest = self._store.newest_generation()
@@ -580,6 +592,56 @@ class CheckpointCoordinator:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
         rounds = CheckpointStore(self._store.storage, self.job).load_newest()
         return {k: v for k, v in rounds[0].to_json().items() if k != "committables"} if rounds else {}
+
+    # ------------------------------------------------------------------ for operators
+    def ask(self) -> tuple[Complete | None, Mapping[Participant, Exception]]:
+        """Ask once what became of each participant of the newest complete checkpoint, which commits what can be; and
+        who could not answer. Claims no generation, so a driver that runs is not disturbed."""
+        with self._one_at_a_time:
+            for sink in self.sinks.values():
+                sink.open()
+            seen = self._store.newest_generation()
+            rounds = self._load()
+            if self._store.newest_generation() != seen:  # R14
+                raise Superseded(f"another driver, or a restore, of job {self.job!r} has started just now; look again")
+            return self._ask(Complete(rounds)) if rounds else (None, {})
+
+    def accept_loss(self, participants: Sequence[Participant], *, who: str, why: str) -> Complete:
+        """Give up participants of the newest complete checkpoint that are lost or unknown, so that the job goes on
+        without them: a replay record names them, who and why, and no replacement. Those that were held for them are
+        committed. Claims a generation, so a driver of this job that runs stops.
+
+        Raises CheckpointError for participants that are anything else, InDoubtError while somebody cannot answer (R3),
+        and Superseded if another driver has decided meanwhile.
+        """
+        with self._one_at_a_time:
+            self._become_newest()
+            complete, errors = self.ask()
+            if complete is None:
+                raise CheckpointError(f"there is no complete checkpoint of job {self.job!r} in storage")
+            if errors:
+                raise decisions.still_asked(complete, errors, 0)
+            accepted = decisions.accept(complete, participants, who, why)
+            now, newest = _now(), complete.rounds[-1]
+            record = replace(
+                complete.record,
+                round=newest.round + 1,  # R3: the successor of the round whose outcomes are final here
+                generation=self._generation,
+                committables=(),
+                rows={},
+                triggered_at=now,
+                completed_at=now,
+                accepted=accepted,
+            )
+            if self._put(record, []) is not record:
+                raise Superseded(f"another driver has decided round {record.round} meanwhile; look again")
+            logger.warning("job %s, checkpoint %d: given up: %s", self.job, record.checkpoint_id, accepted)
+            for one in accepted:
+                if one.outcome == CommitState.UNKNOWN.value:
+                    self._abort_quietly(self.sinks[one.sink], one.transaction)
+            complete, _ = self._ask(complete.superseded_by(record))
+            self._newest = complete
+            return complete
 
     # ------------------------------------------------------------------ life
     def cancel(self, query: Query) -> None:

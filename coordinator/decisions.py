@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from coordinator.errors import (
+    CheckpointError,
     CheckpointGap,
     CheckpointLocationMismatch,
     FirstCheckpointError,
     InDoubtError,
     ReplayMismatch,
 )
-from coordinator.records import Record
+from coordinator.records import Acceptance, Record
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, CommitState, Committable
 
@@ -48,8 +49,13 @@ class Complete:
 
     @property
     def named(self) -> dict[Participant, Committable]:
-        """The participants' current committables: those of round 0, replaced round by round."""
-        return {(c.sink, c.subtask): c for record in self.rounds for c in record.committables}
+        """The participants' current committables: those of round 0, replaced or given up round by round."""
+        current: dict[Participant, Committable] = {}
+        for record in self.rounds:
+            current |= {(c.sink, c.subtask): c for c in record.committables}
+            for given_up in record.accepted:
+                current.pop((given_up.sink, given_up.subtask), None)
+        return current
 
     def every_committable(self) -> list[Committable]:
         return [c for record in self.rounds for c in record.committables]
@@ -74,7 +80,7 @@ class Complete:
 
     def superseded_by(self, replay: Record) -> Complete:
         """With one more decision round; the outcomes of those that it replaces are open again."""
-        fresh = {(c.sink, c.subtask) for c in replay.committables}
+        fresh = {(c.sink, c.subtask) for c in replay.committables} | {(a.sink, a.subtask) for a in replay.accepted}
         return Complete((*self.rounds, replay), {p: outcome for p, outcome in self.outcomes.items() if p not in fresh})
 
     def _state(self, participant: Participant) -> CommitState | None:
@@ -162,7 +168,8 @@ def settle(complete: Complete) -> Settled:
                 f"checkpoint {complete.checkpoint_id} is complete, but nobody can tell whether these took effect:",
                 [f"{describe(p, named[p])}: {outcomes[p].reason}" for p in unknown],
                 "Look into the external system. Then either commit the transaction there, or roll it back for good, "
-                "and start the query again: it asks again and goes on from what it finds.",
+                "and start the query again: it asks again and goes on from what it finds. To go on whatever became of "
+                "them: coordinator resolve.",
             ),
             [dict(named[p].transaction) for p in unknown],
         )
@@ -223,10 +230,35 @@ def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Par
                 "lost transactions cannot be replayed, because the batch now has other rows in their partitions:",
                 different,
                 "Make the query deterministic (no current time, random numbers or changing lookups before the sink; a "
-                "source that still holds the data) and start it again. Nothing was changed.",
+                "source that still holds the data) and start it again. Nothing was changed. To go on without them: "
+                "coordinator resolve.",
             ),
             [dict(c.transaction) for c in lost.values()],
         )
+
+
+def accept(complete: Complete, chosen: Iterable[Participant], who: str, why: str) -> tuple[Acceptance, ...]:
+    """Give up participants whose transactions are lost or unknown. Raises `CheckpointError` for any other."""
+    accepted = []
+    for participant in chosen:
+        committable, outcome = complete.named.get(participant), complete.outcomes.get(participant)
+        if committable is None or outcome is None or outcome.state not in (CommitState.LOST, CommitState.UNKNOWN):
+            state = outcome.state.value if outcome else "not known" if committable else "not there"
+            raise CheckpointError(
+                f"sink {participant[0]!r}, subtask {participant[1]} of checkpoint {complete.checkpoint_id} is {state}: "
+                "only what is lost, or whose fate nobody can tell, can be given up"
+            )
+        accepted.append(
+            Acceptance(
+                *participant,
+                dict(committable.transaction),
+                committable.fingerprint.rows,
+                outcome.state.value,
+                who,
+                why,
+            )
+        )
+    return tuple(accepted)
 
 
 def require_visible(complete: Complete) -> None:

@@ -16,10 +16,24 @@ from typing import Any
 
 from coordinator.errors import CorruptRecord, WrongJob
 from coordinator.storage import CheckpointStorage
-from sinks.transaction import Committable, token
+from sinks.transaction import Committable, Identity, token
 
 FORMAT = 1
 _KEPT_GENERATIONS = 10
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """A participant of the complete checkpoint that the job goes on without, because an operator said so. `outcome` is
+    "lost" or "unknown" (then its rows may be visible or not), `rows` how many there were."""
+
+    sink: str
+    subtask: int
+    transaction: Identity
+    rows: int
+    outcome: str
+    who: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,7 @@ class Record:
     `offsets` are the source offsets of Spark's offset log, one JSON text per source. `partitions` is the layout: number
     of partitions per sink. Times are milliseconds since the epoch. `guarantee` is the text of the job's `Guarantee`.
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
-    committables.
+    committables. `accepted` (in rounds > 0) names participants that are given up: no round replaces them.
     """
 
     job: str
@@ -47,6 +61,7 @@ class Record:
     completed_at: int
     guarantee: str = ""
     restored_from: str = ""
+    accepted: tuple[Acceptance, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"committables": [committable.to_json() for committable in self.committables]}
@@ -59,6 +74,7 @@ class Record:
                 | {
                     "offsets": tuple(body["offsets"]),
                     "committables": tuple(Committable.from_json(value) for value in body["committables"]),
+                    "accepted": tuple(Acceptance(**value) for value in body.get("accepted", ())),
                 }
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -196,6 +212,15 @@ class CheckpointStore:
                 rounds.append(record)
             if rounds and self.newest_complete() == newest:
                 return tuple(rounds)
+
+    def history(self) -> list[tuple[Record, ...]]:
+        """Every retained complete checkpoint with its replay records, oldest first. A reader need not claim."""
+        newest = self.load_newest()
+        older: dict[int, list[Record]] = {}
+        for id, round in sorted(self._ids()) if newest else ():
+            if id < newest[0].checkpoint_id and (record := self.get(id, round)):  # None: retention was quicker
+                older.setdefault(id, []).append(record)
+        return [tuple(rounds) for rounds in older.values() if rounds[0].round == 0] + ([newest] if newest else [])
 
     def delete_older_than(self, checkpoint_id: int) -> None:
         for id, round in self._ids():

@@ -70,6 +70,9 @@ class FileSink(TwoPhaseCommitSink[tuple[str, pq.ParquetWriter]]):
             if TransactionId.parse(path.stem[1:]).sink == token(self.name):
                 yield {"file": path.name[1:]}
 
+    def trial_schema(self) -> pa.Schema:
+        return pa.schema([("id", pa.int64())])
+
 
 def main(output: str) -> None:
     from pyspark.sql import SparkSession

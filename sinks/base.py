@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import pyarrow as pa
 
+from sinks.diagnosis import Finding, InDoubt
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
     Committable,
     Identity,
     TransactionContext,
+    TransactionId,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     commit / commit_all  driver   after the checkpoint is complete, and in recovery       yes      asked again
     abort                driver   for every pre-committed transaction that no record names yes      asked again
     in_doubt             driver   recovery, and every so often                            yes      asked again
+    diagnose, inspect    CLI      when an operator asks                                   yes      shown
     close                both     last                                                    yes      logged
     ==================== ======== ======================================================= ======== ==================
 
@@ -142,6 +146,40 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def in_doubt(self, job: str) -> Iterable[Identity]:
         """The identities of all transactions of this job and sink, of any lineage, that are pre-committed and
         unresolved, as the external system lists them now."""
+
+    # ------------------------------------------------------------------ for operators
+    def trial_schema(self) -> pa.Schema | None:
+        """Columns that the target takes: with them `diagnose` pre-commits and aborts a transaction of no rows. Default:
+        None, and no transaction is tried."""
+        return None
+
+    def diagnose(self, job: str) -> Iterable[Finding]:
+        """Look at all that can keep this sink from working, for `coordinator doctor`. Nothing of it stays behind.
+        Default: `open`, `in_doubt`, `weaknesses`, and a transaction without rows if there is a `trial_schema`. What
+        is raised counts as a finding."""
+        self.open()
+        yield Finding.ok(f"opened: {self!r}")
+        listed = list(self.in_doubt(job))
+        yield Finding.ok(f"lists transactions in doubt, {len(listed)} of this job now")
+        for weakness in self.weaknesses():
+            yield Finding.warning(weakness, "set it otherwise; the job is not exactly-once like this")
+        if (schema := self.trial_schema()) is not None:
+            name = TransactionId(job, "doctor", 0, self.name, 0, 0, 0, 0, time.time_ns())
+            transaction = self.begin_transaction(
+                TransactionContext(job, "doctor", 0, self.name, 0, "doctor", schema, str(name))
+            )
+            try:
+                committable = self.snapshot_state(transaction)
+            except BaseException:
+                self.rollback(transaction)
+                raise
+            self.abort(committable.transaction)
+            yield Finding.ok("an empty transaction was pre-committed and aborted")
+
+    def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
+        """What can be told of transactions that `in_doubt` listed, in order. Default: what their names say, where an
+        identity holds `TransactionContext.transaction_id`."""
+        return [InDoubt.named(transaction) for transaction in transactions]
 
     # ------------------------------------------------------------------ Flink's names
     @final

@@ -69,6 +69,14 @@ class TransactionId:
         job, lineage, checkpoint, sink, *numbers = match.groups()
         return cls(job, lineage, int(checkpoint), sink, *map(int, numbers))
 
+    @classmethod
+    def find(cls, text: str) -> TransactionId:
+        """The first name inside a text. Raises ValueError if there is none."""
+        match = cls._FORM.search(text)
+        if not match:
+            raise ValueError(f"no transaction name of this library in {text!r}")
+        return cls.parse(match[0])
+
 
 @dataclass(frozen=True)
 class TransactionContext:

@@ -68,6 +68,10 @@ class CheckpointStorage(ABC):
     def delete(self, key: str) -> None:
         """Remove the key and its value. Not an error if there is none. After a power loss it may be there again."""
 
+    def clock(self) -> float | None:
+        """Seconds since the epoch by the storage's own clock; None if it has none, or does not tell."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Release connections. May be called twice."""

@@ -19,6 +19,7 @@ from sqlalchemy import (
     event,
     func,
     inspect,
+    literal_column,
     select,
 )
 from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
@@ -57,6 +58,10 @@ _DURABLE = {
     "postgresql": "SELECT set_config('synchronous_commit', 'local', false)"
     " WHERE current_setting('synchronous_commit') = 'off'",
 }
+
+# Seconds since the epoch, by dialect.
+_CLOCK = {"postgresql": "extract(epoch FROM clock_timestamp())"}
+_CLOCK |= dict.fromkeys(("mysql", "mariadb"), "UNIX_TIMESTAMP(NOW(6))")
 
 _SECRET = re.compile("pass|secret|token|credential", re.IGNORECASE)
 
@@ -144,6 +149,13 @@ class SQLStorage(CheckpointStorage):
     def delete(self, key: str) -> None:
         with self._errors("cannot delete", check_key(key)):
             self._retrying()(self._execute, _TABLE.delete().where(_TABLE.c.key == key))
+
+    def clock(self) -> float | None:
+        expression = _CLOCK.get(self._engine.dialect.name)
+        if expression is None:
+            return None
+        with self._errors("cannot read the clock"):
+            return float(self._retrying()(self._execute, select(literal_column(expression)))[0])
 
     def close(self) -> None:
         self._engine.dispose()

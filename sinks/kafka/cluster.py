@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.errors import TransactionalIdNotFoundError, UnknownTopicOrPartitionError, for_code
@@ -118,6 +118,16 @@ class Cluster:
             found[name] = identity, about.transaction_state
         return found
 
+    def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
+        """Seconds since each one's newest transaction began, by the clock of the coordinator's broker and ours."""
+        now = time.time()
+        return [
+            None
+            if isinstance(answer, Exception) or answer.transaction_states[0].transaction_start_time_ms < 0
+            else now - answer.transaction_states[0].transaction_start_time_ms / 1000
+            for answer in self._ask_coordinators(transactional_ids, _describe)
+        ]
+
     def ongoing(self, prefix: str) -> list[Identity]:
         """The open transactions whose transactional id starts with `prefix`."""
         listed = self.admin.list_transactions(state_filters=["Ongoing"])
@@ -159,11 +169,24 @@ class Cluster:
             raise for_code(found["error_code"])(f"topic {name!r}")
         return dict(found)
 
+    def brokers(self) -> list[int]:
+        """Their ids."""
+        return sorted(one["broker_id"] for one in self.admin.describe_cluster()["brokers"])
+
+    def version(self) -> str:
+        """The release that the API versions of a broker are of, as far as the client knows releases."""
+        return ".".join(map(str, self._manager.broker_version_data.broker_version))
+
+    def configs(self, kind: Literal["BROKER", "TOPIC"], name: str, names: Sequence[str]) -> dict[str, str]:
+        """Settings in force. Empty without such a resource, or the right to ask."""
+        found = self.admin.describe_configs([ConfigResource(kind, name, dict.fromkeys(names))], config_filter="all")
+        about = found[kind.lower()][name]
+        return {one: str(about[one]["value"]) for one in names if one in about}
+
     def unclean_election(self, topic: str) -> bool:
         """Whether a replica that lags behind may become the leader. False without such a topic, or the right to ask."""
         name = "unclean.leader.election.enable"
-        found = self.admin.describe_configs([ConfigResource("TOPIC", topic, {name: None})], config_filter="all")
-        return bool(found["topic"][topic].get(name, {}).get("value") == "true")
+        return self.configs("TOPIC", topic, (name,)).get(name) == "true"
 
     def create_topic(self, name: str) -> None:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""

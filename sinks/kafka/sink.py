@@ -12,8 +12,9 @@ from confluent_kafka.serialization import SerializationContext
 from kafka.errors import KafkaError
 
 from sinks.base import TwoPhaseCommitSink
+from sinks.diagnosis import Finding, InDoubt
 from sinks.errors import CommittedError, ConfigurationError
-from sinks.kafka import columns, librdkafka
+from sinks.kafka import columns, doctor, librdkafka
 from sinks.kafka.cluster import Answer, Cluster
 from sinks.kafka.native import NativeProducer
 from sinks.kafka.options import admin_options, option_problems, producer_options
@@ -102,6 +103,9 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with what is wrong.
         """
         columns.check(self.name, schema, self.topic, any_value=self.value_serializer is not None)
+        self._check_brokers(schema)
+
+    def _check_brokers(self, schema: pa.Schema) -> None:
         try:
             self._check_topic()
             self._brokers.ongoing("tpc.")
@@ -241,6 +245,25 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         return self._brokers.ongoing(_prefix(job, self.name))
+
+    # ------------------------------------------------------------------ for operators
+    def diagnose(self, job: str) -> Iterable[Finding]:
+        try:
+            self._check_brokers(pa.schema([("value", pa.binary())]))
+        except ConfigurationError as error:
+            what, _, mend = str(error).partition(". ")
+            yield Finding.error(what, mend or "see what the message names")
+        else:
+            yield Finding.ok("a transaction was begun and aborted")
+        yield from doctor.of_brokers(self._brokers, int(self._producer_options["transaction.timeout.ms"]))
+        if self.topic:
+            yield from doctor.of_topic(self._brokers, self.topic)
+        yield from super().diagnose(job)
+
+    def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
+        ages = self._brokers.ages([one["transactional_id"] for one in transactions])
+        subtasks = [int(one["transactional_id"].split(".")[-2]) for one in transactions]
+        return [InDoubt(one, subtask=n, age=age) for one, n, age in zip(transactions, subtasks, ages, strict=True)]
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:

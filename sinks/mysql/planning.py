@@ -18,7 +18,7 @@ from sinks.mysql.catalog import Target
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.failures import describe
 from sinks.mysql.ledger import Ledger
-from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted
+from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted, setting
 from sinks.mysql.types import mismatches, target_type
 from sinks.sql import planning
 
@@ -52,11 +52,11 @@ class Planner(planning.Planner):
     UNSEEN = ", or none that this user may see"
 
     def check(self, connection: Connection, batch: pa.Schema) -> Plan:
-        self._refuse_old(connection)
+        self.refuse_old(connection)
         plan: Plan = super().check(connection, batch)
         return plan
 
-    def _refuse_old(self, connection: Connection) -> None:
+    def refuse_old(self, connection: Connection) -> None:
         product = "MariaDB" if is_mariadb(connection) else "MySQL"
         (text,) = _row(connection, "SELECT VERSION()")
         match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
@@ -111,14 +111,14 @@ class Planner(planning.Planner):
             yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
         if target.engine.lower() != "innodb":
             yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
-        if _setting(connection, "read_only") in ("1", "ON") and self._obeys_read_only(connection):
+        if setting(connection, "read_only") in ("1", "ON") and self._obeys_read_only(connection):
             yield "the server is read-only (a replica?)"
         if (
-            _setting(connection, "log_bin") in ("1", "ON")
-            and _setting(connection, "binlog_format", session=True) == "STATEMENT"
+            setting(connection, "log_bin") in ("1", "ON")
+            and setting(connection, "binlog_format", session=True) == "STATEMENT"
         ):
             yield "the server has binlog_format=STATEMENT, with which InnoDB refuses READ COMMITTED: set ROW or MIXED"
-        if self.wanted == "xa" and (reason := self._no_xa(connection)):
+        if self.wanted == "xa" and (reason := self.no_xa(connection)):
             yield f'{reason}: use strategy="staged"'
         yield from self._rights(connection, target)
 
@@ -148,9 +148,9 @@ class Planner(planning.Planner):
             rights = ["SELECT", "INSERT", "DELETE"]
             yield from catalog.missing_rights(connection, target.schema, self.ledger, rights, "transaction_id")
 
-    def _no_xa(self, connection: Connection) -> str | None:
+    def no_xa(self, connection: Connection) -> str | None:
         """Why there can be no XA branches here."""
-        if _setting(connection, "wsrep_on") in ("1", "ON"):
+        if setting(connection, "wsrep_on") in ("1", "ON"):
             return "the server is part of a Galera cluster, which has no XA transactions"
         if not xa.may_recover(connection):
             return "the user lacks the right XA_RECOVER_ADMIN, without which nobody could find a prepared transaction"
@@ -162,12 +162,12 @@ class Planner(planning.Planner):
             return "staged", "upserts need it"
         if self.wanted != "auto":
             return self.wanted, "as configured"
-        reason = self._no_xa(connection)
+        reason = self.no_xa(connection)
         return ("staged", reason) if reason else ("xa", "the server and the user's rights allow it")
 
     def plan(self, connection: Connection, target: Target, batch: pa.Schema | None) -> Plan:
         strategy, reason = self._strategy(connection)
-        local = _setting(connection, "local_infile") in ("1", "ON")
+        local = setting(connection, "local_infile") in ("1", "ON")
         ledger = Ledger.ensure(connection, target.schema, self.ledger)
         logger.info(
             "sink %r writes to %s by strategy %s (%s), with %s",
@@ -183,18 +183,12 @@ class Planner(planning.Planner):
 def weaknesses(connection: Connection) -> list[str]:
     """What lets a crash lose rows that were committed."""
     wanted = {"innodb_flush_log_at_trx_commit": ("1",), "innodb_doublewrite": ("1", "ON", "fast")}
-    found = {name: _setting(connection, name) for name in wanted}
+    found = {name: setting(connection, name) for name in wanted}
     return [
         f"the server has {name} = {value}, so a crash of its machine may lose rows"
         for name, value in found.items()
         if value not in wanted[name]
     ]
-
-
-def _setting(connection: Connection, name: str, *, session: bool = False) -> str:
-    """A variable of the server; "" if it has none of that name."""
-    rows = query(connection, f"SHOW {'SESSION' if session else 'GLOBAL'} VARIABLES LIKE %s", [name])
-    return str(rows[0][1]).upper() if rows else ""
 
 
 def _row(connection: Connection, statement: str) -> tuple[Any, ...]:

@@ -212,6 +212,12 @@ def query(connection: Connection, statement: str, parameters: Sequence[Any] | No
         return list(cursor.fetchall())
 
 
+def setting(connection: Connection, name: str, *, session: bool = False) -> str:
+    """A variable of the server; "" if it has none of that name."""
+    rows = query(connection, f"SHOW {'SESSION' if session else 'GLOBAL'} VARIABLES LIKE %s", [name])
+    return str(rows[0][1]).upper() if rows else ""
+
+
 def quoted(*names: str) -> str:
     """An identifier of one or more parts, in backticks."""
     return ".".join("`" + name.replace("`", "``") + "`" for name in names)

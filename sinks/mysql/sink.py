@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pymysql
 from pymysql.constants import ER
 
+from sinks.diagnosis import Finding
+from sinks.mysql import doctor
 from sinks.mysql.failures import code_of, describe
 from sinks.mysql.loading import RowTransaction
 from sinks.mysql.merge import Merge
 from sinks.mysql.planning import Planner, weaknesses
-from sinks.mysql.server import Server
+from sinks.mysql.server import Connection, Server
 from sinks.mysql.staged import Staged
 from sinks.mysql.xa import Branches
 from sinks.sql.sink import TableSink
@@ -91,3 +93,6 @@ class MySQLSink(TableSink[RowTransaction]):
 
     def _misses_table(self, error: Exception) -> bool:
         return isinstance(error, pymysql.Error) and code_of(error) == ER.NO_SUCH_TABLE
+
+    def _findings(self, connection: Connection) -> Iterable[Finding]:
+        return doctor.findings(connection, self._planner)

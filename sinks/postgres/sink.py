@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 
-from sinks.postgres import catalog
+from sinks.diagnosis import Finding, InDoubt
+from sinks.postgres import catalog, doctor
 from sinks.postgres.copying import CopyTransaction
 from sinks.postgres.failures import describe
 from sinks.postgres.merge import Merge
 from sinks.postgres.planning import Planner
 from sinks.postgres.prepared import Prepared
-from sinks.postgres.server import Server
+from sinks.postgres.server import Connection, Server
 from sinks.postgres.staged import Staged
 from sinks.sql.sink import TableSink
+from sinks.transaction import Identity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,3 +92,18 @@ class PostgresSink(TableSink[CopyTransaction]):
 
     def _misses_table(self, error: Exception) -> bool:
         return isinstance(error, psycopg.errors.UndefinedTable)
+
+    def _findings(self, connection: Connection) -> Iterable[Finding]:
+        return doctor.findings(connection, self._server, self.strategy)
+
+    def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
+        gids = [transaction["gid"] for transaction in transactions if "gid" in transaction]
+        with self._server.lend() as connection:
+            ages = dict(
+                connection.execute(
+                    "SELECT gid, extract(epoch from now() - prepared)::float FROM pg_prepared_xacts"
+                    " WHERE gid = ANY(%s)",
+                    [gids],
+                ).fetchall()
+            )
+        return [InDoubt.named(transaction, ages.get(transaction.get("gid"))) for transaction in transactions]

@@ -10,10 +10,25 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from sinks.diagnosis import Finding
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.sql.ledger import Ledger
 
 logger = logging.getLogger(__name__)
+
+_KINDS = (
+    pa.int64(),
+    pa.int32(),
+    pa.int16(),
+    pa.string(),
+    pa.float64(),
+    pa.bool_(),
+    pa.date32(),
+    pa.timestamp("us", "UTC"),
+    pa.timestamp("us"),
+    pa.binary(),
+    pa.decimal128(10, 2),
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,38 @@ class Planner(ABC):
         if target is None:
             raise ConfigurationError(f"sink {self.sink!r}: there is no table {label(schema, name)} at {self.place}")
         return self.plan(connection, target, None)
+
+    def diagnose(self, connection: Any) -> Iterable[Finding]:
+        """What can be told without a batch."""
+        schema, name = self.locate(connection)
+        target = self.describe(connection, schema, name)
+        if target is None and self.create_table:
+            yield Finding.ok(f"the table {label(schema, name)} will be created with the first batch")
+        elif target is None:
+            others = self.similar(connection, schema, name)
+            hint = f"; did you mean {' or '.join(others)}?" if others else ""
+            yield Finding.error(
+                f"there is no table {label(schema, name)} at {self.place}{self.UNSEEN}",
+                f"create it, or set create_table = true{hint}",
+            )
+        else:
+            problems = list(self.problems(connection, target))
+            for problem in problems:
+                what, _, mend = problem.partition(": ")
+                yield Finding.error(what, mend or "mend what is named")
+            if not problems:
+                strategy = self.plan(connection, target, None).strategy
+                yield Finding.ok(f"table {target.label} can be written by strategy {strategy}")
+
+    def trial(self, connection: Any) -> tuple[pa.Schema, Any] | None:
+        """A column of the table with a type that fits, and the plan for it; None if there is no table yet."""
+        target = self.describe(connection, *self.locate(connection))
+        if target is None:
+            return None
+        name = next(iter([*self.merge.keys, *target.names]))
+        schemas = [pa.schema([(name, kind)]) for kind in _KINDS]
+        schema = min(schemas, key=lambda schema: len(self.mismatches(schema, target)))
+        return schema, self.plan(connection, target, schema)
 
     def find_ledger(self, connection: Any) -> tuple[Any, Ledger | None]:
         """The schema of table and ledger, and the ledger if there is one."""

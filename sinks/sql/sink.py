@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from sinks.base import TwoPhaseCommitSink
+from sinks.diagnosis import Finding, Severity
 from sinks.errors import ConfigurationError
 from sinks.sql.planning import Planner
 from sinks.sql.server import IDLE_CONNECTIONS
@@ -169,6 +170,33 @@ class TableSink(TwoPhaseCommitSink[T]):
                 *self._separate.in_doubt(connection, schema, job, self.name),
                 *self._staged.in_doubt(connection, schema, ledger, job, self.name),
             ]
+
+    # ------------------------------------------------------------------ for operators
+    def diagnose(self, job: str) -> Iterable[Finding]:
+        """As for every sink, with the table, rights and settings. May make the ledger, as the first batch would."""
+        try:
+            with self._server.lend() as connection:
+                found = [*self._planner.diagnose(connection), *self._findings(connection)]
+        except Exception as error:
+            what, _, mend = (self._misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
+            found = [Finding.error(what, mend)]
+        yield from found
+        if all(one.severity is not Severity.ERROR for one in found):
+            yield from super().diagnose(job)
+        if self._plan is not None:
+            with self._server.lend() as connection, self._server.transaction(connection):
+                self._plan.ledger.prune(connection, Checkpoint(job, "doctor", 0, 1_000_000), self.name)
+
+    def _findings(self, connection: Any) -> Iterable[Finding]:
+        """What is to be said about this kind of server."""
+        return ()
+
+    def trial_schema(self) -> pa.Schema | None:
+        with self._server.lend() as connection:
+            if trial := self._planner.trial(connection):
+                schema, self._plan = trial
+                return schema
+        return None
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:

@@ -1,0 +1,15 @@
+"""The command `coordinator`: what operators see and settle of a job. Needs the extra `cli`, and no Spark."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    try:
+        from coordinator.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        sys.exit("The command `coordinator` needs typer and rich: pip install 'pyspark-exactly-once[cli]'")
+    app()

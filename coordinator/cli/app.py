@@ -1,0 +1,20 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import typer
+
+from coordinator.cli import checkpoints, doctor, in_doubt, resolve
+
+app = typer.Typer(
+    name="coordinator",
+    help="See and settle the checkpoints of an exactly-once Spark job.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # they hold passwords
+    epilog="Exit codes: 0 done, nothing wrong; 1 something was found, or failed; 2 wrong usage or job file; "
+    "3 a confirmation was not given, nothing was changed.",
+)
+app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(in_doubt.app, name="in-doubt")
+app.command()(doctor.doctor)
+app.command()(resolve.resolve)

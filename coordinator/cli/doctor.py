@@ -1,0 +1,115 @@
+"""`coordinator doctor`: whether storage and sinks can keep the promise, and what mends what is wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, show_json, show_table
+from coordinator.coordinator import CheckpointCoordinator
+from coordinator.storage import CheckpointStorage
+from sinks.diagnosis import Finding, Severity, of_clock
+
+_RACES, _RACERS = 5, 8
+_COLORS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+_DRIVERS = {
+    "sinks.postgres": ("psycopg", "pgpq"),
+    "sinks.mysql": ("PyMySQL",),
+    "sinks.kafka": ("confluent-kafka", "kafka-python"),
+    "sinks.sqlalchemy": ("SQLAlchemy",),
+}
+
+
+def doctor(
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,
+    job: Job = JOB_FILE,
+    as_json: AsJson = False,
+) -> None:
+    """Try storage and every sink: connect, check versions, settings and rights, really prepare and roll back an empty
+    transaction. Disturbs no driver that runs, and leaves nothing behind."""
+    with opened(job) as coordinator:
+        found = list(_findings(coordinator))
+    if as_json:
+        show_json([{"subject": subject, **vars(finding)} for subject, finding in found])
+    else:
+        show_table(
+            ["", "about", "found", "what mends it"],
+            [
+                [f"[{_COLORS[f.severity]}]{f.severity.value}[/]", escape(subject), escape(f.what), escape(f.mend)]
+                for subject, f in found
+            ],
+        )
+        severities = [finding.severity for _, finding in found]
+        say(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)")
+    bad = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
+    if any(finding.severity in bad for _, finding in found):
+        raise typer.Exit(FOUND)
+
+
+def _findings(coordinator: CheckpointCoordinator) -> Iterable[tuple[str, Finding]]:
+    for finding in _versions(coordinator):
+        yield "packages", finding
+    storage = coordinator._store.storage
+    for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/operations.md"):
+        yield f"storage {storage.uri}", finding
+    for name, sink in coordinator.sinks.items():
+        mend = "mend what the message names, and run the doctor again"
+        for finding in _guarded(sink.diagnose(coordinator.job), mend):
+            yield f"sink {name}", finding
+
+
+def _guarded(findings: Iterable[Finding], mend: str) -> Iterable[Finding]:
+    try:
+        yield from findings
+    except Exception as error:
+        yield Finding.error(f"{type(error).__name__}: {error}", mend)
+
+
+def _versions(coordinator: CheckpointCoordinator) -> Iterable[Finding]:
+    names = ["pyspark", "pyarrow"]
+    for sink in coordinator.sinks.values():
+        names += _DRIVERS.get(type(sink).__module__.rpartition(".")[0], ())
+    versions = []
+    for name in dict.fromkeys(names):
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding.error(f"{name} is not installed here", f"pip install {name}")
+    yield Finding.ok(f"Python {sys.version.split()[0]}, {', '.join(versions)}")
+
+
+def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
+    """Races of put-if-absent, what the others see, and the clock; what it writes it deletes."""
+    if storage.uri.startswith("memory:"):
+        yield Finding.error("it is gone with the driver's process", 'storage = "file:///…", or a database or bucket')
+    folder = f"doctor-{secrets.token_hex(8)}"
+    keys = [f"{folder}/{at}" for at in range(_RACES)]
+    try:
+        for key in keys:
+            values = [f"{at}".encode() for at in range(_RACERS)]
+            with ThreadPoolExecutor(_RACERS) as pool:
+                won = list(pool.map(lambda value, key=key: storage.put_if_absent(key, value), values))
+            kept = storage.get(key)
+            if won.count(True) != 1 or kept != values[won.index(True)]:
+                yield Finding.error(
+                    f"put-if-absent is not atomic: {won.count(True)} of {_RACERS} writers of one key won, and "
+                    f"{kept!r} was kept",
+                    "use another storage: two drivers could both complete a checkpoint",
+                )
+                return
+        if storage.list(folder) != keys:
+            yield Finding.error("a listing misses what was just written", "use a storage with consistent listings")
+            return
+        yield Finding.ok(f"put-if-absent had one winner in each of {_RACES} races of {_RACERS} writers")
+        if storage.clock() is not None:
+            yield from of_clock("the storage", lambda: storage.clock() or 0.0)
+    finally:
+        for key in keys:
+            storage.delete(key)

@@ -1,0 +1,288 @@
+"""`coordinator in-doubt`: pre-committed transactions whose outcome the external systems have not been told yet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from coordinator.cli.output import (
+    FOUND,
+    JOB_FILE,
+    USAGE,
+    AsJson,
+    Fence,
+    Job,
+    Yes,
+    confirm,
+    duration,
+    fail,
+    opened,
+    say,
+    show_json,
+    show_table,
+)
+from coordinator.coordinator import CheckpointCoordinator
+from coordinator.decisions import Complete
+from coordinator.errors import Superseded
+from sinks.base import TwoPhaseCommitSink
+from sinks.diagnosis import InDoubt
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, unnamed
+
+app = typer.Typer(help="Transactions that are pre-committed and not yet resolved.", no_args_is_help=True)
+
+
+class Decision(str, Enum):
+    COMMIT = "commit"  # the newest complete record names it
+    ORPHAN = "orphan"  # no record names it, and none will
+    OPEN = "open"  # no record names it yet: the newest driver's, if that still runs
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A transaction in doubt and what is decided about it. `named` is its committable in the record."""
+
+    sink: str
+    about: InDoubt
+    decision: Decision
+    named: Committable | None = None
+
+    @property
+    def id(self) -> str:
+        text = json.dumps([self.sink, dict(self.about.transaction)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def meant_by(self, text: str) -> bool:
+        """Whether an operator's argument is this one's id, or a name that the external system shows."""
+        return text == self.id or text in [str(value) for value in self.about.transaction.values()]
+
+    def to_json(self) -> dict[str, Any]:
+        about = asdict(self.about)
+        return {"id": self.id, "sink": self.sink, "decision": self.decision.value, **about}
+
+
+Chosen = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="IDs of `list`, or names (a gid, …).")]
+Break = Annotated[
+    bool, typer.Option("--break-decision", help="With --yes: also do what the records have decided otherwise.")
+]
+
+
+@app.command("list")
+def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
+    """All of them, over all sinks of the job. Reads only. Exit code 1 if one is decided or an orphan, or a sink cannot
+    tell; those of a driver that runs are no finding."""
+    with opened(job) as coordinator:
+        found, errors = look(coordinator, fenced=False)
+        if as_json:
+            show_json({"job": coordinator.job, "transactions": [one.to_json() for one in found], "errors": errors})
+        else:
+            _show(found)
+            for sink, error in errors.items():
+                say(f"sink {sink!r} cannot tell: {error}")
+        if errors or any(one.decision is not Decision.OPEN for one in found):
+            raise typer.Exit(FOUND)
+
+
+@app.command()
+def commit(
+    chosen: Chosen = None,
+    all_decided: Annotated[bool, typer.Option("--all-decided", help="All that a record names.")] = False,
+    break_decision: Break = False,
+    yes: Yes = False,
+    job: Job = JOB_FILE,
+    as_json: AsJson = False,
+) -> None:
+    """Commit transactions. Those that a record names are committed with their siblings, as the next start of the query
+    would. Committing another doubles its rows, so that asks first."""
+    with opened(job) as coordinator:
+        found, errors = look(coordinator, fenced=False)
+        wanted = _choose(found, errors, chosen, Decision.COMMIT if all_decided else None)
+        if strangers := [one for one in wanted if one.decision is not Decision.COMMIT]:
+            confirm(
+                f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
+                "committing it DOUBLES its rows.",
+                "double",
+                given=break_decision and yes,
+            )
+        _report(
+            coordinator, [*_commit_decided(coordinator, wanted), *_commit_strangers(coordinator, strangers)], as_json
+        )
+
+
+@app.command()
+def abort(
+    chosen: Chosen = None,
+    all_orphans: Annotated[bool, typer.Option("--all-orphans", help="All that no record names or will name.")] = False,
+    fence: Fence = False,
+    break_decision: Break = False,
+    yes: Yes = False,
+    job: Job = JOB_FILE,
+    as_json: AsJson = False,
+) -> None:
+    """Abort transactions. Orphans hold locks and resources, and are for nothing. Those of the newest driver (open) are
+    orphans if it is dead: --fence makes sure of that. Aborting what a record names loses decided rows, so that asks."""
+    with opened(job) as coordinator:
+        if fence:
+            confirm(
+                f"This claims a new generation of job {coordinator.job!r}: a driver of it that runs stops with "
+                "Superseded at its next checkpoint, and has to be started again.",
+                "fence",
+                given=yes,
+            )
+            coordinator._store.claim_generation()
+        found, errors = look(coordinator, fenced=fence)
+        wanted = _choose(found, errors, chosen, Decision.ORPHAN if all_orphans else None)
+        running = [one for one in wanted if one.decision is Decision.OPEN]
+        if running and fence:
+            confirm(
+                f"Storage {coordinator._store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If it is "
+                f"the wrong one, {_names(running)} may be decided, and aborting it LOSES its rows.",
+                "lose",
+                given=break_decision and yes,
+            )
+        elif running:
+            fail(
+                f"{_names(running)} may belong to a driver that runs and is about to complete its checkpoint. Stop it, "
+                "and say --fence, which stops it for good if it still runs. Nothing was changed.",
+                USAGE,
+            )
+        if decided := [one for one in wanted if one.decision is Decision.COMMIT]:
+            confirm(
+                f"A complete checkpoint names {_names(decided)}. Aborting it LOSES rows that are decided: the next "
+                "start of the query writes them again if the source still has the same rows, else it "
+                "stops (ReplayMismatch).",
+                "lose",
+                given=break_decision and yes,
+            )
+        results = []
+        for one in wanted:
+            try:
+                coordinator.sinks[one.sink].abort(one.about.transaction)
+                results.append((one, "aborted"))
+            except Exception as error:
+                results.append((one, f"failed: {error}"))
+        _report(coordinator, results, as_json)
+
+
+def look(coordinator: CheckpointCoordinator, *, fenced: bool) -> tuple[list[Pending], dict[str, str]]:
+    """What is in doubt, and what keeps a sink from telling. The records are read after the sinks, so that a decision
+    that was made meanwhile is seen. `fenced`: this process claimed the newest generation, so no driver runs."""
+    listed: dict[str, Sequence[InDoubt]] = {}
+    errors: dict[str, str] = {}
+    for name, sink in coordinator.sinks.items():
+        try:
+            sink.open()
+            listed[name] = sink.inspect(list(sink.in_doubt(coordinator.job)))
+        except Exception as error:
+            errors[name] = f"{type(error).__name__}: {error}"
+    store = coordinator._store
+    generation, rounds = store.newest_generation(), store.load_newest()
+    complete = Complete(rounds) if rounds else None
+    return [
+        _judged(sink, about, complete, generation, fenced=fenced) for sink, abouts in listed.items() for about in abouts
+    ], errors
+
+
+def _judged(sink: str, about: InDoubt, complete: Complete | None, generation: int, *, fenced: bool) -> Pending:
+    if complete is None:  # it may be the wrong storage
+        return Pending(sink, about, Decision.OPEN)
+    record = complete.record
+    for named in complete.named.values():
+        if named.sink == sink and not unnamed([about.transaction], [named.transaction]):
+            about = replace(about, checkpoint=record.checkpoint_id, lineage=record.lineage, subtask=named.subtask)
+            return Pending(sink, about, Decision.COMMIT, named)
+    older = about.generation is not None and about.generation < generation
+    settled = about.checkpoint is not None and about.checkpoint <= record.checkpoint_id and not about.round
+    abandoned = about.lineage is not None and about.lineage != record.lineage
+    return Pending(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else Decision.OPEN)
+
+
+def _choose(
+    found: list[Pending], errors: Mapping[str, str], chosen: list[str] | None, every: Decision | None
+) -> list[Pending]:
+    for sink, error in errors.items():
+        say(f"sink {sink!r} cannot tell: {error}")
+    if bool(chosen) == bool(every):
+        fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
+    if every:
+        if errors:
+            fail("Nothing was changed: not every sink can tell.")
+        return [one for one in found if one.decision is every]
+    wanted = []
+    for text in chosen or ():
+        meant = [one for one in found if one.meant_by(text)]
+        if not meant:
+            fail(f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. Nothing was changed.")
+        wanted += [one for one in meant if one not in wanted]
+    return wanted
+
+
+def _commit_decided(coordinator: CheckpointCoordinator, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
+    """A sink's siblings go together, or an upsert could become visible before another that it follows."""
+    mine = [one for one in wanted if one.decision is Decision.COMMIT]
+    if not mine:
+        return
+    complete, errors = coordinator.ask()
+    assert complete
+    for one in mine:
+        assert one.named
+        participant = one.sink, one.named.subtask
+        outcome = complete.outcomes.get(participant)
+        if complete.named.get(participant) != one.named:
+            raise Superseded(f"{one.id} was replaced meanwhile; look again")
+        yield one, _told(outcome) if outcome else f"failed: {errors.get(participant)}"
+
+
+def _commit_strangers(coordinator: CheckpointCoordinator, strangers: list[Pending]) -> Iterable[tuple[Pending, str]]:
+    """Commit what no record names."""
+    for one in strangers:
+        sink: TwoPhaseCommitSink[Any] = coordinator.sinks[one.sink]
+        committable = Committable(one.about.transaction, sink=one.sink, subtask=one.about.subtask or 0)
+        about = Checkpoint(coordinator.job, coordinator._store.lineage, one.about.checkpoint or 0)
+        try:
+            (outcome,) = sink.notify_checkpoint_complete(about, [committable])
+        except Exception as error:
+            outcome = error
+        yield one, f"failed: {outcome}" if isinstance(outcome, Exception) else _told(outcome)
+
+
+def _told(outcome: CommitOutcome) -> str:
+    return outcome.state.value if outcome.state is CommitState.COMMITTED else f"{outcome.state.value}: {outcome.reason}"
+
+
+def _names(pending: Sequence[Pending]) -> str:
+    return ", ".join(f"{one.id} (sink {one.sink!r}, checkpoint {one.about.checkpoint})" for one in pending)
+
+
+def _show(found: Sequence[Pending]) -> None:
+    show_table(
+        ["id", "sink", "decision", "checkpoint", "subtask", "generation", "age", "transaction"],
+        [
+            [
+                one.id,
+                one.sink,
+                one.decision.value,
+                "?" if one.about.checkpoint is None else one.about.checkpoint,
+                "?" if one.about.subtask is None else one.about.subtask,
+                "?" if one.about.generation is None else one.about.generation,
+                duration(one.about.age),
+                json.dumps(dict(one.about.transaction)),
+            ]
+            for one in found
+        ],
+    )
+
+
+def _report(coordinator: CheckpointCoordinator, results: list[tuple[Pending, str]], as_json: bool) -> None:
+    if as_json:
+        show_json({"job": coordinator.job, "results": [one.to_json() | {"result": told} for one, told in results]})
+    else:
+        rows = [[one.id, one.sink, json.dumps(dict(one.about.transaction)), told] for one, told in results]
+        show_table(["id", "sink", "transaction", "result"], rows)
+    if any(told not in ("committed", "aborted") for _, told in results):
+        raise typer.Exit(FOUND)

@@ -1,0 +1,116 @@
+"""What all commands share: the job, how results are shown, how errors end, and how to ask."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.coordinator import CheckpointCoordinator
+from coordinator.errors import CheckpointError
+from coordinator.jobfile import JobFileError, load_job
+from coordinator.storage import StorageError
+from sinks.errors import SinkError
+
+FOUND, USAGE, UNCONFIRMED = 1, 2, 3
+"""Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given."""
+
+Job = Annotated[
+    str,
+    typer.Option(
+        "--job",
+        "-j",
+        envvar="COORDINATOR_JOB",
+        metavar="FILE",
+        help="The job: FILE.toml, FILE.py:ATTRIBUTE or package.module:ATTRIBUTE.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output instead of tables.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Fence = Annotated[
+    bool,
+    typer.Option(
+        "--fence", help="Claim a new generation first: a driver of this job that runs stops at its next checkpoint."
+    ),
+]
+JOB_FILE = "job.toml"
+
+
+def console() -> Console:
+    """Standard output, found anew for each command; wide where nobody looks, so that nothing is cut."""
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, soft_wrap=False)
+
+
+def say(text: str) -> None:
+    """For the person, beside the result: on standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+
+
+def fail(text: str, code: int = FOUND) -> NoReturn:
+    say(text)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def opened(place: str) -> Iterator[CheckpointCoordinator]:
+    """The job's coordinator; its errors end the command with their message and exit code."""
+    try:
+        coordinator = load_job(place)
+    except JobFileError as error:
+        fail(str(error), USAGE)
+    except (CheckpointError, StorageError) as error:
+        fail(str(error))
+    try:
+        with coordinator:
+            yield coordinator
+    except (CheckpointError, StorageError, SinkError) as error:
+        fail(str(error))
+
+
+def show_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console().print(table, markup=False)
+
+
+def confirm(consequence: str, word: str, *, given: bool) -> None:
+    """Ends the command unless a person types `word`, or the option for it was given."""
+    say(consequence)
+    if given:
+        return
+    if not sys.stdin.isatty():
+        fail("Nothing was changed: this needs a confirmation.", UNCONFIRMED)
+    if typer.prompt(f"Type {word!r} to go on", default="", show_default=False, err=True) != word:
+        fail("Nothing was changed.", UNCONFIRMED)
+
+
+def time_of(milliseconds: int) -> str:
+    """ISO 8601 in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def by_sink(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{sink} {count:,}" for sink, count in counts.items()) or "0"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

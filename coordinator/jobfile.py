@@ -1,0 +1,194 @@
+"""Job files: a TOML or Python file that says which coordinator a job has, for the CLI and for programs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from coordinator.config import CheckpointConfig
+from coordinator.coordinator import CheckpointCoordinator
+from sinks.base import TwoPhaseCommitSink
+from sinks.errors import ConfigurationError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SINKS = {
+    "postgres": ("sinks.postgres:PostgresSink", "postgres"),
+    "mysql": ("sinks.mysql:MySQLSink", "mysql"),
+    "kafka": ("sinks.kafka:KafkaSink", "kafka"),
+    "sqlalchemy": ("sinks.sqlalchemy:SqlAlchemySink", ""),
+}
+"""What `type` names: the class, and the extra of this package that its driver comes with."""
+
+_FUNCTIONS = ("transform", "value_serializer")
+_KEYS = ("job", "storage", "checkpointing", "sinks")
+_VARIABLE = re.compile(r"\$\{([^}]*)\}")
+
+
+class JobFileError(Exception):
+    """A job file cannot be read or understood. The message names file, place and mend, and no value of a variable."""
+
+
+def load_job(place: str) -> CheckpointCoordinator:
+    """The coordinator of `FILE.toml`, `FILE.py:ATTRIBUTE` or `package.module:ATTRIBUTE`, where the attribute is a
+    coordinator or a function without arguments that returns one ("coordinator" if it is left out). Connects to nothing
+    but its storage. Raises JobFileError, and what the storage raises."""
+    if place.endswith(".toml"):
+        return _from_toml(Path(place))
+    return _from_python(place)
+
+
+# ---------------------------------------------------------------------- TOML
+def _from_toml(path: Path) -> CheckpointCoordinator:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise JobFileError(f"cannot read the job file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise JobFileError(f"{path} is not TOML: {error}") from None
+    document = _filled_in(document, str(path))
+    _require_known(document, _KEYS, str(path))
+    for key, kind in (("job", str), ("checkpointing", dict), ("sinks", list)):
+        if key in document and not isinstance(document[key], kind):
+            raise JobFileError(f"{path}: {key} has to be {_FORMS[key]}")
+    if missing := [key for key in ("job", "sinks") if not document.get(key)]:
+        raise JobFileError(f"{path} lacks {' and '.join(f'{key} ({_FORMS[key]})' for key in missing)}")
+    sys.path.insert(0, str(path.absolute().parent))
+    try:
+        sinks = [_sink(section, f"{path}, sink {at}") for at, section in enumerate(document["sinks"], 1)]
+        config = CheckpointConfig.from_dict(document.get("checkpointing", {}))
+        return CheckpointCoordinator(document["job"], sinks, document.get("storage"), config)
+    except (ValueError, TypeError) as error:
+        raise JobFileError(f"{path}: {error}") from error
+    finally:
+        sys.path.remove(str(path.absolute().parent))
+
+
+_FORMS = {
+    "job": 'a text, job = "orders"',
+    "checkpointing": "a section, [checkpointing]",
+    "sinks": "sections, [[sinks]]",
+}
+
+
+def _sink(section: Any, where: str) -> TwoPhaseCommitSink[Any]:
+    if not isinstance(section, dict) or not isinstance(section.get("type"), str):
+        raise JobFileError(f'{where} lacks type = "postgres", "mysql", "kafka", "sqlalchemy" or "package.module:Class"')
+    arguments = {key: value for key, value in section.items() if key != "type"}
+    make = _class(section["type"], where)
+    _require_known(arguments, list(inspect.signature(make).parameters), f"{where} ({section['type']})")
+    for name in _FUNCTIONS:
+        if isinstance(arguments.get(name), str):
+            arguments[name] = _attribute(arguments[name], f"{where}, {name}")
+    try:
+        return make(**arguments)
+    except (ConfigurationError, TypeError, ValueError) as error:
+        raise JobFileError(f"{where}: {error}") from None
+
+
+def _class(kind: str, where: str) -> type[TwoPhaseCommitSink[Any]]:
+    place, extra = SINKS.get(kind, (kind, ""))
+    if ":" not in place:
+        near = get_close_matches(kind, SINKS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SINKS)} and package.module:Class"
+        raise JobFileError(f"{where}: there is no type {kind!r}; {hint}")
+    if extra:
+        try:
+            found = _attribute(place, where)
+        except JobFileError as error:
+            raise JobFileError(f"{error}. Install its driver: pip install 'pyspark-exactly-once[{extra}]'") from error
+    else:
+        found = _attribute(place, where)
+    if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink)):
+        raise JobFileError(f"{where}: {kind} is no subclass of sinks.TwoPhaseCommitSink")
+    return found
+
+
+def _filled_in(value: Any, where: str) -> Any:
+    """`${NAME}` in every text, at any depth, replaced by the environment variable; `$${` stands for `${`."""
+    if isinstance(value, dict):
+        return {key: _filled_in(item, f"{where}, {key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled_in(item, f"{where} {at}") for at, item in enumerate(value, 1)]
+    if not isinstance(value, str):
+        return value
+
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise JobFileError(f"{where}: the environment variable {match[1]!r} is not set")
+        return os.environ[match[1]]
+
+    return "${".join(_VARIABLE.sub(variable, part) for part in value.split("$${"))
+
+
+def _require_known(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    known = list(known)
+    for key in given:
+        if key not in known:
+            near = get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise JobFileError(f"{where}: unknown key {key!r}; {hint}")
+
+
+# ---------------------------------------------------------------------- Python
+def _from_python(place: str) -> CheckpointCoordinator:
+    found = _attribute(place, "job", default="coordinator")
+    if callable(found) and not isinstance(found, CheckpointCoordinator):
+        found = found()
+    if not isinstance(found, CheckpointCoordinator):
+        raise JobFileError(f"{place} is neither a CheckpointCoordinator nor a function that returns one: {found!r}")
+    return found
+
+
+def _attribute(place: str, where: str, default: str = "") -> Any:
+    """What `FILE.py:NAME` or `package.module:NAME` stands for."""
+    module_name, _, name = place.partition(":")
+    name = name or default
+    if not module_name or not name:
+        raise JobFileError(f"{where}: write FILE.py:NAME or package.module:NAME, not {place!r}")
+    try:
+        module = _module(module_name)
+    except FileNotFoundError:
+        raise JobFileError(f"{where}: there is no file {module_name}") from None
+    except ImportError as error:
+        raise JobFileError(f"{where}: cannot import {module_name}: {error}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        near = get_close_matches(name, dir(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise JobFileError(f"{where}: {module_name} has no {name!r}{hint}") from None
+
+
+def _module(name: str) -> Any:
+    """Imported as a program in its folder (or the current one) would."""
+    if not name.endswith(".py"):
+        folder = os.getcwd()
+        sys.path.insert(0, folder)
+        try:
+            return importlib.import_module(name)
+        finally:
+            sys.path.remove(folder)
+    path = Path(name).absolute()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module

@@ -1,0 +1,77 @@
+"""What a sink tells operators: findings of `diagnose`, and transactions in doubt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+
+from sinks.transaction import Identity, TransactionId
+
+_CLOCK_LIMIT = 5.0  # seconds
+
+
+class Severity(str, Enum):
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"  # the job cannot run like this, or cannot keep its promise
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that was looked at. `mend` is the statement, setting or step that mends what is wrong."""
+
+    severity: Severity
+    what: str
+    mend: str = ""
+
+    @classmethod
+    def ok(cls, what: str) -> Finding:
+        return cls(Severity.OK, what)
+
+    @classmethod
+    def warning(cls, what: str, mend: str) -> Finding:
+        return cls(Severity.WARNING, what, mend)
+
+    @classmethod
+    def error(cls, what: str, mend: str) -> Finding:
+        return cls(Severity.ERROR, what, mend)
+
+
+@dataclass(frozen=True)
+class InDoubt:
+    """A pre-committed, unresolved transaction, as far as the external system and its name tell. `age` is in seconds, by
+    the external system's own clock."""
+
+    transaction: Identity
+    lineage: str | None = None
+    checkpoint: int | None = None
+    subtask: int | None = None
+    generation: int | None = None
+    round: int | None = None
+    age: float | None = None
+
+    @classmethod
+    def named(cls, transaction: Identity, age: float | None = None) -> InDoubt:
+        """From the transaction's name, if the identity holds it."""
+        with suppress(ValueError):
+            name = TransactionId.find(".".join(str(value) for value in transaction.values()))
+            return cls(transaction, name.lineage, name.checkpoint, name.subtask, name.generation, name.round, age)
+        return cls(transaction, age=age)
+
+
+def of_clock(where: str, ask: Callable[[], float]) -> Iterable[Finding]:
+    """Compares this machine's clock with another; `ask` answers that one's time in seconds since the epoch."""
+    before = time.time()
+    theirs = ask()
+    after = time.time()
+    skew = theirs - after if theirs > after else theirs - before if theirs < before else 0.0
+    if abs(skew) > _CLOCK_LIMIT:
+        yield Finding.warning(
+            f"the clock of {where} is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} this machine's",
+            "let both take their time from NTP: timedatectl set-ntp true",
+        )
+    else:
+        yield Finding.ok(f"the clock of {where} agrees with this machine's within {_CLOCK_LIMIT:.0f} s")

@@ -1,0 +1,62 @@
+"""Jobs on real systems, left by drivers that died, and the CLI over them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from coordinator.cli.app import app
+from coordinator.jobfile import load_job
+from coordinator.listener import Step
+from sinks.testing import LocalQuery
+from sinks.testing.conformance import example_input
+from tests.protocol.play import CrashError, crash_at
+
+INPUT = example_input(3)
+
+
+class Job:
+    """A job file with one sink or several, and a query over it."""
+
+    def __init__(self, folder: Path, *sinks: str) -> None:
+        self.folder = folder
+        self.file = folder / "job.toml"
+        sections = "".join(f"\n[[sinks]]\n{sink}\n" for sink in sinks)
+        self.file.write_text(
+            f'job = "orders"\nstorage = "{(folder / "checkpoints").as_uri()}"\n\n[checkpointing]\ncommit_timeout = 2\n'
+            + sections
+        )
+
+    def run(self, batches: int = 3, crash: tuple[Step, int] | None = None) -> None:
+        """Run the query; `crash` ends it on the spot at this step of this checkpoint."""
+        coordinator = load_job(str(self.file))
+        if crash is None:
+            LocalQuery(self.folder / "query", INPUT[:batches]).run(coordinator)
+            coordinator.close()
+            return
+        coordinator._listeners.append(crash_at(*crash))
+        with pytest.raises(CrashError):
+            LocalQuery(self.folder / "query", INPUT[:batches]).run(coordinator)
+        for sink in coordinator.sinks.values():
+            sink.close()
+
+    def cli(self, *arguments: str, code: int = 0, input: str | None = None) -> Result:
+        return cli(*arguments, "--job", str(self.file), code=code, input=input)
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.cli(*arguments, "--json", code=code).stdout)
+
+
+def cli(*arguments: str, code: int = 0, input: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+    result = CliRunner().invoke(app, list(arguments), input=input, env=env)
+    assert result.exit_code == code, (result.exit_code, result.output, result.exception)
+    return result
+
+
+def ids(batches: int = 3) -> list[int]:
+    return sorted(id for batch in INPUT[:batches] for table in batch for id in table["id"].to_pylist())

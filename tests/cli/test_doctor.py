@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import getpass
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from coordinator.cli.doctor import of_storage
+from coordinator.storage import open_storage
+from coordinator.storage.memory import MemoryStorage
+from sinks.diagnosis import Severity
+from sinks.mysql.server import parameters
+from sinks.testing.servers.kafka import KafkaService
+from sinks.testing.servers.postgres import PostgresService
+from tests.cli.conftest import TABLE
+from tests.cli.play import Job
+
+Findings = list[dict[str, Any]]
+
+
+def about(findings: Findings, subject: str, severity: str | None = None) -> str:
+    return "\n".join(
+        f"{one['what']} => {one['mend']}"
+        for one in findings
+        if one["subject"].startswith(subject) and severity in (None, one["severity"])
+    )
+
+
+def test_a_sound_job(file_job: Job) -> None:
+    findings = file_job.json("doctor")
+    assert all(set(one) == {"subject", "severity", "what", "mend"} for one in findings)
+    assert {one["severity"] for one in findings} == {"ok"}
+    assert "one winner in each of 5 races" in about(findings, "storage file://")
+    assert "an empty transaction was pre-committed and aborted" in about(findings, "sink files")
+    assert "0 error(s), 0 warning(s)" in file_job.cli("doctor").stderr
+    assert open_storage((file_job.folder / "checkpoints").as_uri()).list("") == []
+
+
+def test_postgres(pg_job: Job, pg_database: str) -> None:
+    findings = pg_job.json("doctor")
+    told = about(findings, "sink orders")
+    assert "PostgreSQL 1" in told
+    assert "public.orders can be written by strategy prepared" in told
+    assert "max_prepared_transactions = 64 are free" in told
+    assert "no pooler in between" in told
+    assert "the clock of the server agrees" in told
+    assert "an empty transaction was pre-committed and aborted" in told
+    with psycopg.connect(pg_database) as connection:
+        assert connection.execute("SELECT count(*) FROM tpc_ledger").fetchone() == (0,)
+    pg_job.file.write_text(pg_job.file.read_text().replace('"prepared"', '"staged"'))
+    told = about(pg_job.json("doctor"), "sink orders")
+    assert "an empty transaction was pre-committed and aborted" in told
+    with psycopg.connect(pg_database) as connection:
+        staging = connection.execute("SELECT relname FROM pg_class WHERE relname ~ '^tpc_[0-9a-f]{20}$'").fetchall()
+        assert staging == []
+        assert connection.execute("SELECT count(*) FROM tpc_ledger").fetchone() == (0,)
+
+
+def test_postgres_that_cannot_do_it(
+    tmp_path: Path, postgres_unprepared: PostgresService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with postgres_unprepared.database() as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        monkeypatch.setenv("ORDERS_DSN", dsn)
+        connection.execute(TABLE)
+        section = 'type = "postgres"\ndsn = "${ORDERS_DSN}"\ntable = "orders"\n'
+        errors = about(Job(tmp_path, section + 'strategy = "prepared"').json("doctor", code=1), "sink orders", "error")
+        assert "max_prepared_transactions" in errors
+        assert "set it (and restart the server)" in errors
+        findings = Job(tmp_path, section).json("doctor")
+        assert "so the sink uses the strategy staged" in about(findings, "sink orders")
+
+        connection.execute("DROP ROLE IF EXISTS reader")
+        connection.execute("CREATE ROLE reader LOGIN PASSWORD 'hidden-word'")
+        login = conninfo_to_dict(dsn)
+        place = f"postgresql://reader:hidden-word@{login['host']}:{login['port']}/{login['dbname']}"
+        monkeypatch.setenv("ORDERS_DSN", place)
+        result = Job(tmp_path, section).cli("doctor", "--json", code=1)
+        assert "GRANT" in result.stdout
+        assert "hidden-word" not in result.output
+        connection.execute("DROP ROLE reader")
+
+
+def test_postgres_out_of_reach_or_without_table(tmp_path: Path, pg_database: str) -> None:
+    section = 'type = "postgres"\ndsn = "postgresql://u:hidden-word@127.0.0.1:1/d"\ntable = "orders"\n'
+    result = Job(tmp_path, section).cli("doctor", "--json", code=1)
+    assert "cannot connect to PostgreSQL at host=127.0.0.1" in result.stdout
+    assert "hidden-word" not in result.output
+    section = f'type = "postgres"\ndsn = "{pg_database}"\ntable = "ordres"\n'
+    errors = about(Job(tmp_path, section).json("doctor", code=1), "sink ordres", "error")
+    assert "there is no table public.ordres" in errors
+    assert "create it, or set create_table = true" in errors
+    findings = Job(tmp_path, section + "create_table = true").json("doctor")
+    assert "will be created" in about(findings, "sink ordres")
+
+
+def test_an_old_prepared_transaction_is_reported(
+    pg_job: Job, pg_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinks.postgres.doctor._OLD", 0)
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO orders VALUES (1)")
+        connection.execute("PREPARE TRANSACTION 'somebody''s'")
+        warnings = about(pg_job.json("doctor", "--strict", code=1), "sink orders", "warning")
+        connection.execute("ROLLBACK PREPARED 'somebody''s'")
+    assert "ROLLBACK PREPARED 'somebody''s'" in warnings
+
+
+@pytest.fixture
+def pgbouncer(tmp_path: Path, pg_database: str) -> Iterator[dict[str, str]]:
+    """A DSN through PgBouncer for each pool mode."""
+    program = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
+    if program is None:
+        pytest.skip("PgBouncer is not installed")
+    login = conninfo_to_dict(pg_database)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = f"host={login['host']} port={login['port']} dbname={login['dbname']} user={login['user']}"
+    modes = ("transaction", "session")
+    databases = [f"{mode} = {server} password={login['password']} pool_mode={mode}" for mode in modes]
+    settings = f"listen_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\nunix_socket_dir =\n"
+    file = tmp_path / "pgbouncer.ini"
+    file.write_text("[databases]\n" + "\n".join(databases) + "\n[pgbouncer]\n" + settings)
+    command = [program, str(file)]
+    if getpass.getuser() == "root":
+        tmp_path.chmod(0o755)
+        for parent in tmp_path.parents[:3]:
+            parent.chmod(parent.stat().st_mode | 0o011)
+        command += ["-u", "nobody"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 10
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield {mode: f"postgresql://u@127.0.0.1:{port}/{mode}" for mode in modes}
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_pooler_in_between_is_told_by_its_mode(pg_job: Job, pgbouncer: dict[str, str], monkeypatch: Any) -> None:
+    said = {}
+    for mode, dsn in pgbouncer.items():
+        monkeypatch.setenv("ORDERS_DSN", dsn)
+        said[mode] = about(pg_job.json("doctor"), "sink orders")
+        assert "an empty transaction was pre-committed and aborted" in said[mode]
+    assert "a pooler in transaction mode is in between" in said["transaction"]
+    assert "a pooler is in between, in session mode" in said["session"]
+
+
+def test_mariadb(tmp_path: Path, mysql_database: str) -> None:
+    connection = pymysql.connect(**parameters(mysql_database), autocommit=True)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE orders (id bigint PRIMARY KEY, name text) ENGINE=InnoDB")
+        section = f'type = "mysql"\ndsn = "{mysql_database}"\ntable = "orders"\n'
+        for strategy in ("xa", "staged"):
+            told = about(Job(tmp_path, f'{section}strategy = "{strategy}"').json("doctor"), "sink orders")
+            assert "MariaDB 1" in told
+            assert f"can be written by strategy {strategy}" in told
+            assert "an empty transaction was pre-committed and aborted" in told
+            cursor.execute("SELECT count(*) FROM tpc_ledger")
+            assert cursor.fetchone() == (0,)
+        cursor.execute("XA RECOVER")
+        assert not [row for row in cursor.fetchall() if b"doctor" in bytes(str(row), "utf-8")]
+        cursor.execute("CREATE TABLE plain (id bigint) ENGINE=Aria")
+        findings = Job(tmp_path, section.replace('"orders"', '"plain"')).json("doctor", code=1)
+        assert "only InnoDB" in about(findings, "sink plain", "error")
+    connection.close()
+
+
+def test_kafka(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
+    section = f'type = "kafka"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"\n'
+    findings = Job(tmp_path, section).json("doctor")
+    told = about(findings, f"sink {kafka_topic}")
+    assert "a transaction was begun and aborted" in told
+    assert "1 broker(s), Kafka 4" in told
+    assert "the brokers allow" in told
+    assert "has 1 replica(s)" in about(findings, f"sink {kafka_topic}", "warning")
+    findings = Job(tmp_path, section + "transaction_timeout = 90000").json("doctor", code=1)
+    errors = about(findings, f"sink {kafka_topic}", "error")
+    assert "transaction_timeout is 90000000 ms, and the brokers allow 900000 ms" in errors
+    assert "transaction_timeout = 900 in the sink" in errors
+    findings = Job(tmp_path, section.replace(kafka_topic, "no-such-topic")).json("doctor", code=1)
+    assert "there is no topic 'no-such-topic'" in about(findings, "sink no-such-topic", "error")
+
+
+def test_sqlite_and_a_database_as_storage(tmp_path: Path, pg_database: str) -> None:
+    section = f'type = "sqlalchemy"\nurl = "sqlite:///{tmp_path}/a.db"\ntable = "t"\ncreate_table = true\n'
+    job = Job(tmp_path, section)
+    storage = (tmp_path / "checkpoints").as_uri()
+    job.file.write_text(job.file.read_text().replace(storage, pg_database))
+    job.run(1)
+    findings = job.json("doctor")
+    assert "an empty transaction was pre-committed and aborted" in about(findings, "sink t")
+    assert "the clock of the storage agrees" in about(findings, "storage postgresql")
+
+
+def test_a_storage_that_does_not_keep_its_word() -> None:
+    class Forgetful(MemoryStorage):
+        def put_if_absent(self, key: str, value: bytes) -> bool:
+            self._values[key] = value
+            return True
+
+        def clock(self) -> float | None:
+            return time.time() - 3600
+
+    storage = Forgetful("doctor-forgetful")
+    storage.uri = "test:"
+    (finding,) = of_storage(storage)
+    assert finding.severity is Severity.ERROR
+    assert "8 of 8 writers of one key won" in finding.what
+
+    class Late(MemoryStorage):
+        def clock(self) -> float | None:
+            return time.time() - 3600
+
+    findings = {finding.severity: finding.what for finding in of_storage(Late("doctor-late"))}
+    assert "is 3600 s behind" in findings[Severity.WARNING]
+    assert "gone with the driver" in findings[Severity.ERROR]

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+
+from coordinator.listener import Step
+from coordinator.records import CheckpointStore
+from coordinator.storage import open_storage
+from tests.cli.play import Job, ids
+
+
+def prepared(dsn: str) -> int:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
+        ).fetchone()
+    assert row
+    return int(row[0])
+
+
+def visible(dsn: str) -> list[int]:
+    with psycopg.connect(dsn) as connection:
+        return [row[0] for row in connection.execute("SELECT id FROM orders ORDER BY 1")]
+
+
+def test_nothing_in_doubt(file_job: Job) -> None:
+    file_job.run(1)
+    assert file_job.json("in-doubt", "list") == {"job": "orders", "transactions": [], "errors": {}}
+
+
+def test_decided_transactions_in_postgres_are_listed_and_committed(pg_job: Job, pg_database: str) -> None:
+    pg_job.run(crash=(Step.COMPLETE, 1))
+    assert prepared(pg_database) == 3
+    listed = pg_job.json("in-doubt", "list", code=1)["transactions"]
+    assert [(one["sink"], one["decision"], one["checkpoint"], one["subtask"]) for one in listed] == [
+        ("orders", "commit", 1, n) for n in range(3)
+    ]
+    one = listed[0]
+    assert set(one) == {
+        *("id", "sink", "decision", "transaction", "lineage", "checkpoint", "subtask", "generation", "round", "age")
+    }
+    assert (one["generation"], one["round"]) == (1, 0)
+    assert 0 <= one["age"] < 60
+    assert visible(pg_database) == ids(1)
+
+    told = pg_job.json("in-doubt", "commit", one["id"])
+    assert [result["result"] for result in told["results"]] == ["committed"]
+    told = pg_job.json("in-doubt", "commit", "--all-decided")
+    assert told["results"] == []  # the siblings went with it
+    assert prepared(pg_database) == 0
+    assert visible(pg_database) == ids(2)
+    pg_job.run()
+    assert visible(pg_database) == ids(3)
+
+
+def test_reading_claims_no_generation(pg_job: Job) -> None:
+    pg_job.run(crash=(Step.COMPLETE, 0))
+    store = CheckpointStore(open_storage((pg_job.folder / "checkpoints").as_uri()), "orders")
+    assert store.newest_generation() == 1
+    pg_job.cli("in-doubt", "list", code=1)
+    pg_job.cli("checkpoints", "list")
+    pg_job.cli("resolve")
+    assert store.newest_generation() == 1
+
+
+def test_open_transactions_are_aborted_only_behind_a_fence(pg_job: Job, pg_database: str) -> None:
+    pg_job.run(crash=(Step.PRE_COMMITTED, 1))
+    listed = pg_job.json("in-doubt", "list")["transactions"]  # a driver may run, so that is no finding
+    assert [one["decision"] for one in listed] == ["open"] * 3
+    refused = pg_job.cli("in-doubt", "abort", listed[0]["id"], code=2)
+    assert "--fence" in refused.stderr
+    assert pg_job.json("in-doubt", "abort", "--all-orphans")["results"] == []
+    refused = pg_job.cli("in-doubt", "abort", "--all-orphans", "--fence", code=3)
+    assert "Superseded" in refused.stderr
+    assert prepared(pg_database) == 3
+
+    told = pg_job.json("in-doubt", "abort", "--all-orphans", "--fence", "--yes")
+    assert [result["result"] for result in told["results"]] == ["aborted"] * 3
+    assert prepared(pg_database) == 0
+    pg_job.run()
+    assert visible(pg_database) == ids(3)
+
+
+def test_orphans_of_an_older_driver_need_no_fence(pg_job: Job, pg_database: str) -> None:
+    pg_job.run(crash=(Step.PRE_COMMITTED, 1))
+    pg_job.run(crash=(Step.GENERATION_CLAIMED, -1))
+    listed = pg_job.json("in-doubt", "list", code=1)["transactions"]
+    assert [one["decision"] for one in listed] == ["orphan"] * 3
+    gid = listed[0]["transaction"]["gid"]
+    told = pg_job.json("in-doubt", "abort", gid)  # by the name that the database shows
+    assert [result["transaction"]["gid"] for result in told["results"]] == [gid]
+    assert prepared(pg_database) == 2
+
+
+def test_aborting_what_is_decided_asks_and_the_query_writes_it_again(pg_job: Job, pg_database: str) -> None:
+    pg_job.run(crash=(Step.COMPLETE, 1))
+    one = pg_job.json("in-doubt", "list", code=1)["transactions"][0]
+    for options in ([], ["--yes"], ["--break-decision"]):
+        refused = pg_job.cli("in-doubt", "abort", one["id"], *options, code=3)
+        assert "LOSES" in refused.stderr
+    assert prepared(pg_database) == 3
+    pg_job.cli("in-doubt", "abort", one["id"], "--break-decision", "--yes")
+    assert prepared(pg_database) == 2
+    pg_job.run()
+    assert visible(pg_database) == ids(3)
+
+
+def test_committing_what_no_record_names_asks(file_job: Job, file_rows: Callable[[], list[int]]) -> None:
+    file_job.run(crash=(Step.PRE_COMMITTED, 1))
+    one = file_job.json("in-doubt", "list")["transactions"][0]
+    refused = file_job.cli("in-doubt", "commit", one["id"], code=3)
+    assert "DOUBLES" in refused.stderr
+    assert file_rows() == ids(1)
+    told = file_job.json("in-doubt", "commit", one["id"], "--break-decision", "--yes")
+    assert [result["result"] for result in told["results"]] == ["committed"]
+    assert len(file_rows()) > len(ids(1))
+
+
+def test_with_no_checkpoint_in_storage_nothing_is_called_an_orphan(pg_job: Job, pg_database: str) -> None:
+    pg_job.run(crash=(Step.PRE_COMMITTED, 0))
+    assert pg_job.json("in-doubt", "abort", "--all-orphans", "--fence", "--yes")["results"] == []
+    (one, *_) = pg_job.json("in-doubt", "list")["transactions"]
+    refused = pg_job.cli("in-doubt", "abort", one["id"], "--fence", "--yes", code=3)
+    assert "holds no checkpoint" in refused.stderr
+    assert prepared(pg_database) == 3
+
+
+def test_a_sink_that_cannot_tell_is_an_error_beside_the_others(pg_job: Job, pg_database: str) -> None:
+    pg_job.run(crash=(Step.COMPLETE, 0))
+    text = pg_job.file.read_text()
+    other = '[[sinks]]\ntype = "postgres"\nname = "b"\ntable = "t"\ndsn = "postgresql://u:very-secret@127.0.0.1:1/d"\n'
+    pg_job.file.write_text(f"{text}\n{other}")
+    result = pg_job.cli("in-doubt", "list", "--json", code=1)
+    told = pg_job.json("in-doubt", "list", code=1)
+    assert list(told["errors"]) == ["b"]
+    assert len(told["transactions"]) == 3
+    assert "very-secret" not in result.output
+    pg_job.cli("in-doubt", "abort", "--all-orphans", code=1)
+
+
+def test_usage(file_job: Job) -> None:
+    file_job.run(1)
+    assert "IDs" in file_job.cli("in-doubt", "commit", code=2).stderr
+    assert "not in doubt" in file_job.cli("in-doubt", "abort", "0123456789", code=1).stderr

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.jobfile import JobFileError, load_job
+from tests.cli.play import Job, cli
+
+ROOT = Path(__file__).parents[2]
+PG = 'type = "postgres"\ndsn = "postgresql://app:${PASSWORD}@db/shop"\ntable = "orders"'
+
+
+def toml(folder: Path, text: str) -> str:
+    file = folder / "job.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_every_kind_of_sink_and_the_checkpoint_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD", "s3cret$")
+    (tmp_path / "mine.py").write_text("def upper(df):\n    return df\n")
+    place = toml(
+        tmp_path,
+        f"""
+        job = "orders"
+        storage = "file://{tmp_path}/checkpoints"
+        [checkpointing]
+        interval = "10 s"
+        min-pause = 1
+        [[sinks]]
+        {PG}
+        transform = "{tmp_path}/mine.py:upper"
+        connect_options = {{ sslmode = "require" }}
+        [[sinks]]
+        type = "kafka"
+        bootstrap_servers = "localhost:9092"
+        topic = "out"
+        options = {{ "compression.type" = "lz4" }}
+        [[sinks]]
+        type = "mysql"
+        dsn = "mysql://app:${{PASSWORD}}@db/shop"
+        table = "orders"
+        name = "my"
+        [[sinks]]
+        type = "sqlalchemy"
+        url = "sqlite:///{tmp_path}/a.db"
+        table = "t"
+        mode = "upsert"
+        keys = ["id"]
+        [[sinks]]
+        type = "examples.custom_sink:FileSink"
+        folder = "$${{literal}}"
+        """,
+    )
+    coordinator = load_job(place)
+    assert [type(sink).__name__ for sink in coordinator.sinks.values()] == [
+        *("PostgresSink", "KafkaSink", "MySQLSink", "SqlAlchemySink", "FileSink")
+    ]
+    assert (coordinator.job, coordinator.config.interval, coordinator.config.min_pause) == ("orders", 10, 1)
+    transform = coordinator.sinks["orders"].transform
+    assert transform is not None
+    assert transform.__name__ == "upper"
+    assert str(coordinator.sinks["files"].folder) == "${literal}"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("job = ", r"is not TOML"),
+        ('job = "a"', r"lacks sinks \(sections, \[\[sinks\]\]\)"),
+        ('job = "a"\nsink = 1', r"unknown key 'sink'; did you mean 'sinks'\?"),
+        ('job = 1\nsinks = [{type="kafka"}]', r'job has to be a text, job = "orders"'),
+        (
+            'job = "a"\n[[sinks]]\ntype = "postgress"',
+            r"sink 1: there is no type 'postgress'; did you mean 'postgres'\?",
+        ),
+        ('job = "a"\n[[sinks]]\nname = "x"', r"sink 1 lacks type ="),
+        (f'job = "a"\n[[sinks]]\n{PG}\ntabel = "x"', r"\(postgres\): unknown key 'tabel'; did you mean 'table'\?"),
+        ('job = "a"\n[[sinks]]\ntype = "postgres"\ntable = "x"', r"sink 1: .*'dsn'"),
+        (f'job = "a"\nstorage = "memory:x"\n[[sinks]]\n{PG}\nmode = "merge"', r"mode='merge' is not one of"),
+        (f'job = "a"\n[[sinks]]\n{PG}', r"needs a storage"),
+        (f'job = "a"\n[checkpointing]\nintervall = 1\n[[sinks]]\n{PG}', r"did you mean 'interval'"),
+        ('job = "${NOT_THERE}"\nsinks = []', r"job: the environment variable 'NOT_THERE' is not set"),
+        ('job = "a"\n[[sinks]]\ntype = "coordinator.errors:CheckpointGap"', r"no subclass of sinks.TwoPhaseCommitSink"),
+        ('job = "a"\n[[sinks]]\ntype = "no_such:Sink"', r"cannot import no_such"),
+        ('job = "a"\n[[sinks]]\ntype = "sinks.kafka:KafkaSnk"', r"has no 'KafkaSnk'; did you mean 'KafkaSink'\?"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:
+    monkeypatch.setenv("PASSWORD", "s3cret")
+    place = toml(tmp_path, text)
+    with pytest.raises(JobFileError, match=says) as raised:
+        load_job(place)
+    assert "s3cret" not in str(raised.value)
+    assert cli("checkpoints", "list", "--job", place, code=2).stdout == ""
+
+
+def test_a_python_file_with_a_coordinator_or_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "helper.py").write_text('JOB = "from-python"\n')
+    (tmp_path / "job_of_mine.py").write_text(
+        "from coordinator import CheckpointCoordinator\n"
+        "from examples.custom_sink import FileSink\n"
+        "import helper\n"
+        "def make():\n"
+        f"    return CheckpointCoordinator(helper.JOB, [FileSink('{tmp_path}')], 'file://{tmp_path}/c')\n"
+        "coordinator = make()\n"
+        "number = 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for place in (
+        "job_of_mine.py",
+        "job_of_mine.py:make",
+        f"{tmp_path}/job_of_mine.py:coordinator",
+        "job_of_mine:make",
+    ):
+        assert load_job(place).job == "from-python"
+    for place, says in (
+        ("job_of_mine.py:mak", "did you mean 'make'"),
+        ("job_of_mine.py:number", "neither a CheckpointCoordinator"),
+        ("nothing.py", "no file nothing.py"),
+        ("no_such_module", "cannot import"),
+        (":x", "write FILE.py:NAME"),
+    ):
+        with pytest.raises(JobFileError, match=says):
+            load_job(place)
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "coordinator.cli", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_process_of_its_own_needs_no_spark(file_job: Job) -> None:
+    file_job.run(1)
+    (file_job.folder / "pyspark.py").write_text("raise RuntimeError('Spark was imported')\n")
+    path = os.pathsep.join([str(file_job.folder), str(ROOT)])
+    for command in (["checkpoints", "list"], ["in-doubt", "list"], ["doctor"], ["resolve"]):
+        done = run(*command, COORDINATOR_JOB=str(file_job.file), PYTHONPATH=path)
+        assert done.returncode == 0, done.stderr + done.stdout
+
+
+def test_usage_and_completion() -> None:
+    assert run("checkpoints", "lst").returncode == 2
+    assert "Exit codes" in run("--help").stdout
+    # the protocol of the completion script that `--install-completion` writes, for a program of this name
+    asked = {"_COORDINATOR_COMPLETE": "complete_bash", "COMP_WORDS": "coordinator in-doubt ab", "COMP_CWORD": "2"}
+    code = "import sys; sys.argv[0] = 'coordinator'; from coordinator.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | asked,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["abort"]
