@@ -6,7 +6,7 @@ import inspect
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -150,17 +150,19 @@ class SparkBatch(DataFrameBatch):
                 "the coordinator has to be called by a running streaming query: "
                 "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start()"
             )
+        self._execution = execution
         self.run_id: str = execution.runId().toString()
         self.location: str = execution.resolvedCheckpointRoot()
         path = jvm.org.apache.hadoop.fs.Path(f"{self.location}/offsets/{batch_id}")
         conf = session._jsparkSession.sessionState().newHadoopConf()
-        stream = path.getFileSystem(conf).open(path)
         try:
-            text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+            with closing(path.getFileSystem(conf).open(path)) as stream:
+                text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        except Exception:
+            if self.active:
+                raise
+            self.leave()
         self.facts = BatchFacts(batch_id, query_id, offsets_in(text))
-        self._execution = execution
 
     @property
     def active(self) -> bool:
@@ -173,11 +175,12 @@ class SparkBatch(DataFrameBatch):
         return StreamingQuery(self._execution)
 
     def leave(self) -> NoReturn:
-        """Spark knows its own stop by the InterruptedException that it causes in the query's thread; this is it."""
-        thread = self._df.sparkSession.sparkContext._jvm.java.lang.Thread  # type: ignore[union-attr]
-        thread.currentThread().interrupt()
-        thread.sleep(1)
-        raise CheckpointError(f"batch {self.facts.checkpoint_id} was left, since the query is being stopped")
+        """Spark knows by its text that an error comes of a stop, with a regular expression that overflows the stack on
+        a long one, such as a stack trace of the JVM (StreamExecution.isInterruptionException, PROXY_ERROR)."""
+        raise CheckpointError(
+            "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: "
+            "java.lang.InterruptedException: the query is being stopped"
+        ) from None
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():

@@ -110,7 +110,14 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------ the protocol
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        self.process(batch_of(df, batch_id, self.config.checkpoint_location, shared=len(self.sinks) > 1))
+        batch = batch_of(df, batch_id, self.config.checkpoint_location, shared=len(self.sinks) > 1)
+        try:
+            self.process(batch)
+        except Exception:
+            if batch.active:
+                raise
+            logger.info("batch %d was cut off, since the query is being stopped", batch_id, exc_info=True)
+            batch.leave()
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""

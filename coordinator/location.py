@@ -114,7 +114,7 @@ class _HadoopDirectory(CheckpointLocation):
 
 @contextmanager
 def _file_not_found() -> Iterator[None]:
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JJavaError
 
     try:
         yield
