@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from coordinator.cli import checkpoints, doctor, in_doubt, resolve
+from coordinator.cli import checkpoints, doctor, in_doubt, resolve, savepoints
 
 app = typer.Typer(
     name="coordinator",
@@ -16,5 +16,6 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(in_doubt.app, name="in-doubt")
+app.add_typer(savepoints.app, name="savepoint")
 app.command()(doctor.doctor)
 app.command()(resolve.resolve)
