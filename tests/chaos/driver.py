@@ -108,7 +108,7 @@ def live(life: Life, connection: Connection) -> None:
 class _Query(LocalQuery):
     def batch(self, n: int, run_id: str) -> LocalBatch:
         batch = super().batch(n, run_id)
-        return _Batch(batch.facts, run_id, self.input[n])
+        return _Batch(batch.facts, run_id, self.input[n], self)
 
 
 class _Batch(LocalBatch):
