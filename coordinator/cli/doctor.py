@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, show_json, show_table
 from coordinator.coordinator import CheckpointCoordinator
@@ -41,10 +41,7 @@ def doctor(
     else:
         show_table(
             ["", "about", "found", "what mends it"],
-            [
-                [f"[{_COLORS[f.severity]}]{f.severity.value}[/]", escape(subject), escape(f.what), escape(f.mend)]
-                for subject, f in found
-            ],
+            [[Text(f.severity.value, _COLORS[f.severity]), subject, f.what, f.mend] for subject, f in found],
         )
         severities = [finding.severity for _, finding in found]
         say(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)")

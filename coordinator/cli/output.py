@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
@@ -78,13 +79,14 @@ def show_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Cells are shown as they are; `Text` keeps its style. No header if all columns are ""."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    console().print(table, markup=False)
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    console().print(table)
 
 
 def confirm(consequence: str, word: str, *, given: bool) -> None:

@@ -25,6 +25,7 @@ class Job:
 
     def __init__(self, folder: Path, *sinks: str) -> None:
         self.folder = folder
+        self.input = INPUT
         self.file = folder / "job.toml"
         sections = "".join(f"\n[[sinks]]\n{sink}\n" for sink in sinks)
         self.file.write_text(
@@ -36,12 +37,12 @@ class Job:
         """Run the query; `crash` ends it on the spot at this step of this checkpoint."""
         coordinator = load_job(str(self.file))
         if crash is None:
-            LocalQuery(self.folder / "query", INPUT[:batches]).run(coordinator)
+            LocalQuery(self.folder / "query", self.input[:batches]).run(coordinator)
             coordinator.close()
             return
         coordinator._listeners.append(crash_at(*crash))
         with pytest.raises(CrashError):
-            LocalQuery(self.folder / "query", INPUT[:batches]).run(coordinator)
+            LocalQuery(self.folder / "query", self.input[:batches]).run(coordinator)
         for sink in coordinator.sinks.values():
             sink.close()
 

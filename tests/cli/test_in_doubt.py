@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 
 from coordinator.listener import Step
 from coordinator.records import CheckpointStore
 from coordinator.storage import open_storage
+from sinks.testing.servers.kafka import KafkaService
 from tests.cli.play import Job, ids
 
 
@@ -143,3 +150,58 @@ def test_usage(file_job: Job) -> None:
     file_job.run(1)
     assert "IDs" in file_job.cli("in-doubt", "commit", code=2).stderr
     assert "not in doubt" in file_job.cli("in-doubt", "abort", "0123456789", code=1).stderr
+
+
+def test_a_person_types_the_word(file_job: Job) -> None:
+    file_job.run(crash=(Step.COMPLETE, 0))
+    one = file_job.json("in-doubt", "list", code=1)["transactions"][0]
+    command = [sys.executable, "-m", "coordinator.cli", "in-doubt", "abort", one["id"], "--job", str(file_job.file)]
+    for word, code in (("yes", 3), ("lose", 0)):
+        ours, theirs = pty.openpty()
+        os.write(ours, f"{word}\n".encode())
+        done = subprocess.run(
+            command,
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        os.close(ours)
+        os.close(theirs)
+        assert done.returncode == code, done.stderr
+        assert "Type 'lose' to go on" in done.stderr
+    assert one["id"] not in [left["id"] for left in file_job.json("in-doubt", "list", code=1)["transactions"]]
+
+
+def test_kafka_and_mariadb_in_one_job(
+    tmp_path: Path, kafka: KafkaService, kafka_topic: str, mysql_database: str
+) -> None:
+    sinks = {
+        "k": f'type = "kafka"\nname = "k"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"',
+        "m": f'type = "mysql"\nname = "m"\ndsn = "{mysql_database}"\ntable = "t"\nstrategy = "xa"\ncreate_table = true',
+    }
+    job = Job(tmp_path, *sinks.values())
+    rows = pa.table({"value": ["a", "b"]})
+    job.input = [[rows, rows], [rows, rows]]
+    job.run(1)
+    job.run(2, crash=(Step.COMPLETE, 1))
+    listed = job.json("in-doubt", "list", code=1)["transactions"]
+    assert [(one["sink"], one["decision"], one["checkpoint"], one["subtask"]) for one in listed] == [
+        (sink, "commit", 1, subtask) for sink in "km" for subtask in range(2)
+    ]
+    assert all(0 <= one["age"] < 60 for one in listed if one["sink"] == "k")
+    assert {one["age"] for one in listed if one["sink"] == "m"} == {None}
+    told = job.json("in-doubt", "commit", "--all-decided")
+    assert [one["result"] for one in told["results"]] == ["committed"] * 4
+
+    job.input = [*job.input, [rows, rows]]
+    job.run(3, crash=(Step.PRE_COMMITTED, 2))
+    listed = job.json("in-doubt", "list")["transactions"]
+    assert [(one["sink"], one["decision"], one["checkpoint"]) for one in listed] == [
+        *[("k", "open", None)] * 2,
+        *[("m", "open", 2)] * 2,
+    ]
+    told = job.json("in-doubt", "abort", "--all-orphans", "--fence", "--yes")
+    assert [one["result"] for one in told["results"]] == ["aborted"] * 4
+    assert job.json("in-doubt", "list")["transactions"] == []
