@@ -666,9 +666,9 @@ class CheckpointCoordinator:
     def close(self) -> None:
         """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.
         Waits for the batch under way. Sweeps nothing where no record was found: the storage may be the wrong one."""
-        if self._http:
-            self._http.close()
-            self._http = None
+        http, self._http = self._http, None
+        if http:
+            http.close()
         with self._one_at_a_time:
             if self._newest:
                 try:

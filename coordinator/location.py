@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import uuid
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 _PIECE = 1 << 20
 
@@ -30,21 +29,23 @@ class CheckpointLocation(ABC):
 
     @abstractmethod
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Put a file there, durably and as a whole, in place of one of that name."""
+        """Put a file there, durably and as a whole, in place of one of that name. One writer at a time; what it leaves
+        when it is killed goes with the next write."""
 
 
 def open_location(uri: str) -> CheckpointLocation:
-    """A path or `file:` URI is read and written here, any other through the JVM of the Spark session."""
-    parts = urlsplit(uri)
-    if parts.scheme in ("", "file"):
-        return _Directory(Path(os.path.abspath(unquote(parts.path) if parts.scheme else uri)))
-    return _HadoopDirectory(uri)
+    """A path or `file:` URI is read and written here, any other through the JVM of the Spark session. As in Spark,
+    nothing in a URI is escaped: `%20` is no space."""
+    path = re.sub(r"^file:(//(localhost)?(?=/))?", "", uri)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
+        return _HadoopDirectory(uri)
+    return _Directory(Path(os.path.abspath(path)))
 
 
 class _Directory(CheckpointLocation):
     def __init__(self, root: Path) -> None:
         self._root = root
-        self.uri = root.as_uri()
+        self.uri = f"file://{root}"
 
     def files(self) -> list[str]:
         found = [Path(folder, name) for folder, _, names in os.walk(self._root) for name in names]
@@ -58,15 +59,12 @@ class _Directory(CheckpointLocation):
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        staged = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-        try:
-            with staged.open("xb") as file:
-                file.writelines(pieces)
-                file.flush()
-                os.fsync(file.fileno())
-            staged.replace(target)
-        finally:
-            staged.unlink(missing_ok=True)
+        staged = target.with_name(f".{target.name}.tmp")
+        with staged.open("wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(target)
         for folder in (target.parent, *target.parent.parents):
             _fsync(folder)
             if folder == self._root.parent:
@@ -102,8 +100,8 @@ class _HadoopDirectory(CheckpointLocation):
 
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
         target = self._path(f"{self.uri}/{path}")
-        staged = self._path(f"{target.getParent().toString()}/.{target.getName()}.{uuid.uuid4().hex}.tmp")
-        with closing(self._fs.create(staged, False)) as stream:
+        staged = self._path(f"{target.getParent().toString()}/.{target.getName()}.tmp")
+        with closing(self._fs.create(staged, True)) as stream:
             for piece in pieces:
                 stream.write(piece)
             stream.hsync()

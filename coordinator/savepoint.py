@@ -366,7 +366,7 @@ def restore_savepoint(
             lineage = secrets.token_hex(4)
             mark = {"savepoint": savepoint.id, "job": store.job, "storage": target.uri, "lineage": lineage}
             location.write(_MARK, [seal(mark)])
-        elif _newest(target, store.job, lineage) > savepoint.checkpoint_id:
+        elif _history(target, store.job, lineage).newest_complete() > savepoint.checkpoint_id:
             raise SavepointError(
                 f"{location.uri} was restored from {savepoint.uri} before, and its query has gone on since: start the "
                 "query there, or restore into an empty checkpointLocation"
@@ -469,8 +469,10 @@ def _refuse_later(savepoint: Savepoint, store: CheckpointStore, restoring: str) 
     n = savepoint.checkpoint_id
     lineages = {(savepoint.job, savepoint.lineage), (store.job, store.current_lineage())} - {(store.job, restoring)}
     for job, lineage in sorted(lineages):
-        newest = _newest(store.storage, job, lineage) if lineage else -1
-        if newest > n or (newest >= 0 and lineage != savepoint.lineage and not _unstarted(store, lineage)):
+        records = _history(store.storage, job, lineage).load_newest()
+        newest = records[0].checkpoint_id if records else -1
+        untouched = lineage == savepoint.lineage or all(record.restored_from for record in records)
+        if newest > n or not untouched:
             raise SavepointError(
                 f"savepoint {savepoint.uri} is of checkpoint {n}, but {store.storage.uri} has checkpoints of job "
                 f"{job!r} after it, up to {newest} (lineage {lineage}): their rows are visible, and a restore would "
@@ -479,17 +481,11 @@ def _refuse_later(savepoint: Savepoint, store: CheckpointStore, restoring: str) 
             )
 
 
-def _newest(storage: CheckpointStorage, job: str, lineage: str) -> int:
+def _history(storage: CheckpointStorage, job: str, lineage: str) -> CheckpointStore:
+    """The records of one lineage, also of an abandoned one."""
     store = CheckpointStore(storage, job)
     store.lineage = lineage
-    return store.newest_complete()
-
-
-def _unstarted(store: CheckpointStore, lineage: str) -> bool:
-    """Whether nothing was written in the lineage since it was restored."""
-    other = CheckpointStore(store.storage, store.job)
-    other.lineage = lineage
-    return all(record.restored_from for record in other.load_newest())
+    return store
 
 
 def _version(package: str) -> str:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator import CheckpointCoordinator, Savepoint, restore_savepoint
+from coordinator.location import _Directory, _HadoopDirectory, open_location
 from sinks.postgres import PostgresSink
 from tests.spark.job import write_input
 
@@ -75,6 +76,27 @@ class Play:
 
     def values(self) -> list[int]:
         return sorted(value for (value,) in query_of(self.dsn, "SELECT value FROM numbers"))
+
+
+@pytest.mark.parametrize("kind", [_Directory, _HadoopDirectory])
+def test_a_checkpoint_location_is_read_and_written(spark: SparkSession, tmp_path: Path, kind: Any) -> None:
+    root = tmp_path / "a %20folder"
+    location = kind(f"file:{root}" if kind is _HadoopDirectory else root)
+    assert location.files() == []
+    location.write("state/0/1.delta", iter([b"one", b"", b"two" * (1 << 19)]))
+    location.write("metadata", [b"old"])
+    location.write("metadata", [b"new"])
+    (root / ".hidden").write_text("")
+    assert location.files() == ["metadata", "state/0/1.delta"]
+    assert b"".join(location.read("metadata")) == b"new"
+    assert (
+        b"".join(location.read("state/0/1.delta"))
+        == (root / "state/0/1.delta").read_bytes()
+        == b"one" + b"two" * (1 << 19)
+    )
+    with pytest.raises(FileNotFoundError):
+        list(location.read("nowhere"))
+    assert open_location(f"file:{root}").files() == open_location(str(root)).files() == location.files()
 
 
 def batches(query: StreamingQuery) -> int:
