@@ -102,15 +102,14 @@ class HadoopStorage(CheckpointStorage):
             )
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
-        path = self._path(check_key(key))
-        staged = self._path(f"{key}#{uuid4().int}")
-        with self._errors(f"cannot write {len(value)} bytes", key):
+        with self._errors(f"cannot write {len(value)} bytes", check_key(key)):
+            path, staged = self._path(key), self._path(f"{key}#{uuid4().int}")
             try:
                 with closing(self._files.create(staged, self._flags, self._with_parent)) as stream:
                     stream.write(value)
                 self._files.rename(staged, path, self._no_overwrite)
             except Py4JJavaError as error:
-                with suppress(Py4JError):
+                with suppress(Py4JError, OSError):
                     self._files.delete(staged, False)
                 if _class(error) == "FileAlreadyExistsException":
                     return False
@@ -121,9 +120,9 @@ class HadoopStorage(CheckpointStorage):
             return True
 
     def get(self, key: str) -> bytes | None:
-        path = self._path(check_key(key))
         value: bytes | None = None
-        with self._errors("cannot read", key), _if_missing():
+        with self._errors("cannot read", check_key(key)), _if_missing():
+            path = self._path(key)
             with closing(self._files.open(path)) as stream:
                 value = stream.readAllBytes()
             self._make_durable(path)
@@ -139,9 +138,8 @@ class HadoopStorage(CheckpointStorage):
         return sorted(name for name in names if is_key(name))
 
     def delete(self, key: str) -> None:
-        path = self._path(check_key(key))
-        with self._errors("cannot delete", key), _if_missing():
-            self._files.delete(path, False)
+        with self._errors("cannot delete", check_key(key)), _if_missing():
+            self._files.delete(self._path(key), False)
             for status in self._files.util().globStatus(self._path(f"{key}#*")) or ():
                 self._files.delete(status.getPath(), False)
 
@@ -165,15 +163,13 @@ class HadoopStorage(CheckpointStorage):
         try:
             yield
         except (Py4JJavaError, PySparkException) as error:  # PySpark translates some, such as IllegalArgumentException
-            said = (
-                str(error)
-                if isinstance(error, PySparkException)
-                else f"{_class(error)}: {error.java_exception.getMessage()}"
-            )
+            said = str(error)
+            if isinstance(error, Py4JJavaError):
+                said = f"{_class(error)}: {error.java_exception.getMessage()}"
             reason = said.partition("\n")[0]
             advice = next((advice for name, advice in _ADVICE.items() if name in reason), "")
             raise StorageError(self.uri, key, f"{action}: {reason}", advice) from error
-        except Py4JError as error:
+        except (Py4JError, OSError) as error:
             raise StorageError(
                 self.uri, key, f"{action}: the JVM of the Spark session is gone", f"Start the session again; {_RESTART}"
             ) from error

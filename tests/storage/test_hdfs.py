@@ -183,6 +183,29 @@ class TestHdfs(ProcessConformance):
         with pytest.raises(StorageError, match=r"it leads to file://, which has no atomic put-if-absent"):
             open_storage("viewfs://here/local/below")
 
+    def test_the_jvm_is_gone(self, uri, environment):
+        script = (
+            "import os, sys; from pyspark import SparkContext; from coordinator.storage import *\n"
+            "from tests.storage.writer import small_session; small_session()\n"
+            "storage = open_storage(sys.argv[1])\n"
+            "java = SparkContext._gateway.proc; java.kill(); java.wait()\n"
+            "for call, arguments in {'put_if_absent': ('a', b'1'), 'get': ('a',), 'list': ('',)}.items():\n"
+            "    try: getattr(storage, call)(*arguments)\n"
+            "    except StorageError as error: print(error, flush=True)\n"
+            "os._exit(0)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, uri],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        told = [line for line in done.stdout.splitlines() if "the JVM of the Spark session is gone" in line]
+        assert len(told) == 3, done.stdout + done.stderr[-1500:]
+        assert "key 'a': cannot write 1 bytes: " in told[0]
+
     def assert_all_fail(self, storage: CheckpointStorage, says: str, seconds: float) -> None:
         for action, call in {
             "write 1 bytes": lambda: storage.put_if_absent("z", b"1"),
