@@ -5,6 +5,16 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.guarantee import Guarantee
 from coordinator.listener import CheckpointListener, Step
+from coordinator.restart import (
+    Attempt,
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    RunSummary,
+    restart_strategy_from,
+    run,
+)
 from coordinator.savepoint import (
     Savepoint,
     describe_savepoint,
@@ -14,18 +24,26 @@ from coordinator.savepoint import (
 )
 
 __all__ = [
+    "Attempt",
     "CheckpointConfig",
     "CheckpointCoordinator",
     "CheckpointError",
     "CheckpointListener",
     "CheckpointingMode",
     "ExternalizedCheckpointCleanup",
+    "ExponentialDelay",
+    "FailureRate",
+    "FixedDelay",
     "Guarantee",
+    "NoRestart",
+    "RunSummary",
     "Savepoint",
     "StateBackend",
     "Step",
     "describe_savepoint",
     "dispose_savepoint",
     "list_savepoints",
+    "restart_strategy_from",
     "restore_savepoint",
+    "run",
 ]

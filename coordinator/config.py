@@ -180,7 +180,7 @@ _UNITS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "sec": 1, "second": 1, "m":
 _UNITS |= {"h": 3600, "hour": 3600, "d": 86400, "day": 86400}
 
 
-def _seconds(value: object, name: str) -> float:
+def seconds(value: object, name: str) -> float:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
         unit = match and (match[2] or "s")
@@ -193,7 +193,7 @@ def _seconds(value: object, name: str) -> float:
     return float(value)
 
 
-def _integer(value: object, name: str) -> int:
+def integer(value: object, name: str) -> int:
     if isinstance(value, str) and re.fullmatch(r"\d+", value.strip()):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -230,8 +230,8 @@ def _choice(kind: type[_Choice]) -> Any:
 
 
 _KINDS: dict[str, Any] = {
-    "float": _seconds,
-    "int": _integer,
+    "float": seconds,
+    "int": integer,
     "bool": _boolean,
     "str": _text,
     "CheckpointingMode": _choice(CheckpointingMode),

@@ -85,6 +85,8 @@ class CheckpointCoordinator:
         self._store = CheckpointStore(open_storage(storage), job)
         self.guarantee = self._promise()
         self._listeners = list(listeners)
+        self.last_error: Exception | None = None
+        """What stopped the query: Spark passes on its text only."""
         self._run_id: str | None = None
         self._generation = 0
         self._newest: Complete | None = None
@@ -121,6 +123,13 @@ class CheckpointCoordinator:
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
+        try:
+            self._one_by_one(batch)
+        except Exception as error:
+            self.last_error = error
+            raise
+
+    def _one_by_one(self, batch: MicroBatch) -> None:
         while batch.active and (pause := self._finished_at + self.config.min_pause - time.monotonic()) > 0:
             time.sleep(min(pause, 0.2))
         with self._one_at_a_time:
@@ -662,6 +671,12 @@ class CheckpointCoordinator:
             self._store.delete_older_than(self._newest.checkpoint_id + 1)
             self._newest = None
         self.close()
+
+    def newest_offsets(self) -> tuple[str, ...]:
+        """The source offsets up to which all is complete, one JSON text per source; () before the first checkpoint.
+        Read from storage; not for while the query runs."""
+        rounds = self._store.load_newest()
+        return rounds[0].offsets if rounds else ()
 
     def close(self) -> None:
         """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.

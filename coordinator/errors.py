@@ -14,12 +14,16 @@
     * CheckpointExpired - it was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed
     * InDoubtError - complete, but the outcome of some transactions cannot be told (yet); `transactions` names them
         * ReplayMismatch - lost transactions cannot be written again as they were
+    * JobFailed - `run` has no other attempt; its cause is the last error, `attempts` has them all
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coordinator.restart import Attempt
 
 
 class CheckpointError(Exception):
@@ -83,3 +87,14 @@ class InDoubtError(CheckpointError):
 
 class ReplayMismatch(InDoubtError):
     pass
+
+
+class JobFailed(CheckpointError):
+    """Raised from the error that the last of `attempts` ended with."""
+
+    def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
+        super().__init__(message, attempts)
+        self.attempts = tuple(attempts)
+
+    def __str__(self) -> str:
+        return str(self.args[0])

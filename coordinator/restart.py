@@ -1,0 +1,385 @@
+"""Restarting a query that fails, from the last complete checkpoint, by one of Flink's strategies."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import AnalysisException, IllegalArgumentException
+from tenacity import RetryCallState, Retrying, retry_if_exception
+
+from coordinator.config import integer, seconds
+from coordinator.coordinator import CheckpointCoordinator
+from coordinator.errors import (
+    CheckpointError,
+    CheckpointGap,
+    CheckpointLocationMismatch,
+    CorruptRecord,
+    FirstCheckpointError,
+    JobFailed,
+    NotExactlyOnce,
+    ReplayMismatch,
+    Superseded,
+    UnknownSink,
+    WrongJob,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger(__name__)
+
+FATAL = (
+    CheckpointGap,
+    CheckpointLocationMismatch,
+    CorruptRecord,
+    FirstCheckpointError,
+    NotExactlyOnce,
+    ReplayMismatch,
+    Superseded,
+    UnknownSink,
+    WrongJob,
+)
+"""What a restart cannot mend. After `Superseded` it would fence the driver that has taken over. A sink's errors are not
+among them, as in Flink: a changed table is checked anew, and somebody may mend a row or a right meanwhile."""
+_REFUSED = (AnalysisException, IllegalArgumentException, TypeError, ValueError)
+"""What query_factory raises for a query that cannot be started as it is."""
+_POLL = 0.1
+_LATE = 2.0
+"""Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the query. Times are seconds since the epoch; offsets are those of the newest complete checkpoint,
+    one JSON text per source, () if there is none (or if they could not be read). `error` is None for a good end."""
+
+    number: int
+    started: float
+    ended: float
+    offsets_before: tuple[str, ...] = ()
+    offsets_after: tuple[str, ...] = ()
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """How a job came to its end. `stopped_by`: "SIGTERM", "SIGINT" or "stop"; "" if the query ended by itself."""
+
+    attempts: tuple[Attempt, ...]
+    stopped_by: str = ""
+
+
+# ---------------------------------------------------------------------- strategies
+@dataclass(frozen=True)
+class NoRestart:
+    """The first failure ends the job."""
+
+    def delay_after(self, failed: Sequence[Attempt]) -> float | None:
+        return None
+
+
+@dataclass(frozen=True)
+class FixedDelay:
+    """`attempts` restarts at most, over all of the run, `delay` seconds after each failure."""
+
+    attempts: int = 3
+    delay: float = 10.0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "attempts", "delay")
+
+    def delay_after(self, failed: Sequence[Attempt]) -> float | None:
+        return self.delay if len(failed) <= self.attempts else None
+
+
+@dataclass(frozen=True)
+class ExponentialDelay:
+    """The delay grows from `initial` to `max` seconds, times `multiplier` with each failure, and by chance up to the
+    share `jitter` shorter or longer. A start that ran for `reset_after` seconds begins anew, also the count of
+    `attempts`; None: restart for ever."""
+
+    initial: float = 1.0
+    max: float = 60.0
+    multiplier: float = 1.5
+    jitter: float = 0.1
+    reset_after: float = 3600.0
+    attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "initial", "jitter", "attempts")
+        _at_least(self, 1, "multiplier")
+        if self.max < self.initial:
+            raise ValueError(f"max must be at least initial, {self.initial:g}, not {self.max:g}")
+        if self.jitter > 1:
+            raise ValueError(f"jitter is a share of the delay, at most 1, not {self.jitter:g}")
+        if self.reset_after <= 0:
+            raise ValueError(f"reset_after must be more than 0 seconds, not {self.reset_after:g}")
+
+    def delay_after(self, failed: Sequence[Attempt]) -> float | None:
+        in_a_row = 1
+        for attempt in reversed(failed[1:]):
+            if attempt.ended - attempt.started >= self.reset_after:
+                break
+            in_a_row += 1
+        if self.attempts is not None and in_a_row > self.attempts:
+            return None
+        delay = self.initial
+        for _ in range(in_a_row - 1):
+            delay = min(delay * self.multiplier, self.max)
+            if delay == self.max:
+                break
+        return min(delay * random.uniform(1 - self.jitter, 1 + self.jitter), self.max)
+
+
+@dataclass(frozen=True)
+class FailureRate:
+    """More than `max_failures` failures within `interval` seconds end the job; else a restart `delay` seconds later."""
+
+    max_failures: int = 3
+    interval: float = 60.0
+    delay: float = 1.0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "max_failures")
+        _at_least(self, 0, "delay")
+        if self.interval <= 0:
+            raise ValueError(f"interval must be more than 0 seconds, not {self.interval:g}")
+
+    def delay_after(self, failed: Sequence[Attempt]) -> float | None:
+        recent = [attempt for attempt in failed if failed[-1].ended - attempt.ended <= self.interval]
+        return self.delay if len(recent) <= self.max_failures else None
+
+
+RestartStrategy = NoRestart | FixedDelay | ExponentialDelay | FailureRate
+
+_STRATEGIES: dict[str, type[RestartStrategy]] = {
+    "none": NoRestart,
+    "fixed-delay": FixedDelay,
+    "exponential-delay": ExponentialDelay,
+    "failure-rate": FailureRate,
+}
+_FLINK_TYPES = {
+    "off": "none",
+    "disable": "none",
+    "fixeddelay": "fixed-delay",
+    "exponentialdelay": "exponential-delay",
+    "failurerate": "failure-rate",
+}
+_FLINK_NAMES = {
+    "initial-backoff": "initial",
+    "max-backoff": "max",
+    "backoff-multiplier": "multiplier",
+    "jitter-factor": "jitter",
+    "reset-backoff-threshold": "reset_after",
+    "attempts-before-reset-backoff": "attempts",
+    "max-failures-per-interval": "max_failures",
+    "failure-rate-interval": "interval",
+}
+
+
+def restart_strategy_from(values: Mapping[str, Any]) -> RestartStrategy:
+    """From a mapping, such as a section of a TOML file: `type` (none, fixed-delay, exponential-delay, failure-rate) and
+    the options of that strategy, under their names here or Flink's, with or without the prefix `restart-strategy.TYPE`.
+    Times are seconds, or texts such as "10 s". Raises ValueError for what it does not know or cannot be."""
+    flat = dict(_flat(values))
+    given = str(flat.pop("type", "")).lower()
+    kind = _FLINK_TYPES.get(given, given)
+    if kind not in _STRATEGIES:
+        raise ValueError(f"type of a restart strategy must be one of {list(_STRATEGIES)}, not {given!r}")
+    strategy, settings = _STRATEGIES[kind], dict[str, Any]()
+    known = {each.name: str(each.type) for each in fields(strategy)}
+    for key, value in flat.items():
+        short = key.removeprefix(f"{given}.").removeprefix(f"{kind}.")
+        name = _FLINK_NAMES.get(short, short.replace("-", "_"))
+        if name not in known or name in settings:
+            why = "is given twice" if name in settings else f"is no option of it; there are {list(known)}"
+            raise ValueError(f"restart strategy {kind}: {key!r} {why}")
+        settings[name] = _value(value, name, known[name])
+    return strategy(**settings)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield ("type" if name == "restart-strategy" else name.removeprefix("restart-strategy.")), value
+
+
+def _value(value: object, name: str, kind: str) -> float | int:
+    return integer(value, name) if kind.startswith("int") else seconds(value, name)
+
+
+def _at_least(strategy: Any, least: float, *names: str) -> None:
+    for name in names:
+        value = getattr(strategy, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} must be {least:g} or more, not {value!r}")
+
+
+# ---------------------------------------------------------------------- running
+def run(
+    query_factory: Callable[[], StreamingQuery],
+    restart: RestartStrategy = FixedDelay(),
+    coordinator: CheckpointCoordinator | None = None,
+    stop: threading.Event | None = None,
+) -> RunSummary:
+    """Start the query, wait for its end, and start it again when it fails, as long as the strategy allows.
+
+    `query_factory` starts the query, each time with the same checkpointLocation and `coordinator`: that makes it go on
+    from the last complete checkpoint. The coordinator tells which errors a restart cannot mend and how far the job
+    came, and is closed at the end; without it, every failure of the query is taken for a passing one.
+
+    SIGTERM and SIGINT (when called in the main thread), and setting `stop`, end the job well: a checkpoint that is
+    complete is committed, one that is not is aborted, and nothing stays in doubt that need not. Returns when the query
+    was stopped or has ended. Raises `JobFailed`, from the last error, when there is no other attempt.
+    """
+    attempts: list[Attempt] = []
+    stopping = _Stopping(stop)
+
+    def passing(error: BaseException) -> bool:
+        return isinstance(error, _Failed) and not error.fatal
+
+    def wait(_: RetryCallState) -> float:
+        delays.append(restart.delay_after(attempts))
+        return delays[-1] or 0
+
+    def tell(_: RetryCallState) -> None:
+        logger.info("attempt %d starts in %.3g s", len(attempts) + 1, delays[-1])
+
+    delays: list[float | None] = []
+    with stopping.on_signals():
+        try:
+            for again in Retrying(
+                retry=retry_if_exception(passing),
+                wait=wait,
+                stop=lambda _: delays[-1] is None,
+                sleep=stopping.sleep,
+                before_sleep=tell,
+                reraise=True,
+            ):
+                with again:
+                    if not stopping.asked:
+                        _attempt(query_factory, coordinator, stopping, attempts)
+        except _Failed as failed:
+            why = "a restart cannot mend it" if failed.fatal else f"{restart} allows no other attempt"
+            raise JobFailed(
+                f"{_job(coordinator)} failed at attempt {len(attempts)}, and {why}: "
+                f"{type(failed.error).__name__}: {failed.error}",
+                attempts,
+            ) from failed.error
+        finally:
+            if coordinator:
+                coordinator.close()
+    return RunSummary(tuple(attempts), stopping.asked)
+
+
+class _Failed(Exception):
+    def __init__(self, error: Exception, *, fatal: bool) -> None:
+        super().__init__(error)
+        self.error, self.fatal = error, fatal
+
+
+class _Stopping:
+    """Whether the job is to end, and who asked for it first. A signal's handler sets no Event: it may interrupt the
+    main thread inside that very Event."""
+
+    def __init__(self, event: threading.Event | None) -> None:
+        self._event = event
+        self._by = ""
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def asked(self) -> str:
+        if not self._by and self._event and self._event.is_set():
+            self._by = "stop"
+        return self._by
+
+    def sleep(self, time_off: float) -> None:
+        end = time.monotonic() + time_off
+        while not self.asked and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL))
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        self.listen()
+        try:
+            yield
+        finally:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def listen(self) -> None:
+        """Again after each start, since a new SparkContext takes SIGINT for itself."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                handler = signal.signal(number, self._on_signal)
+                if handler != self._on_signal:
+                    self._before[number] = signal.SIG_DFL if handler is None else handler
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._by = self._by or signal.Signals(number).name
+
+
+def _attempt(
+    query_factory: Callable[[], StreamingQuery],
+    coordinator: CheckpointCoordinator | None,
+    stopping: _Stopping,
+    attempts: list[Attempt],
+) -> None:
+    """One start of the query to its end. Raises `_Failed`."""
+    number, started, before = len(attempts) + 1, time.time(), _offsets(coordinator)
+    logger.info("%s: attempt %d starts after offsets %s", _job(coordinator), number, before)
+    earlier = coordinator.last_error if coordinator else None
+    refused, error = True, None
+    try:
+        query = query_factory()
+        refused = False
+        stopping.listen()
+        while not query.awaitTermination(_POLL):  # type: ignore[arg-type]
+            if stopping.asked:
+                logger.info("%s: stopping, asked by %s", _job(coordinator), stopping.asked)
+                query.stop()
+                break
+    except Exception as raised:
+        error = raised
+    if coordinator and coordinator.last_error is not earlier:
+        error = coordinator.last_error  # of which Spark passes on the text only
+    if error and stopping.asked and not isinstance(error, CheckpointError):
+        error = None  # of Spark's jobs that were cancelled
+        time.sleep(_LATE)
+    after = _offsets(coordinator)
+    attempts.append(Attempt(number, started, time.time(), before, after, error))
+    logger.info("%s: attempt %d ended at offsets %s", _job(coordinator), number, after)
+    if error:
+        logger.warning("%s: attempt %d failed: %s: %s", _job(coordinator), number, type(error).__name__, error)
+        if not stopping.asked:
+            raise _Failed(error, fatal=_is_fatal(error, refused=refused)) from error
+
+
+def _is_fatal(error: Exception, *, refused: bool) -> bool:
+    from py4j.protocol import Py4JNetworkError
+
+    gone = isinstance(error, (Py4JNetworkError, ConnectionRefusedError))  # Spark's JVM; it starts once in a process
+    return isinstance(error, FATAL) or gone or (refused and isinstance(error, _REFUSED))
+
+
+def _offsets(coordinator: CheckpointCoordinator | None) -> tuple[str, ...]:
+    try:
+        return coordinator.newest_offsets() if coordinator else ()
+    except Exception as error:
+        logger.warning("the offsets of the newest checkpoint cannot be read: %s", error)
+        return ()
+
+
+def _job(coordinator: CheckpointCoordinator | None) -> str:
+    return f"job {coordinator.job}" if coordinator else "the query"

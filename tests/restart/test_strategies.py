@@ -1,0 +1,126 @@
+"""What each strategy answers to a history of failures. Times are made up: nothing sleeps here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator import Attempt, ExponentialDelay, FailureRate, FixedDelay, NoRestart, restart_strategy_from
+
+
+def failed(*ran: tuple[float, float]) -> list[Attempt]:
+    """Attempts that began and failed at these times."""
+    error = RuntimeError("down")
+    return [Attempt(number, began, ended, error=error) for number, (began, ended) in enumerate(ran, 1)]
+
+
+def delays(strategy: Any, attempts: list[Attempt]) -> list[float | None]:
+    """After the first failure, the first two, and so on."""
+    return [strategy.delay_after(attempts[:count]) for count in range(1, len(attempts) + 1)]
+
+
+FIVE = failed(*[(10 * i, 10 * i + 5) for i in range(5)])
+
+
+def test_no_restart() -> None:
+    assert NoRestart().delay_after(FIVE[:1]) is None
+
+
+def test_fixed_delay_counts_restarts() -> None:
+    assert delays(FixedDelay(attempts=3, delay=7), FIVE) == [7, 7, 7, None, None]
+    assert delays(FixedDelay(attempts=0), FIVE[:1]) == [None]
+
+
+def test_exponential_delay_grows_to_its_maximum() -> None:
+    strategy = ExponentialDelay(initial=1, max=3, multiplier=1.5, jitter=0)
+    assert delays(strategy, FIVE) == [1, 1.5, 2.25, 3, 3]
+
+
+def test_exponential_delay_of_many_failures_does_not_overflow() -> None:
+    assert ExponentialDelay(jitter=0, multiplier=10).delay_after(FIVE * 2000) == 60
+    assert ExponentialDelay(jitter=0, multiplier=1).delay_after(FIVE * 2000) == 1
+
+
+def test_exponential_delay_begins_anew_after_a_long_run() -> None:
+    strategy = ExponentialDelay(jitter=0, multiplier=2, reset_after=100, attempts=2)
+    assert delays(strategy, failed((0, 1), (2, 3), (4, 104), (105, 106), (107, 108))) == [1, 2, 1, 2, None]
+
+
+def test_exponential_delay_without_end() -> None:
+    assert ExponentialDelay(jitter=0).delay_after(FIVE * 100) == 60
+
+
+def test_jitter_stays_within_its_share_and_below_the_maximum() -> None:
+    strategy = ExponentialDelay(initial=10, max=10.5, multiplier=1, jitter=0.1)
+    seen = [strategy.delay_after(FIVE[:1]) or 0 for _ in range(1000)]
+    assert min(seen) >= 9
+    assert max(seen) <= 10.5
+    assert len(set(seen)) > 100
+
+
+def test_failure_rate_looks_at_its_interval_only() -> None:
+    strategy = FailureRate(max_failures=2, interval=60, delay=4)
+    slow = failed(*[(40 * i, 40 * i + 5) for i in range(6)])
+    assert delays(strategy, slow) == [4] * 6
+    assert delays(strategy, FIVE) == [4, 4, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: FixedDelay(attempts=-1), r"attempts must be 0 or more, not -1"),
+        (lambda: FixedDelay(delay=float("nan")), r"delay must be 0 or more"),
+        (lambda: ExponentialDelay(initial=5, max=2), r"max must be at least initial"),
+        (lambda: ExponentialDelay(multiplier=0.5), r"multiplier must be 1 or more"),
+        (lambda: ExponentialDelay(jitter=2), r"jitter is a share"),
+        (lambda: ExponentialDelay(reset_after=0), r"reset_after must be more than 0"),
+        (lambda: FailureRate(max_failures=0), r"max_failures must be 1 or more"),
+        (lambda: FailureRate(interval=0), r"interval must be more than 0"),
+        (lambda: restart_strategy_from({"type": "sometimes"}), r"must be one of .*'fixed-delay'.* not 'sometimes'"),
+        (lambda: restart_strategy_from({}), r"must be one of"),
+        (lambda: restart_strategy_from({"type": "fixed-delay", "interval": 3}), r"'interval' is no option of it"),
+        (lambda: restart_strategy_from({"type": "failure-rate", "fixed-delay.delay": 3}), r"is no option of it"),
+        (
+            lambda: restart_strategy_from({"type": "exponential-delay", "initial": 3, "initial-backoff": 3}),
+            r"is given twice",
+        ),
+    ],
+)
+def test_refused(make: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("values", "strategy"),
+    [
+        ({"type": "off"}, NoRestart()),
+        ({"type": "fixed-delay"}, FixedDelay()),
+        ({"type": "FixedDelay", "attempts": "5", "delay": "10 s"}, FixedDelay(5, 10)),
+        (
+            {"restart-strategy.type": "fixed-delay", "restart-strategy.fixed-delay.delay": "2 min"},
+            FixedDelay(delay=120),
+        ),
+        ({"restart-strategy": "failure-rate", "restart-strategy.failure-rate.delay": 2}, FailureRate(delay=2)),
+        (
+            {"restart-strategy": {"type": "failure-rate", "failure-rate": {"max-failures-per-interval": 7}}},
+            FailureRate(7),
+        ),
+        ({"type": "failure-rate", "failure-rate-interval": "5 min"}, FailureRate(interval=300)),
+        (
+            {
+                "type": "exponential-delay",
+                "initial-backoff": "500 ms",
+                "max-backoff": "1 min",
+                "backoff-multiplier": 2.0,
+                "jitter-factor": 0.2,
+                "reset-backoff-threshold": "10 min",
+                "attempts-before-reset-backoff": 4,
+            },
+            ExponentialDelay(0.5, 60, 2, 0.2, 600, 4),
+        ),
+    ],
+)
+def test_from_a_mapping(values: Any, strategy: Any) -> None:
+    assert restart_strategy_from(values) == strategy
