@@ -77,7 +77,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """All of them, over all sinks of the job. Reads only. Exit code 1 if one is decided or an orphan, or a sink cannot
     tell; those of a driver that runs are no finding."""
     with opened(job) as coordinator:
-        found, errors = look(coordinator, fenced=False)
+        found, errors = look(coordinator)
         if as_json:
             show_json({"job": coordinator.job, "transactions": [one.to_json() for one in found], "errors": errors})
         else:
@@ -97,11 +97,12 @@ def commit(
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Commit transactions. Those that a record names are committed with their siblings, as the next start of the query
-    would. Committing another doubles its rows, so that asks first."""
+    """Commit transactions. One that a record names is committed with its whole checkpoint, as the next start of the
+    query would. Committing another doubles its rows, so that asks first."""
+    _require_one(chosen, all_decided)
     with opened(job) as coordinator:
-        found, errors = look(coordinator, fenced=False)
-        wanted = _choose(found, errors, chosen, Decision.COMMIT if all_decided else None)
+        found, errors = look(coordinator)
+        wanted = _choose(found, errors, chosen, Decision.COMMIT)
         if strangers := [one for one in wanted if one.decision is not Decision.COMMIT]:
             confirm(
                 f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
@@ -126,7 +127,9 @@ def abort(
 ) -> None:
     """Abort transactions. Orphans hold locks and resources, and are for nothing. Those of the newest driver (open) are
     orphans if it is dead: --fence makes sure of that. Aborting what a record names loses decided rows, so that asks."""
+    _require_one(chosen, all_orphans)
     with opened(job) as coordinator:
+        claimed = None
         if fence:
             confirm(
                 f"This claims a new generation of job {coordinator.job!r}: a driver of it that runs stops with "
@@ -134,9 +137,9 @@ def abort(
                 "fence",
                 given=yes,
             )
-            coordinator._store.claim_generation()
-        found, errors = look(coordinator, fenced=fence)
-        wanted = _choose(found, errors, chosen, Decision.ORPHAN if all_orphans else None)
+            claimed = coordinator._store.claim_generation()
+        found, errors = look(coordinator, claimed)
+        wanted = _choose(found, errors, chosen, Decision.ORPHAN)
         running = [one for one in wanted if one.decision is Decision.OPEN]
         if running and fence:
             confirm(
@@ -148,7 +151,7 @@ def abort(
         elif running:
             fail(
                 f"{_names(running)} may belong to a driver that runs and is about to complete its checkpoint. Stop it, "
-                "and say --fence, which stops it for good if it still runs. Nothing was changed.",
+                "and say --fence, which stops it for good if it still runs. No transaction was touched.",
                 USAGE,
             )
         if decided := [one for one in wanted if one.decision is Decision.COMMIT]:
@@ -169,9 +172,10 @@ def abort(
         _report(coordinator, results, as_json)
 
 
-def look(coordinator: CheckpointCoordinator, *, fenced: bool) -> tuple[list[Pending], dict[str, str]]:
-    """What is in doubt, and what keeps a sink from telling. The records are read after the sinks, so that a decision
-    that was made meanwhile is seen. `fenced`: this process claimed the newest generation, so no driver runs."""
+def look(coordinator: CheckpointCoordinator, claimed: int | None = None) -> tuple[list[Pending], dict[str, str]]:
+    """What is in doubt, and what keeps a sink from telling. Generation and records are read after the sinks, so that a
+    decision that was made meanwhile is seen. `claimed`: the generation of this process; while it is the newest, no
+    driver may complete anything. Raises Superseded if it is not."""
     listed: dict[str, Sequence[InDoubt]] = {}
     errors: dict[str, str] = {}
     for name, sink in coordinator.sinks.items():
@@ -182,9 +186,13 @@ def look(coordinator: CheckpointCoordinator, *, fenced: bool) -> tuple[list[Pend
             errors[name] = f"{type(error).__name__}: {error}"
     store = coordinator._store
     generation, rounds = store.newest_generation(), store.load_newest()
+    if claimed is not None and generation != claimed:
+        raise Superseded(f"a driver of job {coordinator.job!r} (generation {generation}) has started just now")
     complete = Complete(rounds) if rounds else None
     return [
-        _judged(sink, about, complete, generation, fenced=fenced) for sink, abouts in listed.items() for about in abouts
+        _judged(sink, about, complete, generation, fenced=claimed is not None)
+        for sink, abouts in listed.items()
+        for about in abouts
     ], errors
 
 
@@ -202,28 +210,32 @@ def _judged(sink: str, about: InDoubt, complete: Complete | None, generation: in
     return Pending(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else Decision.OPEN)
 
 
+def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
+    if bool(chosen) == all_of_them:
+        fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
+
+
 def _choose(
-    found: list[Pending], errors: Mapping[str, str], chosen: list[str] | None, every: Decision | None
+    found: list[Pending], errors: Mapping[str, str], chosen: list[str] | None, otherwise: Decision
 ) -> list[Pending]:
+    """Those that were named, else all of one kind, which takes that each sink can tell."""
     for sink, error in errors.items():
         say(f"sink {sink!r} cannot tell: {error}")
-    if bool(chosen) == bool(every):
-        fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
-    if every:
+    if not chosen:
         if errors:
-            fail("Nothing was changed: not every sink can tell.")
-        return [one for one in found if one.decision is every]
+            fail("No transaction was touched: not every sink can tell.")
+        return [one for one in found if one.decision is otherwise]
     wanted = []
-    for text in chosen or ():
+    for text in chosen:
         meant = [one for one in found if one.meant_by(text)]
         if not meant:
-            fail(f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. Nothing was changed.")
+            fail(f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. No transaction was touched.")
         wanted += [one for one in meant if one not in wanted]
     return wanted
 
 
 def _commit_decided(coordinator: CheckpointCoordinator, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
-    """A sink's siblings go together, or an upsert could become visible before another that it follows."""
+    """The checkpoint goes as a whole: an upsert may not become visible before another that it follows."""
     mine = [one for one in wanted if one.decision is Decision.COMMIT]
     if not mine:
         return

@@ -60,8 +60,8 @@ def resolve(
                 "accept loss",
                 given=yes,
             )
-            complete = coordinator.accept_loss(chosen, who=who or _login(), why=why)
-            complete, errors = (*coordinator.ask(),)
+            coordinator.accept_loss(chosen, who=who or _login(), why=why)
+            complete, errors = coordinator.ask()
             assert complete
         _show(complete, {f"{sink}/{subtask}": str(error) for (sink, subtask), error in errors.items()}, as_json)
         if errors or _missing(complete):

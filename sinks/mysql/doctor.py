@@ -14,10 +14,11 @@ def findings(connection: Connection, planner: Any) -> Iterable[Finding]:
     ((version,),) = query(connection, "SELECT VERSION()")
     mariadb = is_mariadb(connection)
     yield Finding.ok(f"{'MariaDB' if mariadb else 'MySQL'} {version}")
-    if reason := planner.no_xa(connection):
+    separate = planner.wanted != "staged" and planner.merge.mode == "append"
+    if separate and (reason := planner.no_xa(connection)):
         grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
         yield Finding.warning(f"{reason}; the strategy is staged", grant)
-    elif setting(connection, "xa_detach_on_prepare") == "OFF":
+    elif separate and setting(connection, "xa_detach_on_prepare") == "OFF":
         yield Finding.error(
             "xa_detach_on_prepare is OFF, so a prepared transaction stays with its connection",
             "SET PERSIST xa_detach_on_prepare = ON;",

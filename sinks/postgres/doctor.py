@@ -38,7 +38,7 @@ def _prepared(limit: int, used: int, wanted: str) -> Iterable[Finding]:
     if limit == 0:
         if wanted == "auto":
             yield Finding.ok("max_prepared_transactions is 0, so the sink uses the strategy staged")
-    elif limit - used < _FEW:
+    elif limit - used < _FEW and wanted != "staged":
         yield Finding.warning(
             f"{limit - used} of max_prepared_transactions = {limit} are free; each partition needs one", mend
         )

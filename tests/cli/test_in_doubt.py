@@ -14,7 +14,7 @@ from coordinator.listener import Step
 from coordinator.records import CheckpointStore
 from coordinator.storage import open_storage
 from sinks.testing.servers.kafka import KafkaService
-from tests.cli.play import Job, ids
+from tests.cli.play import Job, cli, ids
 
 
 def prepared(dsn: str) -> int:
@@ -144,6 +144,26 @@ def test_a_sink_that_cannot_tell_is_an_error_beside_the_others(pg_job: Job, pg_d
     assert len(told["transactions"]) == 3
     assert "very-secret" not in result.output
     pg_job.cli("in-doubt", "abort", "--all-orphans", code=1)
+
+
+def test_a_driver_that_starts_behind_the_fence_keeps_its_transactions(file_job: Job) -> None:
+    file_job.run(1)
+    file_job.run(2, crash=(Step.PRE_COMMITTED, 1))
+    (file_job.folder / "racing.py").write_text(
+        "from coordinator.jobfile import load_job\n"
+        f"coordinator = load_job('{file_job.file}')\n"
+        "sink = coordinator.sinks['files']\n"
+        "listing = sink.in_doubt\n"
+        "def in_doubt(job):\n"
+        "    load_job(coordinator_file)._store.claim_generation()\n"
+        "    return list(listing(job))\n"
+        f"coordinator_file = '{file_job.file}'\n"
+        "sink.in_doubt = in_doubt\n"
+    )
+    place = f"{file_job.folder}/racing.py"
+    refused = cli("in-doubt", "abort", "--all-orphans", "--fence", "--yes", "--job", place, code=1)
+    assert "has started just now" in refused.stderr
+    assert len(file_job.json("in-doubt", "list", code=1)["transactions"]) == 3
 
 
 def test_usage(file_job: Job) -> None:
