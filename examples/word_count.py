@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import tempfile
 import uuid
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from itertools import count as count_from
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+from pyspark.sql.streaming.query import StreamingQuery
 
-from coordinator import CheckpointCoordinator
+from coordinator import Attempt, CheckpointCoordinator, FixedDelay, run
 from examples.streams import local_session, read_topic, write_topic
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.kafka import KafkaServer
@@ -35,16 +35,6 @@ WORDS = ["to", "be", "or", "not", "that", "is", "the", "question"]
 LINES = 4000
 LINES_PER_BATCH = 500
 ATTEMPTS = 3
-
-
-@dataclass
-class Attempt:
-    """One start of the query: the offset it began at, the last one it completed, and how it ended."""
-
-    number: int
-    begun_at: int
-    completed: int
-    ended: str
 
 
 def lines(count: int) -> list[str]:
@@ -63,57 +53,39 @@ def counts(spark: SparkSession, bootstrap: str, topic: str, *, failing: bool) ->
     return words.groupBy("word").count()
 
 
-def last_offset(checkpoint_location: Path, topic: str) -> int:
-    """Where Spark would go on: the offset after the last batch that it knows to be done."""
-    done = [int(path.name) for path in (checkpoint_location / "commits").glob("[0-9]*")]
-    if not done:
-        return 0
-    *_, offsets = (checkpoint_location / "offsets" / str(max(done))).read_text().splitlines()
-    return int(json.loads(offsets)[topic]["0"])
+def offset(offsets: tuple[str, ...], topic: str) -> int:
+    """The offset in the only partition of the only source."""
+    return int(json.loads(offsets[0])[topic]["0"]) if offsets else 0
 
 
-def run(bootstrap: str, dsn: str, folder: Path, count: int = LINES, delay: float = 10.0) -> list[Attempt]:
-    """Count all words of `count` lines; returns the attempts. Tables and topic get fresh names."""
+def ended(attempt: Attempt) -> str:
+    if attempt.error is None:
+        return "finished"
+    return "failed: the dependency is down" if "the dependency is down" in str(attempt.error) else str(attempt.error)
+
+
+def count_words(bootstrap: str, dsn: str, folder: Path, count: int = LINES, delay: float = 10.0) -> None:
+    """Count all words of `count` lines, and print what came of it. Tables and topic get fresh names."""
     topic = table = f"words_{uuid.uuid4().hex[:8]}"
     made = lines(count)
     write_topic(bootstrap, topic, made, partitions=1)
     spark = local_session()
     sink = PostgresSink(dsn, table, mode="upsert", keys=["word"], create_table=True)
     coordinator = CheckpointCoordinator("word-count", [sink], (folder / "checkpoints").absolute().as_uri())
-    attempts: list[Attempt] = []
+    starts = count_from(1)
 
-    def attempt(number: int) -> None:
-        location = folder / "spark"
-        begun_at = last_offset(location, topic)
-        writer = counts(spark, bootstrap, topic, failing=number < ATTEMPTS).writeStream.outputMode("update")
-        query = writer.foreachBatch(coordinator).option("checkpointLocation", str(location))
-        try:
-            query.trigger(availableNow=True).start().awaitTermination()
-            ended = "finished"
-        except StreamingQueryException as error:
-            ended = "failed: the dependency is down" if "the dependency is down" in str(error) else str(error)
-            raise
-        finally:
-            attempts.append(Attempt(number, begun_at, last_offset(location, topic), ended))
+    def start() -> StreamingQuery:
+        counted = counts(spark, bootstrap, topic, failing=next(starts) < ATTEMPTS)
+        writer = coordinator.write_stream(counted).outputMode("update").trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(folder / "spark")).start()
 
-    def tell(state: RetryCallState) -> None:
-        print(f"attempt {state.attempt_number} failed; the next one starts in {delay:g} s", flush=True)
-
-    with coordinator:
-        for again in Retrying(
-            stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_fixed(delay),
-            retry=retry_if_exception_type(StreamingQueryException),
-            before_sleep=tell,
-            reraise=True,
-        ):
-            with again:
-                attempt(again.retry_state.attempt_number)
+    summary = run(start, FixedDelay(attempts=ATTEMPTS, delay=delay), coordinator)
     spark.stop()
 
     print("\nattempt  from offset  to offset  ended")
-    for one in attempts:
-        print(f"{one.number:7d}  {one.begun_at:11d}  {one.completed:9d}  {one.ended}")
+    for one in summary.attempts:
+        begun_at, completed = offset(one.offsets_before, topic), offset(one.offsets_after, topic)
+        print(f"{one.number:7d}  {begun_at:11d}  {completed:9d}  {ended(one)}")
     with psycopg.connect(dsn) as connection:
         query = sql.SQL("SELECT word, count FROM {} ORDER BY word").format(sql.Identifier(table))
         found: dict[str, int] = dict(connection.execute(query).fetchall())
@@ -125,7 +97,6 @@ def run(bootstrap: str, dsn: str, folder: Path, count: int = LINES, delay: float
     print(f"\n{len(wrong)} words counted wrongly", flush=True)
     if wrong:
         raise SystemExit(1)
-    return attempts
 
 
 def main() -> None:
@@ -135,11 +106,13 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=LINES)
     parser.add_argument("--delay", type=float, default=10.0, help="seconds between attempts")
     args = parser.parse_args()
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    logging.getLogger("coordinator.restart").setLevel(logging.INFO)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bootstrap = args.bootstrap or stack.enter_context(KafkaServer()).bootstrap
         dsn = args.dsn or stack.enter_context(PostgresServer()).dsn
-        run(bootstrap, dsn, folder, args.lines, args.delay)
+        count_words(bootstrap, dsn, folder, args.lines, args.delay)
 
 
 if __name__ == "__main__":
