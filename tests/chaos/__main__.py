@@ -7,13 +7,19 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from tests.chaos import ledger
+from tests.chaos import ledger, spark
 from tests.chaos.bugs import BUGS
 from tests.chaos.faults import KINDS
 from tests.chaos.rigs import MODES, Services, targets
-from tests.chaos.supervisor import Result, Round
+from tests.chaos.supervisor import LOCAL, Result, Round, Tier
+
+TIERS = ("local", "spark", "local-cluster", "standalone")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,10 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--sink", choices=MODES, action="append", help="may be repeated; default: each in turn")
     parser.add_argument("--mode", action="append", help="prepared, staged, upsert, xa, append …; default: each in turn")
+    parser.add_argument(
+        "--tier", choices=TIERS, default="local", help="where drivers and tasks run; local: without Spark"
+    )
+    parser.add_argument("--peer", action="store_true", help="Spark's own writer instead: --sink postgres or kafka")
     parser.add_argument("--minutes", type=float, default=5.0, help="no round starts after so long")
     parser.add_argument("--rounds", type=int, default=10**9, help="or after so many rounds")
     parser.add_argument("--seed", default="1", help="of plans and rows; a second call with the same seed goes on")
-    parser.add_argument("--batches", type=int, default=40, help="checkpoints in a round")
+    parser.add_argument("--batches", type=int, default=60, help="checkpoints in a round")
     parser.add_argument("--results", type=Path, default=Path("build/chaos.jsonl"), help="grows by a line a round")
     parser.add_argument(
         "--fault", choices=KINDS, action="append", default=[], help="only faults of this kind; may be repeated"
@@ -39,24 +49,27 @@ def main(arguments: list[str] | None = None) -> int:
     rigs = [(s, m) for s in options.sink or MODES for m in MODES[s] if not options.mode or m in options.mode]
     if not rigs:
         parser.error(f"no such mode; there are {dict(MODES)}")
-    found = run(rigs, options)
-    return int(found != (options.bug is not None))
+    if options.peer and (options.tier == "local" or not set(options.sink or MODES) <= {"postgres", "kafka"}):
+        parser.error("--peer needs a tier with Spark, and --sink postgres or kafka")
+    return int(run(rigs, options) != (options.bug is not None))
 
 
 def run(rigs: list[tuple[str, str]], options: argparse.Namespace) -> bool:
     """Whether there was a violation."""
-    known = [(line["sink"], line["mode"], line["seed"]) for line in ledger.load(options.results)]
-    deadline, violated, number = time.monotonic() + options.minutes * 60, False, 0
-    with Services() as services:
-        for _ in range(options.rounds):
+    tier = options.tier + ("-peer" if options.peer else "")
+    known = {(line["tier"], line["sink"], line["mode"], line["seed"]) for line in ledger.load(options.results)}
+    deadline, violated = time.monotonic() + options.minutes * 60, False
+    with ExitStack() as stack:
+        services = stack.enter_context(Services())
+        how = replace(stack.enter_context(_tier(options.tier)), name=tier)
+        for number in range(options.rounds):
             if time.monotonic() > deadline:
                 break
             sink, mode = rigs[number % len(rigs)]
             seed = f"{options.seed}/{sink}/{mode}/{number // len(rigs)}"
-            number += 1
-            if (sink, mode, seed) in known and not options.bug:
+            if (tier, sink, mode, seed) in known and not options.bug:
                 continue
-            result = one(services, sink, mode, seed, options)
+            result = one(services, sink, mode, seed, options, how)
             if not options.bug:
                 ledger.append(options.results, result.to_json())
             _say(result)
@@ -66,16 +79,40 @@ def run(rigs: list[tuple[str, str]], options: argparse.Namespace) -> bool:
     return violated
 
 
-def one(services: Services, sink: str, mode: str, seed: str, options: argparse.Namespace) -> Result:
+def one(services: Services, sink: str, mode: str, seed: str, options: argparse.Namespace, tier: Tier = LOCAL) -> Result:
+    """One round. The folder of one with a violation is kept if `options.keep` says so."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    violated = True
     try:
         with targets(services, sink, mode) as fresh:
-            result = Round(sink, mode, fresh, folder, seed, options.batches, options.bug, options.fault).run()
-        if result.violations and options.keep:
-            folder = Path(shutil.copytree(folder, Path("build") / folder.name).parent / "nothing")
+            peer = fresh[0].peer() if options.peer else None
+            how = {"batches": options.batches, "tier": tier, "only": options.fault, "bug": options.bug, "peer": peer}
+            result = Round(sink, mode, fresh, folder, seed, **how).run()
+        violated = bool(result.violations)
         return result
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if violated and options.keep:
+            print(f"  kept: {folder}", flush=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _tier(kind: str) -> Iterator[Tier]:
+    if kind == "local":
+        yield LOCAL
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-spark-") as folder,
+        spark.master(kind, Path(folder)) as (url, daemons),
+    ):
+        yield Tier(
+            kind,
+            launch=partial(spark.SparkProcess, master=url),
+            pace=15.0,
+            patience=90.0,
+            victims=lambda driver: spark.victims([driver, *daemons]),
+        )
 
 
 def _say(result: Result) -> None:

@@ -7,10 +7,12 @@ before its first step. A process has no other way to end than any driver: it ret
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import random
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,6 +37,8 @@ from tests.chaos.faults import Fault, Injector, WatchedSink, WatchedStorage
 CHECKPOINT = 100_000
 """A row's id is checkpoint * 100,000 + partition * 1,000 + number."""
 PARTITIONS = 3
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload([__name__])
 _LIMIT = 150
 """Seconds after which a driver that nobody watches any more ends itself."""
 
@@ -82,6 +86,43 @@ class Life:
     config: CheckpointConfig
     faults: Sequence[Fault] = ()
     bug: str | None = None
+    peer: Mapping[str, str] | None = None
+    """Spark's own writer with these options, in place of the coordinator and its sinks."""
+
+
+class LocalProcess:
+    """A driver's process, and our end of the connection to it."""
+
+    def __init__(self, life: Life) -> None:
+        self.connection, theirs = _processes.Pipe()
+        self._process = _processes.Process(target=live, args=(life, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def sentinel(self) -> int:
+        """Readable once the process has ended."""
+        return self._process.sentinel
+
+    @property
+    def pid(self) -> int:
+        pid = self._process.pid
+        assert pid is not None
+        return pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs; -9 after SIGKILL."""
+        return self._process.exitcode
+
+    def signal(self, number: int) -> None:
+        if self.exitcode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """The process has ended."""
+        self.connection.close()
 
 
 def live(life: Life, connection: Connection) -> None:

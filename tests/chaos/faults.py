@@ -43,7 +43,7 @@ KINDS = ("kill", "stop", *WORLD, "disk", "clock", "source")
 class Fault:
     """`kind` strikes when the driver comes to `point` ("": any point) for the `nth` time in its life. Kinds:
 
-    kill         SIGKILL to the driver (with `nth` 0: `seconds` after its start, or after `point`, wherever it is then)
+    kill         SIGKILL to the driver (with `nth` 0: `seconds` after its start, `point`, or "resumed")
     stop         SIGSTOP; another driver starts, and `seconds` later, or when that comes to the point `until`, this one
                  goes on as a zombie
     crash        SIGKILL to the server, which starts again
@@ -66,9 +66,9 @@ class Fault:
     until: str = ""
 
 
-def plan(rng: random.Random, worlds: Mapping[str, int], only: Sequence[str] = ()) -> list[Fault]:
+def plan(rng: random.Random, worlds: Mapping[str, int], only: Sequence[str] = (), pace: float = 1.0) -> list[Fault]:
     """The faults of one driver's life. `worlds`: the kinds beside kill and stop that fit the rig, with their weights.
-    `only`: no other kinds than these."""
+    `only`: no other kinds than these. `pace`: how long a checkpoint takes, in units of 50 ms."""
     worlds = {kind: weight for kind, weight in worlds.items() if not only or kind in only}
     faults: list[Fault] = []
     if worlds and rng.random() < 0.3:
@@ -77,26 +77,36 @@ def plan(rng: random.Random, worlds: Mapping[str, int], only: Sequence[str] = ()
     if not only or "stop" in only:
         stops = 0.15 if not only or "kill" in only else 1.0
         if rng.random() < stops:
-            return [*faults, _stop(rng)]
+            faults.append(_stop(rng))
+            return faults if only else [*faults, _timed(rng, pace, "resumed"), _anywhere(rng, 150)]
     if not only or "kill" in only:
-        faults += _kills(rng, replay=any(fault.kind in ("operator", "expire") for fault in faults))
+        faults += _kills(rng, pace, replay=any(fault.kind in ("operator", "expire") for fault in faults))
     return faults
 
 
-def _kills(rng: random.Random, replay: bool) -> list[Fault]:
-    """At a point, and at a random time in case it does not come there; now and then nowhere."""
+def _kills(rng: random.Random, pace: float, replay: bool) -> list[Fault]:
+    """At a named point, and at any other in case the driver does not come there; or at a random time."""
     draw = rng.random()
-    if draw > 0.99:
-        return []
-    since = rng.choice(("", "TRIGGERED", "TRIGGERED", "TRIGGERED"))
-    timed = Fault("kill", since, nth=0, seconds=rng.choice((0.05, 0.2, 1.0)) * rng.uniform(0.0, 1.0))
     if replay and draw < 0.6:
-        return [Fault("kill", rng.choice(REPLAY_STEPS)), timed]
+        return [Fault("kill", rng.choice(REPLAY_STEPS)), _anywhere(rng, 250)]
     if draw < 0.65:
-        return [Fault("kill", rng.choice(POINTS), _nth(rng)), timed]
-    if draw < 0.85:
-        return [Fault("kill", "", rng.randint(1, 200)), timed]
-    return [timed]
+        return [Fault("kill", rng.choice(POINTS), _nth(rng)), _anywhere(rng, 150)]
+    if draw < 0.8:
+        return [_anywhere(rng, 1)]
+    return [_timed(rng, pace, rng.choice(("", "TRIGGERED", "TRIGGERED")) if pace == 1 else "TRIGGERED")]
+
+
+def _anywhere(rng: random.Random, least: int) -> Fault:
+    return Fault("kill", "", rng.randint(least, 300))
+
+
+def _timed(rng: random.Random, pace: float, since: str) -> Fault:
+    return Fault("kill", since, nth=0, seconds=pace * rng.choice((0.02, 0.1, 0.4)) * rng.uniform(0.0, 1.0))
+
+
+def second(rng: random.Random, pace: float) -> list[Fault]:
+    """Those of a driver that is started beside another."""
+    return [_timed(rng, pace, "TRIGGERED")]
 
 
 def _stop(rng: random.Random) -> Fault:

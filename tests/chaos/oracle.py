@@ -90,10 +90,9 @@ class Reader(threading.Thread):
 class Verdict:
     """The end of a round, after a clean stop: every row once, nothing in doubt, the storage in order."""
 
-    def __init__(self, targets: Sequence[Target], job: str, storage: str, input: Input, retained: int) -> None:
+    def __init__(self, targets: Sequence[Target], input: Input) -> None:
         self.lost = self.duplicated = 0
         self.violations: list[str] = []
-        self._check_storage(targets, job, storage, len(input) - 1, retained)
         expected = Counter(id for ids in input.ids() for id in ids)
         for target in targets:
             rows = eventually(target.final)
@@ -108,10 +107,13 @@ class Verdict:
             hot = {id: amount for id, amount in rows if id < 0}
             if target.hot and hot != {-1 - p: float(len(input) - 1) for p in range(PARTITIONS)}:
                 self.violations.append(f"{target.name}: updated keys end as {hot}")
+
+    def ask_systems(self, targets: Sequence[Target], job: str) -> None:
+        for target in targets:
             if left := eventually(partial(target.in_doubt, job)):
                 self.violations.append(f"{target.name}: in doubt after a clean stop: {left}")
 
-    def _check_storage(self, targets: Sequence[Target], job: str, uri: str, last: int, retained: int) -> None:
+    def ask_storage(self, job: str, uri: str, last: int, retained: int) -> None:
         storage = open_storage(uri)
         store = CheckpointStore(storage, job)
         rounds = store.load_newest()

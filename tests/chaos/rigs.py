@@ -15,6 +15,7 @@ import pymysql
 from confluent_kafka import Consumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
+from psycopg.conninfo import conninfo_to_dict
 
 from sinks.base import TwoPhaseCommitSink
 from sinks.kafka import KafkaSink
@@ -23,7 +24,7 @@ from sinks.mysql.server import parameters, query, quoted
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mariadb import MariaDBServer
-from sinks.testing.servers.postgres import PostgresServer
+from sinks.testing.servers.postgres import PostgresServer, jdbc_url
 from tests.chaos.network import Network
 from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
@@ -87,6 +88,10 @@ class Target(ABC):
     def roll_back(self, job: str, rng: random.Random) -> None:
         """An operator ends one of these, or all of a sink's."""
 
+    def peer(self) -> dict[str, str]:
+        """Options of Spark's own writer into the same table or topic, if there is one."""
+        raise ValueError(f"Spark has no writer to compare with {self.name}")
+
     @abstractmethod
     def close(self) -> None:
         """Release what `rows` holds open."""
@@ -138,6 +143,16 @@ class PostgresTarget(Target):
                 with suppress(psycopg.Error):  # it has just ended, or somebody moves it
                     connection.execute("SET lock_timeout = '1s'")
                     connection.execute(f"{how} {what}")
+
+    def peer(self) -> dict[str, str]:
+        parts = conninfo_to_dict(self.dsn)
+        return {
+            "url": jdbc_url(self.dsn),
+            "user": str(parts["user"]),
+            "password": str(parts["password"]),
+            "dbtable": self.name,
+            "driver": "org.postgresql.Driver",
+        }
 
 
 class MySQLTarget(Target):
@@ -249,6 +264,9 @@ class KafkaTarget(Target):
             for identity in rng.sample(found, rng.choice((1, len(found)))) if found else []:
                 with suppress(Exception):  # committed just now
                     sink.abort(identity)
+
+    def peer(self) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self.system.server.bootstrap, "topic": self.topic}
 
 
 def _row(value: bytes | None) -> Row:

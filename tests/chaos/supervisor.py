@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from coordinator import CheckpointConfig
-from tests.chaos import driver, faults, rigs
-from tests.chaos.driver import Input, Life
+from tests.chaos import faults, rigs
+from tests.chaos.driver import Input, Life, LocalProcess
 from tests.chaos.faults import STEPS, Fault
 from tests.chaos.oracle import Reader, Verdict
 from tests.chaos.rigs import Target
 
-_PATIENCE = 8.0
-"""Seconds without a sign of life after which a driver is taken for hung, and killed."""
 _CHAOS_LIMIT = 150.0
 _QUIET_LIMIT = 90.0
 """Seconds that a round may take with faults, and its end without; a driver that needs longer is stuck."""
@@ -49,9 +47,6 @@ EXPECTED = frozenset(
     ]
 )
 """How drivers may fail under faults: refusals that a restart mends, and servers that are not there."""
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload([driver.__name__])
 
 
 @dataclass
@@ -86,19 +81,33 @@ class Result:
         return dict(vars(self))
 
 
+@dataclass(frozen=True)
+class Tier:
+    """How drivers run. `launch` starts one; `pace` is the length of a checkpoint in units of 50 ms; a driver without a
+    sign of life for `patience` seconds is taken for hung, and killed; `victims` finds the processes of the tasks of a
+    driver (by its process id), which have to be killed from outside."""
+
+    name: str = "local"
+    launch: Callable[[Life], Any] = LocalProcess
+    pace: float = 1.0
+    patience: float = 8.0
+    victims: Callable[[int], list[tuple[str, psutil.Process]]] | None = None
+
+
+LOCAL = Tier()
+
+
 class _Driver:
     """A running driver, as the supervisor knows it."""
 
-    def __init__(self, life: Life) -> None:
-        self.connection, other = _processes.Pipe()
-        self.process = _processes.Process(target=driver.live, args=(life, other), daemon=True)
+    def __init__(self, life: Life, tier: Tier) -> None:
         self.life = life
         self.started = self.heard = time.monotonic()
-        self.process.start()
-        other.close()
+        self.process = tier.launch(life)
         self.step = self.point = ""
         self.resume_at: float | None = None
         self.until = ""
+        self.disturb_at: float | None = None
         self.kill_at: float | None = None
         self.killed_by = ""
         self.arm("")
@@ -115,15 +124,13 @@ class _Driver:
 
     def kill(self, why: str) -> None:
         self.killed_by = why
-        self.process.kill()
+        self.process.signal(signal.SIGKILL)
 
     def resume(self) -> None:
         self.resume_at = None
         self.heard = time.monotonic()
-        pid = self.process.pid
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        self.process.signal(signal.SIGCONT)
+        self.arm("resumed")
 
 
 class Round:
@@ -134,16 +141,21 @@ class Round:
         targets: Sequence[Target],
         folder: Path,
         seed: str,
+        *,
         batches: int,
-        bug: str | None,
+        tier: Tier = LOCAL,
         only: Sequence[str] = (),
+        bug: str | None = None,
+        peer: Mapping[str, str] | None = None,
     ) -> None:
+        """`folder` is an empty one for all files of the round; `batches` checkpoints are taken under faults, and one
+        more after them."""
         self._rng = random.Random(seed)
-        self._targets, self._folder = targets, folder
+        self._targets, self._tier = targets, tier
         (folder / "query").mkdir(parents=True)
         file = self._rng.random() < 0.6 or bug == "put-without-if-absent"
         storage = f"file://{folder}/storage" if file else f"sqlite:///{folder}/storage.db"
-        self._result = Result(sink, mode, "local", seed, storage.partition(":")[0], bug)
+        self._result = Result(sink, mode, tier.name, seed, storage.partition(":")[0], bug)
         self._worlds, self._only = rigs.worlds(sink), only
         self._life = Life(
             job=f"chaos {folder.name}",
@@ -158,6 +170,7 @@ class Round:
                 sweep_interval=self._rng.choice((0.5, 60)),
             ),
             bug=bug,
+            peer=peer,
         )
         self._drivers: list[_Driver] = []
         self._killed_at: float | None = None
@@ -167,7 +180,7 @@ class Round:
         """A round ends early with the first violation that a reader sees."""
         result, started = self._result, time.monotonic()
         life = self._life
-        reader = Reader(self._targets, life.job, life.storage, life.input)
+        reader = Reader([] if life.peer else self._targets, life.job, life.storage, life.input)
         reader.start()
         try:
             self._chaos(reader, batches=len(life.input) - 1)
@@ -176,15 +189,17 @@ class Round:
                 self._quiet(len(life.input))
         finally:
             for one in self._drivers:
-                one.process.kill()
+                one.process.signal(signal.SIGKILL)
             reader.stop()
         result.polls = reader.polls
         result.violations += reader.violations
         if not result.violations:
-            retained = life.config.retained_checkpoints
-            verdict = Verdict(self._targets, life.job, life.storage, life.input, retained)
+            verdict = Verdict(self._targets, life.input)
             result.lost, result.duplicated = verdict.lost, verdict.duplicated
-            result.violations += verdict.violations
+            if not life.peer:
+                verdict.ask_systems(self._targets, life.job)
+                verdict.ask_storage(life.job, life.storage, len(life.input) - 1, life.config.retained_checkpoints)
+                result.violations += verdict.violations
         elif any("more than once" in violation for violation in result.violations):
             result.duplicated = max(result.duplicated, 1)
         result.checkpoints = len(life.input) if not result.violations else self._done()
@@ -200,8 +215,13 @@ class Round:
             if time.monotonic() > deadline:
                 return  # the rest goes without faults
             if all(one.stopped for one in self._drivers):
-                self._start(batches, faults.plan(self._rng, self._worlds, self._only))
+                self._start(batches, self._plan())
             self._attend()
+
+    def _plan(self) -> list[Fault]:
+        if self._life.peer:  # kills at random times, none at a point where we know that it hurts
+            return [f for f in faults.plan(self._rng, {}, ["kill"], self._tier.pace) if not f.nth]
+        return faults.plan(self._rng, self._worlds, self._only, self._tier.pace)
 
     def _settle(self) -> None:
         """Zombies go on, and every driver comes to its end."""
@@ -228,7 +248,7 @@ class Round:
 
     def _done(self) -> int:
         folder = self._life.folder / "commits"
-        return len(list(folder.iterdir())) if folder.exists() else 0
+        return sum(file.name.isdigit() for file in folder.iterdir()) if folder.exists() else 0
 
     # ------------------------------------------------------------------ drivers
     def _start(self, batches: int, planned: Sequence[Fault]) -> None:
@@ -237,14 +257,15 @@ class Round:
         if any(fault.kind == "expire" for fault in planned):
             sinks = [target.sink(_Low()) for target in self._targets]
         input = Input(life.input.seed, batches, life.input.hot)
-        self._drivers.append(_Driver(Life(**{**life.__dict__, "sinks": sinks, "input": input, "faults": planned})))
+        life = replace(life, sinks=sinks, input=input, faults=planned)
+        self._drivers.append(_Driver(life, self._tier))
         self._result.lives += 1
 
     def _attend(self) -> None:
         """Hear what the drivers say, and do what is due."""
         by_handle: dict[Any, _Driver] = {}
         for one in self._drivers:
-            by_handle[one.connection] = by_handle[one.process.sentinel] = one
+            by_handle[one.process.connection] = by_handle[one.process.sentinel] = one
         for one in {id(d): d for d in map(by_handle.__getitem__, wait(list(by_handle), 0.05))}.values():
             self._hear(one)
         now = time.monotonic()
@@ -259,13 +280,15 @@ class Round:
                     one.resume()
             elif one.kill_at is not None and now > one.kill_at:
                 one.kill("at a random time")
-            elif now > one.heard + _PATIENCE:
+            elif now > one.heard + self._tier.patience:
                 one.kill("hung")
+            elif one.disturb_at is not None and now > one.disturb_at:
+                self._disturb(one)
 
     def _hear(self, one: _Driver) -> None:
         with suppress(EOFError, OSError):
-            while one.connection.poll():
-                kind, *facts = one.connection.recv()
+            while one.process.connection.poll():
+                kind, *facts = one.process.connection.recv()
                 one.heard = time.monotonic()
                 if kind == "at":
                     self._note(one, *facts)
@@ -282,6 +305,8 @@ class Round:
         if point in STEPS:
             one.step = point
             one.arm(point)
+        if point == "TRIGGERED" and one.life.faults and self._tier.victims and self._rng.random() < 0.6:
+            one.disturb_at = time.monotonic() + self._rng.uniform(0.0, 1.0)
             self._result.replays += point == "REPLAY_COMPLETE"
         if point == "DONE" and self._killed_at is not None and one.started > self._killed_at:
             self._result.recovery.append(round(when - self._killed_at, 3))
@@ -295,8 +320,8 @@ class Round:
 
     def _bury(self, one: _Driver) -> None:
         self._drivers.remove(one)
-        one.connection.close()
         code = one.process.exitcode
+        one.process.close()
         if one.life.faults and any(fault.kind == "delay" for fault in one.life.faults):
             for target in self._targets:
                 target.system.network.delay = 0.0
@@ -332,13 +357,27 @@ class Round:
         elif fault.kind == "expire":
             self._expire()
         elif fault.kind == "second":
-            self._start(len(one.life.input), [])
+            self._start(len(one.life.input), faults.second(self._rng, self._tier.pace))
         if fault.kind in faults.WORLD:
             with suppress(OSError):
-                one.connection.send("done")
+                one.process.connection.send("done")
         now = time.monotonic()
         for other in self._drivers:
             other.heard = now  # all waited for us
+
+    def _disturb(self, one: _Driver) -> None:
+        """SIGKILL to an executor or a Python worker, under its tasks or between them."""
+        one.disturb_at = None
+        found = dict[str, list[psutil.Process]]()
+        for kind, process in self._tier.victims(one.process.pid) if self._tier.victims else ():
+            found.setdefault(kind, []).append(process)
+        if found:
+            kind = self._rng.choice(sorted(found))
+            with suppress(psutil.Error):
+                self._rng.choice(found[kind]).kill()
+                self._result.kills[kind] += 1
+                self._result.at_steps[one.step] += 1
+                self._result.at_calls[one.point] += 1
 
     def _expire(self) -> None:
         """Wait until the brokers have ended what is pre-committed."""

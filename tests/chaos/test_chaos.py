@@ -20,7 +20,7 @@ def services() -> Iterator[Services]:
 
 
 def options(batches: int = 20, bug: str | None = None, fault: tuple[str, ...] = ()) -> argparse.Namespace:
-    return argparse.Namespace(batches=batches, keep=False, bug=bug, fault=fault)
+    return argparse.Namespace(batches=batches, keep=False, bug=bug, fault=fault, peer=False)
 
 
 @pytest.mark.parametrize(("sink", "mode"), [(sink, mode) for sink, modes in MODES.items() for mode in modes])

@@ -1,0 +1,202 @@
+"""One life of a driver with Spark: a streaming query in a process group of its own, on local threads, on executors that
+are processes, or on a standalone cluster; and the tasks' processes, which can be killed one by one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+
+from coordinator import CheckpointCoordinator
+from coordinator.storage import open_storage
+from sinks.testing.servers.maven import maven_jars
+from sinks.testing.servers.spark_kafka import spark_kafka_jars
+from tests.chaos import faults
+from tests.chaos.driver import PARTITIONS, Input, Life
+from tests.chaos.faults import Injector, WatchedSink, WatchedStorage
+from tests.spark.cluster import standalone_cluster
+
+JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
+
+_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.executorEnv.PYTHONPATH": os.getcwd(),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.files.maxPartitionBytes": "4096",
+    "spark.sql.files.openCostInBytes": "4096",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.task.maxFailures": "10",
+    "spark.deploy.maxExecutorRetries": "-1",
+}
+_SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.efficiency.enabled": "false",
+}
+
+
+class SparkProcess:
+    """A driver's process with its group: the face of a `multiprocessing.Process`."""
+
+    def __init__(self, life: Life, master: str) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection = Connection(ours.detach())
+        _write_input(life.folder / "input", life.input)
+        pickled = life.folder / f"{random.getrandbits(64):x}.life"
+        pickled.write_bytes(pickle.dumps((life, master)))
+        with theirs, (life.folder / "driver.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.spark", str(pickled), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ
+                | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd(), "SPARK_LOCAL_IP": "127.0.0.1"}
+                | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+            )
+        self.sentinel = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll()
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # the group may outlive its leader
+            os.killpg(self.pid, number)
+
+    def close(self) -> None:
+        """The driver has ended: what is left of its group too."""
+        self.signal(signal.SIGKILL)
+        os.close(self.sentinel)
+        self.connection.close()
+
+
+def _write_input(folder: Path, input: Input) -> None:
+    """Three files for each batch, in the order of their times; those that are there already stay."""
+    folder.mkdir(exist_ok=True)
+    for n, batch in enumerate(input):
+        for partition, table in enumerate(batch):
+            path = folder / f"{n:04d}-{partition}.parquet"
+            if not path.exists():
+                hidden = path.with_name(f".{path.name}")
+                pq.write_table(table, hidden)
+                time = 1_700_000_000 + n * PARTITIONS + partition
+                os.utime(hidden, (time, time))
+                hidden.rename(path)
+
+
+# ---------------------------------------------------------------------- inside the driver
+def live(life: Life, connection: Connection, master: str) -> None:
+    import logging
+
+    from pyspark.sql import SparkSession
+
+    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s")
+    faults.here = here = Injector(connection, life.faults, group=True)
+    conf = _CONF | ({} if master.startswith("local[") else _SPECULATION)
+    if life.peer:
+        jars = maven_jars(JDBC_DRIVER, transitive=False)
+        conf = conf | {"spark.jars": f"{spark_kafka_jars()},{','.join(map(str, jars))}"}
+    builder = SparkSession.builder.master(master).config("spark.local.dir", str(life.folder / "local"))
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    reader = spark.readStream.schema("id long, name string, amount double").option("maxFilesPerTrigger", PARTITIONS)
+    writer = (
+        reader.parquet(str(life.folder / "input"))
+        .writeStream.option("checkpointLocation", str(life.folder))
+        .trigger(availableNow=True)
+    )
+    try:
+        if life.peer:
+            writer.foreachBatch(_peer(life.peer)).start().awaitTermination()
+        else:
+            sinks = [WatchedSink(sink) for sink in life.sinks]
+            storage = WatchedStorage(open_storage(life.storage))
+            with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
+                writer.foreachBatch(coordinator).start().awaitTermination()
+        spark.stop()
+    except Exception as error:
+        logging.exception("the driver fails")
+        here.failed(error)
+        os._exit(1)
+    os._exit(0)
+
+
+def _as_json(df: Any) -> Any:
+    from pyspark.sql import functions
+
+    return df.select(functions.to_json(functions.struct("id", "name", "amount")).alias("value"))
+
+
+def _peer(options: Mapping[str, str]) -> Callable[[Any, int], None]:
+    """Spark's own writer, as its documentation has it in foreachBatch."""
+
+    def write(df: Any, batch_id: int) -> None:
+        faults.at("TRIGGERED")
+        if "topic" in options:
+            _as_json(df).write.format("kafka").options(**options).save()
+        else:
+            df.write.format("jdbc").options(**options).mode("append").save()
+        faults.at("DONE")
+
+    return write
+
+
+# ---------------------------------------------------------------------- the tasks' processes
+def victims(roots: list[int]) -> list[tuple[str, psutil.Process]]:
+    """Python workers and executors below these processes, as (kind, process)."""
+    found = []
+    for root in roots:
+        with suppress(psutil.Error):
+            for child in psutil.Process(root).children(recursive=True):
+                with suppress(psutil.Error):
+                    command = " ".join(child.cmdline())
+                    if "CoarseGrainedExecutorBackend" in command:
+                        found.append(("executor", child))
+                    elif "pyspark.daemon" in command and "pyspark.daemon" in " ".join(child.parent().cmdline()):
+                        found.append(("Python worker", child))
+    return found
+
+
+@contextmanager
+def master(kind: str, folder: Path) -> Iterator[tuple[str, list[int]]]:
+    """The master's URL, and the processes that start its executors, besides the driver."""
+    if kind == "standalone":
+        before = {child.pid for child in psutil.Process().children()}
+        with standalone_cluster(folder) as url:
+            daemons = {child.pid for child in psutil.Process().children()} - before
+            yield url, sorted(daemons)
+    else:
+        yield {"spark": "local[2,10]", "local-cluster": "local-cluster[2,1,512]"}[kind], []
+
+
+if __name__ == "__main__":
+    pickled_life, pickled_master = pickle.loads(Path(sys.argv[1]).read_bytes())
+    live(pickled_life, Connection(int(sys.argv[2])), pickled_master)
