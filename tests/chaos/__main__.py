@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--bug", choices=BUGS, help="switch on a deliberate bug, and stop when it is found")
     parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of a results file, and stop")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers, drivers and folders go too
     if options.report:
         print(ledger.report(ledger.load(options.report)))
         return 0
@@ -111,6 +113,8 @@ def _tier(kind: str) -> Iterator[Tier]:
             launch=partial(spark.SparkProcess, master=url),
             pace=15.0,
             patience=90.0,
+            limit=900.0,
+            quiet=300.0,
             victims=lambda driver: spark.victims([driver, *daemons]),
         )
 

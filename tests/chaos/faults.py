@@ -104,8 +104,8 @@ def _timed(rng: random.Random, pace: float, since: str) -> Fault:
     return Fault("kill", since, nth=0, seconds=pace * rng.choice((0.02, 0.1, 0.4)) * rng.uniform(0.0, 1.0))
 
 
-def second(rng: random.Random, pace: float) -> list[Fault]:
-    """Those of a driver that is started beside another."""
+def at_a_random_time(rng: random.Random, pace: float) -> list[Fault]:
+    """For a life with a kill and nothing else, at no chosen point."""
     return [_timed(rng, pace, "TRIGGERED")]
 
 

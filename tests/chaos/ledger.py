@@ -45,6 +45,7 @@ def report(lines: Sequence[Line]) -> str:
     parts = [_totals({" ".join(key): found for key, found in sorted(rigs.items())} | _sum(lines))]
     for title, kind in (
         ("kills", "kills"), ("other faults", "faults"), ("last protocol step before the kill", "at_steps"),
+        ("last call of sink or storage, or step, before the kill", "at_calls"),
         ("how drivers failed by themselves", "errors"),
     ):  # fmt: skip
         parts.append(_by(title, kind, sinks))

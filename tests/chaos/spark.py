@@ -114,6 +114,7 @@ def _write_input(folder: Path, input: Input) -> None:
 def live(life: Life, connection: Connection, master: str) -> None:
     import logging
 
+    from pyspark.errors import StreamingQueryException
     from pyspark.sql import SparkSession
 
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s")
@@ -140,13 +141,28 @@ def live(life: Life, connection: Connection, master: str) -> None:
             sinks = [WatchedSink(sink) for sink in life.sinks]
             storage = WatchedStorage(open_storage(life.storage))
             with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
-                writer.foreachBatch(coordinator).start().awaitTermination()
+                writer.foreachBatch(_telling(coordinator)).start().awaitTermination()
         spark.stop()
     except Exception as error:
         logging.exception("the driver fails")
-        here.failed(error)
+        if not isinstance(error, StreamingQueryException):
+            here.failed(error)
         os._exit(1)
     os._exit(0)
+
+
+def _telling(coordinator: CheckpointCoordinator) -> Callable[[Any, int], None]:
+    """Tells its error as it is, before Spark wraps it."""
+
+    def call(df: Any, batch_id: int) -> None:
+        try:
+            coordinator(df, batch_id)
+        except Exception as error:
+            if faults.here:
+                faults.here.failed(error)
+            raise
+
+    return call
 
 
 def _as_json(df: Any) -> Any:

@@ -22,9 +22,6 @@ from tests.chaos.faults import STEPS, Fault
 from tests.chaos.oracle import Reader, Verdict
 from tests.chaos.rigs import Target
 
-_CHAOS_LIMIT = 150.0
-_QUIET_LIMIT = 90.0
-"""Seconds that a round may take with faults, and its end without; a driver that needs longer is stuck."""
 _HALF_OPEN = 12.0
 
 EXPECTED = frozenset(
@@ -83,14 +80,19 @@ class Result:
 
 @dataclass(frozen=True)
 class Tier:
-    """How drivers run. `launch` starts one; `pace` is the length of a checkpoint in units of 50 ms; a driver without a
-    sign of life for `patience` seconds is taken for hung, and killed; `victims` finds the processes of the tasks of a
-    driver (by its process id), which have to be killed from outside."""
+    """How drivers run, and how long things take there.
+
+    `launch` starts a driver. `pace` is the length of a checkpoint in units of 50 ms. A driver without a sign of life
+    for `patience` seconds is taken for hung, and killed. Faults end after `limit` seconds of a round; if the rest takes
+    more than `quiet` seconds, the job is stuck. `victims` finds the processes of a driver's tasks, by its process id.
+    """
 
     name: str = "local"
     launch: Callable[[Life], Any] = LocalProcess
     pace: float = 1.0
     patience: float = 8.0
+    limit: float = 150.0
+    quiet: float = 90.0
     victims: Callable[[int], list[tuple[str, psutil.Process]]] | None = None
 
 
@@ -210,7 +212,7 @@ class Round:
 
     # ------------------------------------------------------------------ phases
     def _chaos(self, reader: Reader, batches: int) -> None:
-        deadline = time.monotonic() + _CHAOS_LIMIT
+        deadline = time.monotonic() + self._tier.limit
         while self._done() < batches and not reader.violations and not self._result.violations:
             if time.monotonic() > deadline:
                 return  # the rest goes without faults
@@ -219,8 +221,8 @@ class Round:
             self._attend()
 
     def _plan(self) -> list[Fault]:
-        if self._life.peer:  # kills at random times, none at a point where we know that it hurts
-            return [f for f in faults.plan(self._rng, {}, ["kill"], self._tier.pace) if not f.nth]
+        if self._life.peer:
+            return faults.at_a_random_time(self._rng, self._tier.pace)
         return faults.plan(self._rng, self._worlds, self._only, self._tier.pace)
 
     def _settle(self) -> None:
@@ -237,10 +239,10 @@ class Round:
 
     def _quiet(self, batches: int) -> None:
         """One more checkpoint without any fault, and a clean stop."""
-        deadline = time.monotonic() + _QUIET_LIMIT
+        deadline = time.monotonic() + self._tier.quiet
         while self._done() < batches or self._drivers:
             if time.monotonic() > deadline:
-                self._result.violations.append(f"stuck: {self._done()} of {batches} checkpoints after {_QUIET_LIMIT} s")
+                self._result.violations.append(f"stuck: {self._done()} of {batches} checkpoints")
                 return
             if not self._drivers:
                 self._start(batches, [])
@@ -357,7 +359,7 @@ class Round:
         elif fault.kind == "expire":
             self._expire()
         elif fault.kind == "second":
-            self._start(len(one.life.input), faults.second(self._rng, self._tier.pace))
+            self._start(len(one.life.input), faults.at_a_random_time(self._rng, self._tier.pace))
         if fault.kind in faults.WORLD:
             with suppress(OSError):
                 one.process.connection.send("done")
