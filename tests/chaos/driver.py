@@ -131,7 +131,7 @@ def live(life: Life, connection: Connection) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s", force=True)
-    logging.raiseExceptions = False  # the log is on the full disk too
+    logging.raiseExceptions = False  # nobody reads them
     faults.here = Injector(connection, life.faults)
     try:
         bugs.switch_on(life.bug)
@@ -149,7 +149,8 @@ def live(life: Life, connection: Connection) -> None:
 class _Query(LocalQuery):
     def batch(self, n: int, run_id: str) -> LocalBatch:
         batch = super().batch(n, run_id)
-        return _Batch(batch.facts, run_id, self.input[n], self)
+        batch.__class__ = _Batch
+        return batch
 
 
 class _Batch(LocalBatch):

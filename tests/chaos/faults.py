@@ -9,7 +9,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -52,7 +53,7 @@ class Fault:
     half-open    what is sent on the connections of now vanishes, and nobody is told
     operator     somebody rolls back one of the job's pre-committed transactions
     expire       the server's own time-out rolls all of them back (Kafka)
-    disk         no file can grow beyond `amount` bytes: the storage's disk is full
+    disk         no file of the storage can grow beyond `amount` bytes: its disk is full
     clock        the driver's wall clock jumps by `amount` seconds
     source       from now on a replay gets other rows than the first time
     second       another driver of the same job starts beside this one
@@ -140,6 +141,8 @@ class Injector(CheckpointListener):
         self._lock = threading.Lock()
         self._times: Counter[str] = Counter()
         self.unfaithful = False
+        self.room = resource.RLIM_INFINITY
+        """Bytes that a file of the storage may have."""
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         self.at(step.name)
@@ -168,8 +171,7 @@ class Injector(CheckpointListener):
         elif fault.kind == "stop":
             os.killpg(0, signal.SIGSTOP) if self._group else os.kill(os.getpid(), signal.SIGSTOP)
         elif fault.kind == "disk":
-            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (fault.amount, hard))
+            self.room = fault.amount
         elif fault.kind == "clock":
             _set_clock(fault.amount)
         elif fault.kind == "source":
@@ -182,6 +184,17 @@ class Injector(CheckpointListener):
 
 here: Injector | None = None
 """That of this process, if it is a driver's: sinks are pickled on their way to the tasks, so it cannot hang on them."""
+
+
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    """As full as the fault `disk` has made it. Spark's own files are on another."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (here.room if here else hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 def at(point: str) -> None:
@@ -217,7 +230,8 @@ class WatchedStorage(CheckpointStorage):
 
     def _call(self, method: str, *args: Any) -> Any:
         at(f"{method}:before")
-        result = getattr(self.inner, method)(*args)
+        with _full_disk():
+            result = getattr(self.inner, method)(*args)
         at(f"{method}:after")
         return result
 

@@ -25,7 +25,7 @@ def options(batches: int = 20, bug: str | None = None, fault: tuple[str, ...] = 
 
 @pytest.mark.parametrize(("sink", "mode"), [(sink, mode) for sink, modes in MODES.items() for mode in modes])
 def test_every_row_once_whatever_fails(services: Services, sink: str, mode: str) -> None:
-    result = one(services, sink, mode, "make test", options(batches=8))
+    result = one(services, sink, mode, "make test", options(batches=5))
     assert result.violations == []
     assert result.kills.total() > 0
     assert (result.lost, result.duplicated) == (0, 0)
