@@ -42,11 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--keep", action="store_true", help="keep the folder of a round with a violation")
     parser.add_argument("--bug", choices=BUGS, help="switch on a deliberate bug, and stop when it is found")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of a results file, and stop")
+    parser.add_argument(
+        "--report", type=Path, nargs="+", metavar="FILE", help="print the tables of results files, and stop"
+    )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers, drivers and folders go too
     if options.report:
-        print(ledger.report(ledger.load(options.report)))
+        print(ledger.report([line for file in options.report for line in ledger.load(file)]))
         return 0
     rigs = [(s, m) for s in options.sink or MODES for m in MODES[s] if not options.mode or m in options.mode]
     if not rigs:

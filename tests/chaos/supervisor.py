@@ -308,9 +308,9 @@ class Round:
         if point in STEPS:
             one.step = point
             one.arm(point)
+            self._result.replays += point == "REPLAY_COMPLETE"
         if point == "TRIGGERED" and one.life.faults and self._tier.victims and self._rng.random() < 0.6:
             one.disturb_at = time.monotonic() + self._rng.uniform(0.0, 1.0)
-            self._result.replays += point == "REPLAY_COMPLETE"
         if point == "DONE" and self._killed_at is not None and one.started > self._killed_at:
             self._result.recovery.append(round(when - self._killed_at, 3))
             self._killed_at = None
