@@ -91,7 +91,7 @@ def _kills(rng: random.Random, pace: float, replay: bool) -> list[Fault]:
     if replay and draw < 0.6:
         return [Fault("kill", rng.choice(REPLAY_STEPS)), _anywhere(rng, 250)]
     if draw < 0.65:
-        return [Fault("kill", rng.choice(POINTS), _nth(rng)), _anywhere(rng, 150)]
+        return [Fault("kill", rng.choice(POINTS), _nth(rng, pace)), _anywhere(rng, 150)]
     if draw < 0.8:
         return [_anywhere(rng, 1)]
     return [_timed(rng, pace, rng.choice(("", "TRIGGERED", "TRIGGERED")) if pace == 1 else "TRIGGERED")]
@@ -117,8 +117,9 @@ def _stop(rng: random.Random) -> Fault:
     return Fault("stop", point, nth, seconds, until=rng.choice(("", *_RACES)))
 
 
-def _nth(rng: random.Random) -> int:
-    return rng.choice((1, 1, 2, 3))
+def _nth(rng: random.Random, pace: float = 1.0) -> int:
+    """Where a life is slow to start, it lasts for more checkpoints."""
+    return rng.choice((1, 1, 2, 3) if pace == 1 else (1, 3, 5, 8))
 
 
 def _world(rng: random.Random, kind: str) -> list[Fault]:
@@ -140,7 +141,7 @@ class Injector(CheckpointListener):
         self._connection, self._faults, self._group = connection, list(faults), group
         self._lock = threading.Lock()
         self._times: Counter[str] = Counter()
-        self.unfaithful = False
+        self.unfaithful = self.told = False
         self.room = resource.RLIM_INFINITY
         """Bytes that a file of the storage may have."""
 
@@ -178,6 +179,7 @@ class Injector(CheckpointListener):
             self.unfaithful = True
 
     def failed(self, error: BaseException) -> None:
+        self.told = True
         with self._lock:
             self._tell("error", type(error).__name__, str(error)[:500])
 

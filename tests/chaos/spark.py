@@ -114,7 +114,6 @@ def _write_input(folder: Path, input: Input) -> None:
 def live(life: Life, connection: Connection, master: str) -> None:
     import logging
 
-    from pyspark.errors import StreamingQueryException
     from pyspark.sql import SparkSession
 
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s")
@@ -145,7 +144,7 @@ def live(life: Life, connection: Connection, master: str) -> None:
         spark.stop()
     except Exception as error:
         logging.exception("the driver fails")
-        if not isinstance(error, StreamingQueryException):
+        if not here.told:
             here.failed(error)
         os._exit(1)
     os._exit(0)

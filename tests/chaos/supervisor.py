@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import time
@@ -25,6 +26,8 @@ from tests.chaos.rigs import Target
 
 _HALF_OPEN = 12.0
 
+logger = logging.getLogger(__name__)
+
 EXPECTED = frozenset(
     [
         "Superseded",
@@ -35,6 +38,7 @@ EXPECTED = frozenset(
         "TransactionBlocked",
         "CheckpointLocationMismatch",
         "ReplayMismatch",
+        "StreamingQueryException",  # what Spark says of its own
         "OperationalError",
         "InterfaceError",
         "AdminShutdown",
@@ -318,6 +322,8 @@ class Round:
     def _failed(self, one: _Driver, error: str, text: str) -> None:
         self._result.errors[error] += 1
         faithless = error == "ReplayMismatch" and not any(fault.kind == "source" for fault in one.life.faults)
+        if error == "StreamingQueryException":
+            logger.warning("Spark failed: %s", text)
         if error not in EXPECTED or faithless:
             self._result.violations.append(f"a driver failed by {error}: {text}")
 
