@@ -45,10 +45,10 @@ class Protocol:
     def __init__(
         self,
         job: str,
-        sinks: Mapping[str, Sink],
+        sinks: dict[str, Sink],
         store: CheckpointStore,
         config: CheckpointConfig,
-        listeners: Sequence[CheckpointListener],
+        listeners: list[CheckpointListener],
     ) -> None:
         self.job = job
         self.sinks = sinks
