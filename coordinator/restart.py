@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException, IllegalArgumentException
 from tenacity import RetryCallState, Retrying, retry_if_exception
 
 from coordinator.config import integer, seconds
@@ -49,8 +48,6 @@ FATAL = (
 )
 """What a restart cannot mend. After `Superseded` it would fence the driver that has taken over. A sink's errors are not
 among them, as in Flink: a changed table is checked anew, and somebody may mend a row or a right meanwhile."""
-_REFUSED = (AnalysisException, IllegalArgumentException, TypeError, ValueError)
-"""What query_factory raises for a query that cannot be started as it is."""
 _POLL = 0.1
 _LATE = 2.0
 """Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
@@ -368,9 +365,11 @@ def _attempt(
 
 def _is_fatal(error: Exception, *, refused: bool) -> bool:
     from py4j.protocol import Py4JNetworkError
+    from pyspark.errors import AnalysisException, IllegalArgumentException
 
     gone = isinstance(error, (Py4JNetworkError, ConnectionRefusedError))  # Spark's JVM; it starts once in a process
-    return isinstance(error, FATAL) or gone or (refused and isinstance(error, _REFUSED))
+    wrong = isinstance(error, (AnalysisException, IllegalArgumentException, TypeError, ValueError))
+    return isinstance(error, FATAL) or gone or (refused and wrong)
 
 
 def _offsets(coordinator: CheckpointCoordinator | None) -> tuple[str, ...]:

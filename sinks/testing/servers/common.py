@@ -340,10 +340,10 @@ class ServerProcess(ABC):
 
     def pause(self) -> None:
         """Freeze the server: SIGSTOP. Its connections stay open and nothing answers until `resume`."""
-        self._signal(signal.SIGSTOP)
+        freeze(self._running_pid())
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        os.kill(self._running_pid(), signal.SIGCONT)
 
     def close(self) -> None:
         """Stop the server and remove its folder."""
@@ -364,10 +364,20 @@ class ServerProcess(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _running_pid(self) -> int:
         if self._process is None:
             raise RuntimeError(f"{type(self).__name__} is not running: call start() first")
-        os.kill(self._process.pid, number)
+        return self._process.pid
+
+
+def freeze(pid: int) -> None:
+    """SIGSTOP, and wait until every thread stands still: on a busy machine some go on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} does not stop")
+        time.sleep(0.01)
 
 
 def free_port() -> int:

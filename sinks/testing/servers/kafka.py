@@ -45,6 +45,7 @@ from sinks.testing.servers.common import (
     Watchdog,
     docker_answers,
     free_port,
+    freeze,
     temporary_folder,
 )
 from sinks.testing.servers.maven import java, maven_jars
@@ -325,7 +326,7 @@ class KafkaBroker:
 
     def pause(self) -> None:
         """Freeze the broker: SIGSTOP. Its connections stay open and nothing answers until `resume`."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
