@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from coordinator import CheckpointListener, Step
-from coordinator.storage import CheckpointStorage
 from sinks.testing.driver import Hooked
+from tests.storage.wrapped import WrappedStorage
 
 STEPS = tuple(step.name for step in Step)
 REPLAY_STEPS = ("REPLAYING", "REPLAY_PRE_COMMITTED", "REPLAY_COMPLETE")
@@ -224,32 +224,15 @@ class WatchedSink(Hooked):
         return result
 
 
-class WatchedStorage(CheckpointStorage):
+class WatchedStorage(WrappedStorage):
     """Says where it is before and after every call."""
 
-    def __init__(self, inner: CheckpointStorage) -> None:
-        self.inner, self.uri = inner, inner.uri
-
-    def _call(self, method: str, *args: Any) -> Any:
+    def _call(self, method: str, key: str, *more: Any) -> Any:
         at(f"{method}:before")
         with _full_disk():
-            result = getattr(self.inner, method)(*args)
+            result = super()._call(method, key, *more)
         at(f"{method}:after")
         return result
-
-    def put_if_absent(self, key: str, value: bytes) -> bool:
-        return bool(self._call("put_if_absent", key, value))
-
-    def get(self, key: str) -> bytes | None:
-        value: bytes | None = self._call("get", key)
-        return value
-
-    def list(self, prefix: str) -> list[str]:
-        keys: list[str] = self._call("list", prefix)
-        return keys
-
-    def delete(self, key: str) -> None:
-        self._call("delete", key)
 
     def close(self) -> None:
         self.inner.close()

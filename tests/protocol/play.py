@@ -20,38 +20,22 @@ from sinks.errors import TransactionBlocked
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.local import Partitions
+from tests.storage.wrapped import WrappedStorage
 
 
-class HookedStorage(CheckpointStorage):
+class HookedStorage(WrappedStorage):
     """Calls the hook once, before the first call of `method` on a key that contains `part`."""
 
     def __init__(self, inner: CheckpointStorage, method: str, part: str, hook: Callable[[], object]) -> None:
-        self.inner, self.method, self.part, self.hook = inner, method, part, hook
-        self.uri = inner.uri
+        super().__init__(inner)
+        self.method, self.part, self.hook = method, part, hook
         self.due = True
 
     def _call(self, method: str, key: str, *more: Any) -> Any:
         if self.due and method == self.method and self.part in key:
             self.due = False
             self.hook()
-        return getattr(self.inner, method)(key, *more)
-
-    def put_if_absent(self, key: str, value: bytes) -> bool:
-        return bool(self._call("put_if_absent", key, value))
-
-    def get(self, key: str) -> bytes | None:
-        value: bytes | None = self._call("get", key)
-        return value
-
-    def list(self, prefix: str) -> list[str]:
-        keys: list[str] = self._call("list", prefix)
-        return keys
-
-    def delete(self, key: str) -> None:
-        self._call("delete", key)
-
-    def close(self) -> None:
-        pass
+        return super()._call(method, key, *more)
 
 
 class Steps(CheckpointListener):

@@ -25,6 +25,7 @@ from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionC
 from sinks.errors import CommittedError
 from sinks.testing import LocalQuery, rows
 from sinks.transaction import TransactionId, token
+from tests.storage.wrapped import WrappedStorage
 
 BATCHES = 4
 
@@ -137,28 +138,14 @@ class WorldSink(TwoPhaseCommitSink[tuple[str, list[int]]]):
         return [{"name": name} for name in self.world.names("prepared") if name.startswith(TransactionId.prefix(job))]
 
 
-class WorldStorage(CheckpointStorage):
+class WorldStorage(WrappedStorage):
     def __init__(self, inner: CheckpointStorage, world: World) -> None:
-        self.inner, self.world, self.uri = inner, world, inner.uri
+        super().__init__(inner)
+        self.world = world
 
-    def put_if_absent(self, key: str, value: bytes) -> bool:
+    def _call(self, method: str, key: str, *more: Any) -> Any:
         self.world.tick()
-        return self.inner.put_if_absent(key, value)
-
-    def get(self, key: str) -> bytes | None:
-        self.world.tick()
-        return self.inner.get(key)
-
-    def list(self, prefix: str) -> list[str]:
-        self.world.tick()
-        return self.inner.list(prefix)
-
-    def delete(self, key: str) -> None:
-        self.world.tick()
-        self.inner.delete(key)
-
-    def close(self) -> None:
-        pass
+        return super()._call(method, key, *more)
 
 
 class Ticking(CheckpointListener):

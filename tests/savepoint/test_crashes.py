@@ -15,37 +15,29 @@ import pytest
 from pyspark import cloudpickle
 
 from coordinator import CheckpointCoordinator, list_savepoints, restore_savepoint
-from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage import open_storage
 from sinks.postgres import PostgresSink
 from sinks.testing import KILLED, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import die
+from tests.storage.wrapped import WrappedStorage
 
 INPUT = example_input(4)
 
 
-class Dies(CheckpointStorage):
+class Dies(WrappedStorage):
     """Kills the process after the n-th put."""
 
     def __init__(self, uri: str, nth: int) -> None:
-        self.inner, self.nth = open_storage(uri), nth
-        self.uri = self.inner.uri
+        super().__init__(open_storage(uri))
+        self.nth = nth
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
         self.nth -= 1
-        answer = self.inner.put_if_absent(key, value)
+        answer = super().put_if_absent(key, value)
         if self.nth == 0:
             die()
         return answer
-
-    def get(self, key: str) -> bytes | None:
-        return self.inner.get(key)
-
-    def list(self, prefix: str) -> list[str]:
-        return self.inner.list(prefix)
-
-    def delete(self, key: str) -> None:
-        self.inner.delete(key)
 
     def close(self) -> None:
         self.inner.close()

@@ -17,6 +17,7 @@ from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.objects import ObjectStorage, open_bucket
 from sinks.testing.servers.common import free_port
 from sinks.testing.servers.s3 import S3Server
+from tests.storage.lost_puts import LostPuts
 from tests.storage.proxy import Proxy
 from tests.storage.test_conformance import ProcessConformance
 
@@ -96,7 +97,9 @@ def server() -> Iterator[S3Server]:
         yield server
 
 
-class TestFailures:
+class TestFailures(LostPuts):
+    PUT = b"if-none-match"
+
     @pytest.fixture
     def bucket(self, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
         for name, value in server.environment.items():
@@ -206,25 +209,6 @@ class TestFailures:
         assert "S3cr3t" not in told.replace(Path(__file__).read_text(), "")
 
     # ------------------------------------------------------------------ puts that go wrong on their way
-    def test_a_put_whose_answer_is_lost_is_known_as_ones_own(self, storage, direct, proxy):
-        seen: list[bytes | None] = []
-        proxy.cut_at, proxy.after_answer, proxy.on_cut = b"if-none-match", True, lambda: seen.append(direct.get("a"))
-        assert storage.put_if_absent("a", b"mine") is True
-        assert seen == [b"mine"], "the value was there before the connection was cut"
-        assert proxy.cuts == 1
-
-    def test_a_put_that_did_not_arrive_is_done_again(self, storage, direct, proxy):
-        proxy.cut_at = b"if-none-match"
-        assert storage.put_if_absent("a", b"mine") is True
-        assert proxy.cuts == 1
-        assert direct.get("a") == b"mine"
-
-    def test_a_put_that_did_not_arrive_and_lost_the_race(self, storage, direct, proxy):
-        proxy.cut_at, proxy.on_cut = b"if-none-match", lambda: direct.put_if_absent("a", b"theirs")
-        assert storage.put_if_absent("a", b"mine") is False
-        assert proxy.cuts == 1
-        assert direct.get("a") == b"theirs"
-
     def test_a_conflict_is_no_value(self, storage, direct, proxy):
         """S3 answers 409 while the key is being deleted; obstore takes it for a value."""
         conflict = b"HTTP/1.1 409 Conflict\r\ncontent-length: 0\r\n\r\n"

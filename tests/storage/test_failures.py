@@ -21,6 +21,7 @@ from sqlalchemy.engine import make_url
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.sql import SQLStorage
 from tests.storage import writer
+from tests.storage.lost_puts import LostPuts
 from tests.storage.proxy import Proxy
 
 
@@ -285,7 +286,9 @@ def test_a_full_disk(tmp_path, form, size):
     assert told == {"listed": "True", "absent": "True", "whole": "True", "again": "True"}
 
 
-class TestPostgres:
+class TestPostgres(LostPuts):
+    PUT = b"INSERT INTO"
+
     @pytest.fixture
     def proxy(self, pg_database: str) -> Iterator[Proxy]:
         server = conninfo_to_dict(pg_database)
@@ -305,25 +308,6 @@ class TestPostgres:
         storage = open_storage(pg_database)
         yield storage
         storage.close()
-
-    def test_a_put_whose_answer_is_lost_is_known_as_ones_own(self, storage, direct, proxy):
-        seen: list[bytes | None] = []
-        proxy.cut_at, proxy.after_answer, proxy.on_cut = b"INSERT INTO", True, lambda: seen.append(direct.get("a"))
-        assert storage.put_if_absent("a", b"mine") is True
-        assert seen == [b"mine"], "the value was there before the connection was cut"
-        assert proxy.cuts == 1
-
-    def test_a_put_that_did_not_arrive_is_done_again(self, storage, direct, proxy):
-        proxy.cut_at = b"INSERT INTO"
-        assert storage.put_if_absent("a", b"mine") is True
-        assert proxy.cuts == 1
-        assert direct.get("a") == b"mine"
-
-    def test_a_put_that_did_not_arrive_and_lost_the_race(self, storage, direct, proxy):
-        proxy.cut_at, proxy.on_cut = b"INSERT INTO", lambda: direct.put_if_absent("a", b"theirs")
-        assert storage.put_if_absent("a", b"mine") is False
-        assert proxy.cuts == 1
-        assert direct.get("a") == b"theirs"
 
     def test_idle_connections_that_were_cut(self, storage, pg_database):
         storage.put_if_absent("a", b"1")
