@@ -42,8 +42,59 @@ rm -rf "$0" || { sleep 2; rm -rf "$0"; }
 """
 
 
-class Service(ABC):
-    """A running server, or several, and how to reach it. A context manager: started on entry, gone after exit."""
+class Startable(ABC):
+    """A context manager: started on entry, gone after exit."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OneProcess:
+    """A server of one (main) process of ours."""
+
+    _process: subprocess.Popen[bytes] | None
+
+    @property
+    def label(self) -> str:
+        """What errors call it."""
+        return type(self).__name__
+
+    @property
+    def pid(self) -> int:
+        """Of the main process. Raises RuntimeError when the server is not running."""
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"{self.label} is not running: call start() first")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Also while it is paused."""
+        return self._process is not None and self._process.poll() is None
+
+    def pause(self) -> None:
+        """Freeze the server: SIGSTOP. Its connections stay open and nothing answers until `resume`."""
+        freeze(self.pid)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+class Service(Startable):
+    """A running server, or several, and how to reach it."""
 
     unmanaged: str = ""
     """Why it cannot be stopped, restarted or killed from here; empty if it can."""
@@ -73,17 +124,6 @@ class Service(ABC):
         self.stop()
         self.start()
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class Unmanaged(Service):
     """What somebody else runs. `start` checks that it answers."""
@@ -102,7 +142,7 @@ class Unmanaged(Service):
         """Nothing to release."""
 
 
-class DatabaseServer(Service):
+class DatabaseServer(OneProcess, Service):
     """An embedded server of one (main) process, with data of its own in a temporary folder."""
 
     PRODUCT: ClassVar[str]
@@ -136,15 +176,8 @@ class DatabaseServer(Service):
 
     # ------------------------------------------------------------------ alike
     @property
-    def pid(self) -> int:
-        """Of the main process. Raises RuntimeError when the server is not running."""
-        if self._process is None or self._process.poll() is not None:
-            raise RuntimeError(f"the {self.PRODUCT} server is not running: call start() first")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    def label(self) -> str:
+        return f"the {self.PRODUCT} server"
 
     @property
     def home(self) -> Path:
@@ -275,7 +308,7 @@ class Watchdog:
         self._process.stdin.flush()
 
 
-class ServerProcess(ABC):
+class ServerProcess(OneProcess, Startable):
     """A server that is one process with one port and a folder. A context manager: started on entry, gone after exit.
 
     It dies with the process that started it, also by SIGKILL.
@@ -298,11 +331,6 @@ class ServerProcess(ABC):
     @abstractmethod
     def _answers(self) -> bool:
         """Whether the server can be used."""
-
-    @property
-    def running(self) -> bool:
-        """Also while it is paused."""
-        return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """Start the server, or resume it, and return when it answers. Raises RuntimeError if it does not."""
@@ -338,13 +366,6 @@ class ServerProcess(ABC):
             self._process.wait()
             self._process = None
 
-    def pause(self) -> None:
-        """Freeze the server: SIGSTOP. Its connections stay open and nothing answers until `resume`."""
-        freeze(self._running_pid())
-
-    def resume(self) -> None:
-        os.kill(self._running_pid(), signal.SIGCONT)
-
     def close(self) -> None:
         """Stop the server and remove its folder."""
         self.kill()
@@ -352,22 +373,6 @@ class ServerProcess(ABC):
             shutil.rmtree(self.home, ignore_errors=True)
             self._watchdog.close()
             self._watchdog = None
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _running_pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError(f"{type(self).__name__} is not running: call start() first")
-        return self._process.pid
 
 
 def freeze(pid: int) -> None:

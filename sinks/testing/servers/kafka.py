@@ -40,12 +40,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exports 
 
 from sinks.testing.servers.common import (
     START_TIMEOUT,
+    OneProcess,
     Service,
     Unmanaged,
     Watchdog,
     docker_answers,
     free_port,
-    freeze,
     temporary_folder,
 )
 from sinks.testing.servers.maven import java, maven_jars
@@ -253,7 +253,7 @@ class KafkaServer(KafkaService):
         self._watchdog.watch(*(broker.pid for broker in self._brokers if broker.running))
 
 
-class KafkaBroker:
+class KafkaBroker(OneProcess):
     """One broker of a `KafkaServer`; a controller too."""
 
     def __init__(
@@ -279,16 +279,8 @@ class KafkaBroker:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def pid(self) -> int:
-        """Raises RuntimeError when the broker is not running."""
-        if self._process is None or self._process.poll() is not None:
-            raise RuntimeError(f"Kafka broker {self.node} is not running: call start() first")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Also while it is paused."""
-        return self._process is not None and self._process.poll() is None
+    def label(self) -> str:
+        return f"Kafka broker {self.node}"
 
     @property
     def log(self) -> str:
@@ -323,13 +315,6 @@ class KafkaBroker:
     def restart(self) -> None:
         self.stop()
         self.start()
-
-    def pause(self) -> None:
-        """Freeze the broker: SIGSTOP. Its connections stay open and nothing answers until `resume`."""
-        freeze(self.pid)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
 
     # ------------------------------------------------------------------ for KafkaServer
     def configure(self, settings: Mapping[str, str]) -> None:
