@@ -260,10 +260,8 @@ class CheckpointCoordinator(Protocol):
         self.close()
 
     def newest_offsets(self) -> tuple[str, ...]:
-        """The source offsets up to which all is complete, one JSON text per source; () before the first checkpoint.
-        Read from storage; not for while the query runs."""
-        rounds = self._store.load_newest()
-        return rounds[0].offsets if rounds else ()
+        """The source offsets up to which all is complete, one JSON text per source; () before the first checkpoint."""
+        return tuple(self.newest_checkpoint().get("offsets", ()))
 
     def close(self) -> None:
         """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.

@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from coordinator.storage.objects import fsync_directory
+
 _PIECE = 1 << 20
 
 
@@ -66,7 +68,7 @@ class _Directory(CheckpointLocation):
             os.fsync(file.fileno())
         staged.replace(target)
         for folder in (target.parent, *target.parent.parents):
-            _fsync(folder)
+            fsync_directory(folder)
             if folder == self._root.parent:
                 break
 
@@ -120,12 +122,3 @@ def _file_not_found() -> Iterator[None]:
         if error.java_exception.getClass().getSimpleName() == "FileNotFoundException":
             raise FileNotFoundError(str(error.java_exception.getMessage())) from error
         raise
-
-
-def _fsync(folder: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

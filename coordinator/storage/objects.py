@@ -233,7 +233,7 @@ class FileStorage(ObjectStorage):
             self._root.mkdir(parents=True, exist_ok=True)
             for parent in self._root.parents:
                 with suppress(PermissionError):  # not ours to read, so not made by us
-                    _fsync_directory(parent)
+                    fsync_directory(parent)
         with self._errors("cannot use the directory"):
             super().__init__(self.uri, LocalStore(self._root))
 
@@ -273,12 +273,12 @@ class FileStorage(ObjectStorage):
 
     def _fsync_directories(self, path: Path) -> None:
         for parent in path.parents:
-            _fsync_directory(parent)
+            fsync_directory(parent)
             if parent == self._root:
                 return
 
 
-def _fsync_directory(path: Path) -> None:
+def fsync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
