@@ -14,6 +14,7 @@ from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 from tests.cli.play import INPUT, Job, ids
+from tests.protocol.play import CrashError, crash_at
 
 
 def lost_and_changed(job: Job) -> list[Any]:
@@ -62,6 +63,24 @@ def test_the_job_goes_on_without_what_was_accepted(file_job: Job, file_rows: Cal
     run(file_job, changed)
     assert file_rows() == without(0)
     assert file_job.json("checkpoints", "show")["checkpoint"] == 2
+
+
+@pytest.mark.parametrize(("step", "checkpoint"), [(Step.GENERATION_CLAIMED, -1), (Step.REPLAY_COMPLETE, 1)])
+def test_a_resolve_that_dies_has_decided_or_has_not(
+    file_job: Job, file_rows: Callable[[], list[int]], step: Step, checkpoint: int
+) -> None:
+    changed = lost_and_changed(file_job)
+    coordinator = load_job(str(file_job.file))
+    coordinator._listeners.append(crash_at(step, checkpoint))
+    with pytest.raises(CrashError):
+        coordinator.accept_loss([("files", 0)], who="ann", why="source is gone")
+    if step is Step.GENERATION_CLAIMED:
+        with pytest.raises(ReplayMismatch, match="coordinator resolve"):
+            run(file_job, changed)
+        file_job.json("resolve", "--accept-loss", "files/0", "--why", "source is gone", "--who", "ann", "--yes")
+    run(file_job, changed)
+    assert file_rows() == without(0)
+    assert file_job.json("in-doubt", "list")["transactions"] == []
 
 
 def test_participants_held_for_a_lost_sibling_become_visible(
