@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -62,6 +63,7 @@ def run(rigs: list[tuple[str, str]], options: argparse.Namespace) -> bool:
     """Whether there was a violation."""
     tier = options.tier + ("-peer" if options.peer else "")
     known = {(line["tier"], line["sink"], line["mode"], line["seed"]) for line in ledger.load(options.results)}
+    commit = _commit()
     deadline, violated = time.monotonic() + options.minutes * 60, False
     with ExitStack() as stack:
         services = stack.enter_context(Services())
@@ -75,7 +77,7 @@ def run(rigs: list[tuple[str, str]], options: argparse.Namespace) -> bool:
                 continue
             result = one(services, sink, mode, seed, options, how)
             if not options.bug:
-                ledger.append(options.results, result.to_json())
+                ledger.append(options.results, result.to_json() | {"commit": commit})
             _say(result)
             violated |= bool(result.violations)
             if violated and options.bug:
@@ -119,6 +121,12 @@ def _tier(kind: str) -> Iterator[Tier]:
             quiet=300.0,
             victims=lambda driver: spark.victims([driver, *daemons]),
         )
+
+
+def _commit() -> str:
+    """What is tried: the commit checked out, with a mark if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def _say(result: Result) -> None:

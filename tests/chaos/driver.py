@@ -37,6 +37,8 @@ from tests.chaos.faults import Fault, Injector, WatchedSink, WatchedStorage
 CHECKPOINT = 100_000
 """A row's id is checkpoint * 100,000 + partition * 1,000 + number."""
 PARTITIONS = 3
+COUNTS = (0, 3, 10, 40)
+"""Rows that a partition may have; the first has 7."""
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([__name__])
 _LIMIT = 150
@@ -60,7 +62,7 @@ class Input(Sequence[Partitions]):
         if not 0 <= n < self.batches:
             raise IndexError(n)
         rng = random.Random(f"{self.seed}/{n}")
-        return [self._partition(n, p, rng.choice((0, 3, 10, 40)) if p else 7) for p in range(PARTITIONS)]
+        return [self._partition(n, p, rng.choice(COUNTS) if p else 7) for p in range(PARTITIONS)]
 
     def _partition(self, n: int, partition: int, count: int) -> pa.Table:
         ids = [n * CHECKPOINT + partition * 1000 + i for i in range(count)]

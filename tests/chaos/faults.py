@@ -78,7 +78,7 @@ def plan(rng: random.Random, worlds: Mapping[str, int], only: Sequence[str] = ()
     if not only or "stop" in only:
         stops = 0.15 if not only or "kill" in only else 1.0
         if rng.random() < stops:
-            faults.append(_stop(rng))
+            faults.append(_stop(rng, pace))
             return faults if only else [*faults, _timed(rng, pace, "resumed"), _anywhere(rng, 150)]
     if not only or "kill" in only:
         faults += _kills(rng, pace, replay=any(fault.kind in ("operator", "expire") for fault in faults))
@@ -110,10 +110,10 @@ def at_a_random_time(rng: random.Random, pace: float) -> list[Fault]:
     return [_timed(rng, pace, "TRIGGERED")]
 
 
-def _stop(rng: random.Random) -> Fault:
+def _stop(rng: random.Random, pace: float) -> Fault:
     """Half of them before a put: a driver that decides late."""
-    point, nth = rng.choice(((rng.choice(POINTS), _nth(rng)), ("put_if_absent:before", rng.choice((1, 2, 3)))))
-    seconds = rng.choice((0.1, 0.4, 1.5)) * rng.uniform(0.5, 1.0)
+    point, nth = rng.choice(((rng.choice(POINTS), _nth(rng, pace)), ("put_if_absent:before", rng.choice((1, 2, 3)))))
+    seconds = pace * rng.choice((0.1, 0.4, 1.5)) * rng.uniform(0.5, 1.0)
     return Fault("stop", point, nth, seconds, until=rng.choice(("", *_RACES)))
 
 

@@ -42,7 +42,9 @@ def report(lines: Sequence[Line]) -> str:
     sinks: dict[str, list[Line]] = {}
     for (tier, sink, _), found in sorted(rigs.items()):
         sinks.setdefault(f"{sink} ({tier})", []).extend(found)
-    parts = [_totals({" ".join(key): found for key, found in sorted(rigs.items())} | _sum(lines))]
+    commits = Counter(line["commit"] for line in lines)
+    parts = ["Rounds over commits: " + ", ".join(f"{commit} ({count})" for commit, count in commits.items())]
+    parts += [_totals({" ".join(key): found for key, found in sorted(rigs.items())} | _sum(lines))]
     for title, kind in (
         ("kills", "kills"), ("other faults", "faults"), ("last protocol step before the kill", "at_steps"),
         ("last call of sink or storage, or step, before the kill", "at_calls"),

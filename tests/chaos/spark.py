@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet as pq
 
 from coordinator import CheckpointCoordinator
 from coordinator.storage import open_storage
 from sinks.testing.servers.maven import maven_jars
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
 from tests.chaos import faults
-from tests.chaos.driver import PARTITIONS, Input, Life
+from tests.chaos.driver import CHECKPOINT, COUNTS, PARTITIONS, Input, Life
 from tests.chaos.faults import Injector, WatchedSink, WatchedStorage
 from tests.spark.cluster import standalone_cluster
 
@@ -39,10 +38,10 @@ _CONF = {
     "spark.executorEnv.PYTHONPATH": os.getcwd(),
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    "spark.sql.files.maxPartitionBytes": "4096",
-    "spark.sql.files.openCostInBytes": "4096",
     "spark.ui.showConsoleProgress": "false",
     "spark.task.maxFailures": "10",
+    "spark.executor.cores": "1",
+    "spark.cores.max": "2",
     "spark.deploy.maxExecutorRetries": "-1",
 }
 _SPECULATION = {
@@ -60,7 +59,6 @@ class SparkProcess:
     def __init__(self, life: Life, master: str) -> None:
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours.detach())
-        _write_input(life.folder / "input", life.input)
         pickled = life.folder / f"{random.getrandbits(64):x}.life"
         pickled.write_bytes(pickle.dumps((life, master)))
         with theirs, (life.folder / "driver.log").open("ab") as log:
@@ -96,20 +94,6 @@ class SparkProcess:
         self.connection.close()
 
 
-def _write_input(folder: Path, input: Input) -> None:
-    """Three files for each batch, in the order of their times; those that are there already stay."""
-    folder.mkdir(exist_ok=True)
-    for n, batch in enumerate(input):
-        for partition, table in enumerate(batch):
-            path = folder / f"{n:04d}-{partition}.parquet"
-            if not path.exists():
-                hidden = path.with_name(f".{path.name}")
-                pq.write_table(table, hidden)
-                time = 1_700_000_000 + n * PARTITIONS + partition
-                os.utime(hidden, (time, time))
-                hidden.rename(path)
-
-
 # ---------------------------------------------------------------------- inside the driver
 def live(life: Life, connection: Connection, master: str) -> None:
     import logging
@@ -127,20 +111,15 @@ def live(life: Life, connection: Connection, master: str) -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    reader = spark.readStream.schema("id long, name string, amount double").option("maxFilesPerTrigger", PARTITIONS)
-    writer = (
-        reader.parquet(str(life.folder / "input"))
-        .writeStream.option("checkpointLocation", str(life.folder))
-        .trigger(availableNow=True)
-    )
+    writer = _stream(spark, life.input).writeStream.option("checkpointLocation", str(life.folder))
     try:
         if life.peer:
-            writer.foreachBatch(_peer(life.peer)).start().awaitTermination()
+            _run(writer, _peer(life.peer), len(life.input))
         else:
             sinks = [WatchedSink(sink) for sink in life.sinks]
             storage = WatchedStorage(open_storage(life.storage))
             with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
-                writer.foreachBatch(_telling(coordinator)).start().awaitTermination()
+                _run(writer, coordinator, len(life.input))
         spark.stop()
     except Exception as error:
         logging.exception("the driver fails")
@@ -150,18 +129,50 @@ def live(life: Life, connection: Connection, master: str) -> None:
     os._exit(0)
 
 
-def _telling(coordinator: CheckpointCoordinator) -> Callable[[Any, int], None]:
-    """Tells its error as it is, before Spark wraps it."""
+def _stream(spark: Any, input: Input) -> Any:
+    """The rows of the input, made in the JVM. Spark's file source would not do: after a crash between its own log and
+    that of the offsets, one micro-batch has the files of two."""
+    slots = max(COUNTS) + input.hot
+    counts = ", ".join(str(len(table)) for batch in input for table in batch)
+    stream = spark.readStream.format("rate-micro-batch")
+    return (
+        stream.options(rowsPerBatch=PARTITIONS * slots, numPartitions=PARTITIONS, startTimestamp=0)
+        .load()
+        .selectExpr(
+            f"value DIV {PARTITIONS * slots} AS n",
+            f"value % {PARTITIONS} AS part",
+            f"value DIV {PARTITIONS} % {slots} - {int(input.hot)} AS number",
+        )
+        .where(f"number + {int(input.hot)} < get(array({counts}), int(n * {PARTITIONS} + part))")
+        .selectExpr(
+            f"IF(number < 0, -1 - part, n * {CHECKPOINT} + part * 1000 + number) AS id",
+            "IF(number < 0, double(n), number + 0.5D) AS amount",
+        )
+        .selectExpr("id", "'user-' || id AS name", "amount")
+    )
+
+
+def _run(writer: Any, write: Callable[[Any, int], None], batches: int) -> None:
+    """Take the first `batches` micro-batches. An error is told as it is, before Spark wraps it."""
+    through = False
 
     def call(df: Any, batch_id: int) -> None:
+        nonlocal through
+        through = batch_id >= batches
+        if through:
+            raise EOFError(f"the input ends before batch {batch_id}")
         try:
-            coordinator(df, batch_id)
+            write(df, batch_id)
         except Exception as error:
             if faults.here:
                 faults.here.failed(error)
             raise
 
-    return call
+    try:
+        writer.foreachBatch(call).start().awaitTermination()
+    except Exception:
+        if not through:
+            raise
 
 
 def _as_json(df: Any) -> Any:
@@ -205,7 +216,7 @@ def master(kind: str, folder: Path) -> Iterator[tuple[str, list[int]]]:
     """The master's URL, and the processes that start its executors, besides the driver."""
     if kind == "standalone":
         before = {child.pid for child in psutil.Process().children()}
-        with standalone_cluster(folder) as url:
+        with standalone_cluster(folder, cores=2) as url:  # room for two drivers
             daemons = {child.pid for child in psutil.Process().children()} - before
             yield url, sorted(daemons)
     else:

@@ -20,8 +20,8 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
 @contextmanager
-def standalone_cluster(folder: Path) -> Iterator[str]:
-    """The master's URL, once both workers have registered."""
+def standalone_cluster(folder: Path, cores: int = 1) -> Iterator[str]:
+    """The master's URL, once both workers have registered, with `cores` and as many GiB each."""
     with ExitStack() as stack:
         log = stack.enter_context(_daemon(folder, "master", HOSTS[0], "master.Master", "--port", "0"))
         url = _wait_for(log, r"Starting Spark master at (spark://\S+)")
@@ -30,9 +30,9 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
                 "--port",
                 "0",
                 "--cores",
-                "1",
+                str(cores),
                 "--memory",
-                "1g",
+                f"{cores}g",
                 "--work-dir",
                 str(folder / f"work{number}"),
                 url,
