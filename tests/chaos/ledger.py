@@ -12,6 +12,7 @@ from typing import Any
 from tests.chaos.faults import STEPS
 
 Line = Mapping[str, Any]
+SINKS = ("kafka", "mysql", "postgres")
 
 
 def load(path: Path) -> list[Line]:
@@ -35,28 +36,33 @@ def append(path: Path, line: Line) -> None:
 
 def report(lines: Sequence[Line]) -> str:
     """The tables of docs/proof.md."""
-    rigs: dict[tuple[str, str, str], list[Line]] = {}
-    for line in lines:
-        if not line["bug"]:
-            rigs.setdefault((line["tier"], line["sink"], line["mode"]), []).append(line)
-    sinks: dict[str, list[Line]] = {}
-    for (tier, sink, _), found in sorted(rigs.items()):
-        sinks.setdefault(f"{sink} ({tier})", []).extend(found)
-    commits = Counter(line["commit"] for line in lines)
-    parts = ["Rounds over commits: " + ", ".join(f"{commit} ({count})" for commit, count in commits.items())]
-    parts += [_totals({" ".join(key): found for key, found in sorted(rigs.items())} | _sum(lines))]
+    groups = _groups(lines, "sink") | _groups(lines, "tier")
+    parts = [_origin(lines), _totals(_groups(lines, "tier", "sink", "mode")), _totals(groups | {"in all": lines})]
     for title, kind in (
         ("kills", "kills"), ("other faults", "faults"), ("last protocol step before the kill", "at_steps"),
         ("last call of sink or storage, or step, before the kill", "at_calls"),
         ("how drivers failed by themselves", "errors"),
     ):  # fmt: skip
-        parts.append(_by(title, kind, sinks))
+        parts.append(_by(title, kind, groups))
     bad = [f"- {line['sink']} {line['mode']}, seed {line['seed']}: {v}" for line in lines for v in line["violations"]]
     return "\n\n".join([*parts, "\n".join(["Violations:", *bad]) if bad else "No violations."])
 
 
-def _sum(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    return {"all": [line for line in lines if not line["bug"]]}
+def _groups(lines: Sequence[Line], *keys: str) -> dict[str, list[Line]]:
+    groups: dict[str, list[Line]] = {}
+    for line in sorted(lines, key=lambda line: [line[key] for key in keys]):
+        groups.setdefault(" ".join(line[key] for key in keys), []).append(line)
+    return groups
+
+
+def _origin(lines: Sequence[Line]) -> str:
+    commits = Counter(line["commit"] for line in lines)
+    rounds = ", ".join(f"{commit} ({count} rounds)" for commit, count in commits.items())
+    kills = {
+        sink: sum(sum(line["kills"].values()) for line in lines if line["sink"] in (sink, "all")) for sink in SINKS
+    }
+    written = ", ".join(f"{sink} {count:,}" for sink, count in kills.items())
+    return f"Commits: {rounds}. Kills in jobs that write to: {written}."
 
 
 def _totals(rigs: Mapping[str, Sequence[Line]]) -> str:
@@ -79,8 +85,8 @@ def _figures(lines: Sequence[Line]) -> list[str]:
     return [f"{len(lines):,}", *(f"{total(name):,}" for name in names), f"{violations:,}", times]
 
 
-def _by(title: str, kind: str, sinks: Mapping[str, Sequence[Line]]) -> str:
-    counted = {name: _count(lines, kind) for name, lines in sinks.items()}
+def _by(title: str, kind: str, groups: Mapping[str, Sequence[Line]]) -> str:
+    counted = {name: _count(lines, kind) for name, lines in groups.items()}
     found = {key for count in counted.values() for key in count}
     order = ["", *STEPS] if kind == "at_steps" else sorted(found)
     rows = [[key or "none yet", *(f"{count[key]:,}" for count in counted.values())] for key in order if key in found]
