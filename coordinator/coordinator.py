@@ -199,11 +199,16 @@ class CheckpointCoordinator(Protocol):
     # ------------------------------------------------------------------ for operators
     def ask(self) -> tuple[Complete | None, Mapping[Participant, Exception]]:
         """Ask once what became of each participant of the newest complete checkpoint, which commits what can be; and
-        who could not answer. Claims no generation, so a driver that runs is not disturbed."""
+        who could not answer. Claims no generation, so a driver that runs is not disturbed; but amid a restore, which
+        has stopped all drivers and may have looked for records already (R14)."""
         with self._one_at_a_time:
             for sink in self.sinks.values():
                 sink.open()
             seen = self._store.newest_generation()
+            if self._store.fenced():
+                self._become_newest()
+                seen = self._generation
+            self._store.lineage = self._store.current_lineage()
             rounds = self._load()
             if self._store.newest_generation() != seen:  # R14
                 raise Superseded(f"another driver, or a restore, of job {self.job!r} has started just now; look again")

@@ -11,11 +11,12 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coordinator.errors import CorruptRecord, WrongJob
-from coordinator.storage import CheckpointStorage
+from coordinator.errors import CorruptRecord, Superseded, WrongJob
+from coordinator.storage import CheckpointStorage, StorageError
 from sinks.transaction import Committable, Identity, token
 
 FORMAT = 1
@@ -118,9 +119,9 @@ class CheckpointStore:
         self.lineage = ""
 
     # ------------------------------------------------------------------ generations
-    def claim_generation(self, address: str = "") -> int:
-        """Become the newest driver of this job, in its current lineage. Never hands out a number twice. `address`:
-        where the driver answers over HTTP."""
+    def claim_generation(self, address: str | None = None) -> int:
+        """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice.
+        `address`: where the driver answers over HTTP, "" if it does not; None: it is no driver who claims."""
         while True:
             newest, body = self._newest_claim()
             lineage = body["lineage"] if body else secrets.token_hex(4)
@@ -131,18 +132,23 @@ class CheckpointStore:
     def begin_lineage(self, base: Record, allow: Callable[[], None]) -> None:
         """Make `base` the newest checkpoint, and its lineage the current one: drivers of the lineage before may not
         complete a checkpoint any more. `allow` may raise to refuse, with no driver in the way of what it reads; what it
-        has seen still holds when the lineage changes. May be called again with the same base."""
-        while self.current_lineage() != base.lineage:
+        has seen still holds when the lineage changes. May be called again with the same base. Raises Superseded if a
+        driver or another restore has started meanwhile."""
+        if self.current_lineage() != base.lineage:
             fence = self.claim_generation()
             allow()
             self.lineage = base.lineage
             if not self.put(base):
                 raise CorruptRecord(f"the lineage {base.lineage} has another base than the one that is restored")
-            self._claim(fence + 1, base.lineage)  # fails if a driver of the old lineage has started since
+            if not self._claim(fence + 1, base.lineage):
+                raise Superseded(
+                    f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
+                    "restore. See that nothing else runs, and restore again."
+                )
         self.lineage = base.lineage
 
     def newest_generation(self) -> int:
-        return max((int(key.rsplit("/", 1)[1]) for key in self.storage.list(f"{self._root}/generation/")), default=0)
+        return max(self._generations(), default=0)
 
     def current_lineage(self) -> str:
         """ "" before the first claim."""
@@ -152,7 +158,12 @@ class CheckpointStore:
     def driver_address(self) -> str:
         """Where the newest driver answers over HTTP, "" if it does not."""
         _, body = self._newest_claim()
-        return str(body["address"]) if body else ""
+        return str(body["address"] or "") if body else ""
+
+    def fenced(self) -> bool:
+        """Whether somebody else than a driver has claimed the newest generation, such as a restore."""
+        _, body = self._newest_claim()
+        return body is not None and body["address"] is None
 
     def _newest_claim(self) -> tuple[int, dict[str, Any] | None]:
         while number := self.newest_generation():
@@ -163,15 +174,21 @@ class CheckpointStore:
                 return number, body
         return 0, None
 
-    def _claim(self, number: int, lineage: str, address: str = "") -> bool:
+    def _claim(self, number: int, lineage: str, address: str | None = None) -> bool:
         body = {"job": self.job, "lineage": lineage, "address": address}
-        claimed = self.storage.put_if_absent(self._generation_key(number), seal(body))
-        if not claimed or self.newest_generation() != number:
+        if not self.storage.put_if_absent(self._generation_key(number), seal(body)):
             return False
-        for key in self.storage.list(f"{self._root}/generation/"):
-            if int(key.rsplit("/", 1)[1]) <= number - _KEPT_GENERATIONS:
-                self.storage.delete(key)
+        there = self._generations()
+        if max(there) != number:
+            return False
+        with suppress(StorageError):  # they do no harm
+            for old in there:
+                if old <= number - _KEPT_GENERATIONS:
+                    self.storage.delete(self._generation_key(old))
         return True
+
+    def _generations(self) -> list[int]:
+        return [int(key.rsplit("/", 1)[1]) for key in self.storage.list(f"{self._root}/generation/")]
 
     def _generation_key(self, number: int) -> str:
         return f"{self._root}/generation/{number:010d}"

@@ -347,7 +347,7 @@ def restore_savepoint(
     `allow_later_checkpoints`: rows of checkpoints after this one are visible, and may be written again.
 
     A driver of the lineage before is stopped by it (`Superseded`). After a crash call it again. Raises SavepointError,
-    UnknownSink and StorageError, with nothing changed.
+    UnknownSink and StorageError, with nothing changed, and Superseded if a driver or another restore starts meanwhile.
     """
     with _savepoint(uri) as (source, id), _storage(storage) as target:
         savepoint = _load(source, id)

@@ -38,6 +38,17 @@ class HookedStorage(WrappedStorage):
         return super()._call(method, key, *more)
 
 
+class CheckedThenPut(HookedStorage):
+    """A driver that has passed its generation check; its put lands when `put()` is called, from inside the hook."""
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        if self.due and self.part in key:
+            self.due = False
+            self.put = lambda: self.inner.put_if_absent(key, value)
+            self.hook()
+        return self.inner.put_if_absent(key, value)
+
+
 class Steps(CheckpointListener):
     def __init__(self) -> None:
         self.seen: list[tuple[Step, int]] = []

@@ -25,6 +25,7 @@ from sinks.testing import Hooked, LocalBatch, LocalQuery
 from sinks.testing.conformance import rows
 from sinks.transaction import TransactionId
 from tests.protocol.play import (
+    CheckedThenPut,
     CrashError,
     HookedStorage,
     Job,
@@ -54,17 +55,6 @@ def test_a_blocked_task_is_tried_three_times_in_all(job: Job) -> None:
     with pytest.raises(TransactionBlocked):
         job.run(sink=Always(job.sink.folder), listeners=[steps])
     assert steps_of(steps).count(Step.TRIGGERED) == 3
-
-
-class CheckedThenPut(HookedStorage):
-    """A driver that has passed its generation check; its put lands when `put()` is called, from inside the hook."""
-
-    def put_if_absent(self, key: str, value: bytes) -> bool:
-        if self.due and self.part in key:
-            self.due = False
-            self.put = lambda: self.inner.put_if_absent(key, value)
-            self.hook()
-        return self.inner.put_if_absent(key, value)
 
 
 def test_r8_a_blocked_driver_sees_what_another_one_has_completed_meanwhile(job: Job) -> None:

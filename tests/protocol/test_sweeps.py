@@ -27,6 +27,7 @@ from sinks.task import Ack
 from sinks.testing import Hooked
 from sinks.transaction import Fingerprint, TransactionId
 from tests.protocol.play import (
+    CheckedThenPut,
     CrashError,
     HookedStorage,
     Job,
@@ -157,17 +158,6 @@ def test_a_driver_stopped_between_its_generation_check_and_its_sweep(job: Job) -
     with suppress(CheckpointError):
         zombie.recover()
     assert len(decided(job)) == 3, "the zombie's sweep aborted transactions that the newest record names"
-
-
-class CheckedThenPut(HookedStorage):
-    """A driver that has passed its generation check; its put lands when `put()` is called, from inside the hook."""
-
-    def put_if_absent(self, key: str, value: bytes) -> bool:
-        if self.due and self.part in key:
-            self.due = False
-            self.put = lambda: self.inner.put_if_absent(key, value)
-            self.hook()
-        return self.inner.put_if_absent(key, value)
 
 
 def test_a_new_driver_does_not_sweep_what_an_old_one_decided_after_its_load(job: Job) -> None:
@@ -326,13 +316,19 @@ def test_retryable_survives_the_way_to_the_driver(kind: type[SinkError]) -> None
 
 
 # ---------------------------------------------------------------------- retention that fails
-def test_retention_that_fails_does_not_stop_the_query(job: Job) -> None:
-    class NoDelete(HookedStorage):
-        def delete(self, key: str) -> None:
-            raise StorageError(self.uri, key, "no right to delete")
+class NoDelete(HookedStorage):
+    def delete(self, key: str) -> None:
+        raise StorageError(self.uri, key, "no right to delete")
 
-    job.run(storage=NoDelete(job.storage, "delete", "", lambda: None))
+
+def test_retention_that_fails_does_not_stop_the_query(job: Job) -> None:
+    job.run(storage=NoDelete(job.storage, "", "", lambda: None))
     job.assert_exactly_once()
+
+
+def test_old_claims_that_cannot_be_deleted_do_not_keep_a_driver_from_starting(job: Job) -> None:
+    for _ in range(11):
+        job.coordinator(storage=NoDelete(job.storage, "", "", lambda: None)).recover()
 
 
 # ---------------------------------------------------------------------- names of others in the storage's folders

@@ -11,8 +11,9 @@ import pytest
 from coordinator import Step
 from coordinator.errors import Superseded
 from coordinator.records import CheckpointStore, Record
+from coordinator.storage import CheckpointStorage
 from sinks.testing.conformance import ids
-from tests.protocol.play import CrashError, HookedStorage, Job, crash_at
+from tests.protocol.play import CheckedThenPut, CrashError, HookedStorage, Job, crash, crash_at
 
 
 @pytest.fixture
@@ -36,8 +37,8 @@ def refuse_later(store: CheckpointStore, lineage: str, n: int) -> None:
         raise Later
 
 
-def restore(job: Job, base: Record) -> CheckpointStore:
-    store = CheckpointStore(job.storage, "job")
+def restore(job: Job, base: Record, storage: CheckpointStorage | None = None) -> CheckpointStore:
+    store = CheckpointStore(storage or job.storage, "job")
     old = store.current_lineage()
     store.begin_lineage(base, lambda: refuse_later(store, old, base.checkpoint_id))
     return store
@@ -68,6 +69,41 @@ def test_r14_a_record_that_a_restore_has_not_seen_is_not_committed_by_who_loads_
     assert job.visible() == Counter(ids(job.input[:1]))
 
 
+def test_r14_an_operator_who_asks_amid_a_restore_commits_no_record_that_it_has_not_seen(job: Job) -> None:
+    """The restore has looked; then a driver that was at its put decides checkpoint 1 and dies, and an operator asks."""
+    job.run(batches=1)
+    base = base_of(job)
+
+    def operator_asks() -> None:
+        driver.put()
+        job.coordinator().ask()
+
+    def restore_then_die() -> None:
+        with pytest.raises(Superseded):
+            restore(job, base, HookedStorage(job.storage, "put_if_absent", "restored/", operator_asks))
+        crash()
+
+    driver = CheckedThenPut(job.storage, "put_if_absent", f"{1:020d}.", restore_then_die)
+    with pytest.raises(CrashError):
+        job.run(batches=2, storage=driver)
+    job.run()
+    job.assert_exactly_once()
+
+
+def test_r14_an_operator_who_asks_again_after_a_restore_commits_nothing_of_the_old_lineage(job: Job) -> None:
+    job.run(batches=1)
+    base = base_of(job)
+    operator = job.coordinator()
+    operator.ask()
+    storage = HookedStorage(job.storage, "put_if_absent", f"{1:020d}.", lambda: restore(job, base))
+    with pytest.raises(Superseded):
+        job.run(batches=2, storage=storage)
+    operator.ask()
+    assert job.visible() == Counter(ids(job.input[:1]))
+    job.run()
+    job.assert_exactly_once()
+
+
 def test_r14_a_restore_sees_the_record_of_a_driver_that_commits_it(job: Job) -> None:
     job.run(batches=1)
     base = base_of(job)
@@ -78,15 +114,31 @@ def test_r14_a_restore_sees_the_record_of_a_driver_that_commits_it(job: Job) -> 
     job.assert_exactly_once()
 
 
-def test_a_driver_of_the_old_lineage_that_starts_during_a_restore_makes_it_look_again(job: Job) -> None:
+def test_a_driver_of_the_old_lineage_that_starts_during_a_restore_stops_it(job: Job) -> None:
     job.run(batches=1)
     base = base_of(job)
+    old = CheckpointStore(job.storage, "job").current_lineage()
     hooked = HookedStorage(job.storage, "put_if_absent", "restored/checkpoint/", lambda: job.run(batches=2))
-    store = CheckpointStore(hooked, "job")
-    old = store.current_lineage()
-    with pytest.raises(Later):
-        store.begin_lineage(base, lambda: refuse_later(store, old, 0))
+    with pytest.raises(Superseded, match="has started during the restore"):
+        restore(job, base, hooked)
     assert CheckpointStore(job.storage, "job").current_lineage() == old
+    with pytest.raises(Later):
+        restore(job, base)
+    job.run()
+    job.assert_exactly_once()
+
+
+def test_of_two_restores_at_once_the_later_one_wins(job: Job) -> None:
+    """They do not fence each other without end, nor does the earlier one take over when the later one is done."""
+    job.run(batches=1)
+    base = base_of(job)
+
+    def restore_too() -> None:
+        restore(job, replace(base, lineage="later"))
+
+    with pytest.raises(Superseded, match="has started during the restore"):
+        restore(job, base, HookedStorage(job.storage, "put_if_absent", "restored/checkpoint/", restore_too))
+    assert CheckpointStore(job.storage, "job").current_lineage() == "later"
     job.run()
     job.assert_exactly_once()
 
