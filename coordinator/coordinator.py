@@ -270,12 +270,13 @@ class CheckpointCoordinator(Protocol):
 
     def close(self) -> None:
         """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.
-        Waits for the batch under way. Sweeps nothing where no record was found: the storage may be the wrong one."""
+        Waits for the batch under way. Sweeps nothing where neither a record was found nor a sweep has come before: the
+        storage may be the wrong one."""
         http, self._http = self._http, None
         if http:
             http.close()
         with self._one_at_a_time:
-            if self._newest:
+            if self._newest or self._swept_at > -math.inf:
                 try:
                     self._sweep()
                 except Exception:

@@ -37,6 +37,8 @@ from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committabl
 logger = logging.getLogger(__name__)
 
 _RETRIES_WHEN_BLOCKED = 2
+_PATIENCE = 5.0
+"""Seconds that a complete checkpoint may take to become visible when its query is being stopped."""
 
 
 class Protocol:
@@ -66,12 +68,12 @@ class Protocol:
     def _process(self, batch: MicroBatch) -> None:
         if batch.run_id != self._run_id:
             self._become_newest()
-            self._load_and_commit()
+            self._load_and_commit(batch)
             self.guarantee = self._promise(batch)
             self._run_id = batch.run_id
         call = self._decide(batch, reloaded=False)
         if call is Call.RELOAD:
-            self._load_and_commit()
+            self._load_and_commit(batch)
             call = self._decide(batch, reloaded=True)
         if call is Call.WRITE:
             self._check_schemas(batch)
@@ -119,13 +121,13 @@ class Protocol:
             decisions.require_same_offsets(batch.facts, self._store.get(batch.facts.checkpoint_id, 0))
         return call
 
-    def _load_and_commit(self) -> None:
+    def _load_and_commit(self, batch: MicroBatch | None = None) -> None:
         rounds = self._load()
         self._tell(Step.LOADED, checkpoint=rounds[0].checkpoint_id if rounds else -1, rounds=len(rounds))
         self._newest = Complete(rounds) if rounds else None
         self._require_newest("commit")  # R14: what was put after a restore may have been read
         if self._newest:
-            self._newest = self._commit(self._newest)
+            self._newest = self._commit(self._newest, batch)
             lost = [decisions.describe(p, c) for p, c in self._newest.lost().items()]
             self._tell(Step.RECOVERED, self._newest.checkpoint_id, committed=self._newest.committed(), lost=lost)
 
@@ -174,7 +176,7 @@ class Protocol:
                         + f": {type(error).__name__}: {error}"
                     ) from error
                 logger.warning("checkpoint %d failed, trying again: %s", batch.facts.checkpoint_id, error)
-                self._load_and_commit()
+                self._load_and_commit(batch)
                 self._sweep()
                 if decisions.on_call(batch.facts, self._newest, adopt=self.config.adopt, reloaded=True) != Call.WRITE:
                     raise Superseded(f"another driver completed checkpoint {batch.facts.checkpoint_id}") from error
@@ -197,7 +199,7 @@ class Protocol:
     def _make_visible(self, batch: MicroBatch, complete: Complete) -> Complete:
         """Commit until all of the checkpoint is visible, writing again what the external system lost."""
         while True:
-            complete = self._commit(complete)
+            complete = self._commit(complete, batch)
             lost = decisions.settle(complete).lost
             if not lost:
                 self._tell(Step.COMMITTED, complete.checkpoint_id)
@@ -304,22 +306,31 @@ class Protocol:
         self._require_newest("commit")  # a restore looks for records after it has claimed: one of both sees the other
         return decided
 
-    def _commit(self, complete: Complete) -> Complete:
-        """Ask for every outcome that is not final, again and again within the commit timeout."""
+    def _commit(self, complete: Complete, batch: MicroBatch | None) -> Complete:
+        """Ask for every outcome that is not final, again and again within the commit timeout; but not long when the
+        query of `batch` is being stopped, since the next start does the same."""
         self._tell(Step.COMMITTING, complete.checkpoint_id, participants=len(complete.pending()))
         errors: dict[Participant, Exception] = {}
-        asked_before = False
+        started = time.monotonic()
+
+        def pause(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0:
+                if batch and not batch.active and time.monotonic() - started > _PATIENCE:
+                    raise _AskAgain
+                time.sleep(min(left, 0.2))
+
         try:
             for attempt in Retrying(
                 stop=stop_after_delay(self.config.commit_timeout),
                 wait=wait_random_exponential(multiplier=0.1, max=10),
                 retry=retry_if_exception_type(_AskAgain),
+                sleep=pause,
                 reraise=True,
             ):
                 with attempt:
-                    if asked_before:
+                    if errors:
                         self._sweep()  # R7: what is in the way may be an orphan
-                    asked_before = True
                     complete, errors = self._ask(complete)
                     if errors:
                         logger.warning(
@@ -330,7 +341,8 @@ class Protocol:
                         )
                         raise _AskAgain
         except _AskAgain:
-            raise decisions.still_asked(complete, errors, self.config.commit_timeout) from next(iter(errors.values()))
+            waited = time.monotonic() - started
+            raise decisions.still_asked(complete, errors, waited) from next(iter(errors.values()))
         decisions.settle(complete)
         return complete
 

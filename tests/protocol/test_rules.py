@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import CheckpointListener, Step
+from coordinator import CheckpointListener, Step, protocol
 from coordinator.decisions import require_same_offsets
 from coordinator.errors import (
     CheckpointFailed,
@@ -482,6 +482,38 @@ def test_a_query_that_is_being_stopped_does_not_try_again(job: Job) -> None:
     assert list(job.sink.in_doubt("job")) == []
 
 
+COMMITS: list[str] = []
+
+
+class Away(FileSink):
+    def commit(self, committable):
+        COMMITS.append(committable.transaction["file"])
+        raise ConnectionError("cannot reach the system to commit")
+
+
+@pytest.mark.parametrize("complete_already", [False, True])
+def test_a_query_that_is_being_stopped_does_not_wait_for_a_system_that_is_away(
+    job: Job, complete_already: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record decides, so the next start commits."""
+    monkeypatch.setattr(protocol, "_PATIENCE", 0)
+    if complete_already:
+        with pytest.raises(CrashError):
+            job.run(listeners=[crash_at(Step.COMPLETE, 0)])
+    COMMITS.clear()
+    stopping = job.query().batch(0, "run")
+
+    class Stop(CheckpointListener):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            stopping.active &= step is not Step.COMMITTING
+
+    with pytest.raises(InDoubtError, match="start the query again"):
+        job.coordinator(sink=Away(job.sink.folder), listeners=[Stop()]).process(stopping)
+    assert len(COMMITS) == len(set(COMMITS)) == 3, "each was asked for once"
+    job.run()
+    job.assert_exactly_once()
+
+
 def test_a_failed_batch_is_tried_no_more_often_than_tolerated(job: Job) -> None:
     """tolerable off by one"""
     steps = Steps()
@@ -578,6 +610,29 @@ def test_close_sweeps(job: Job) -> None:
     job.query().run(coordinator)
     stray = TransactionId("job", "aa", 3, "files", 0, 1, 0, 0, 99)
     (job.sink.folder / f".{stray}.parquet").touch()
+    coordinator.close()
+    assert list(job.sink.in_doubt("job")) == []
+
+
+def test_close_sweeps_what_a_stop_amid_the_first_checkpoint_left(job: Job) -> None:
+    """close sweeps only with a checkpoint. Without one the storage may be the wrong one, but not where it swept before
+    the first batch."""
+    stopping = job.query().batch(0, "run")
+
+    class StoppedLate(FileSink):
+        def begin_transaction(self, context):
+            if context.subtask == 2:
+                fail()
+            return super().begin_transaction(context)
+
+    class Stop(CheckpointListener):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            stopping.active &= step is not Step.TRIGGERED
+
+    coordinator = job.coordinator(sink=StoppedLate(job.sink.folder), listeners=[Stop()])
+    with pytest.raises(OSError, match="not today"):
+        coordinator.process(stopping)
+    assert len(list(job.sink.in_doubt("job"))) == 2
     coordinator.close()
     assert list(job.sink.in_doubt("job")) == []
 
