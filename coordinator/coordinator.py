@@ -97,13 +97,6 @@ class CheckpointCoordinator(Protocol):
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
-        try:
-            self._one_by_one(batch)
-        except Exception as error:
-            self.last_error = error
-            raise
-
-    def _one_by_one(self, batch: MicroBatch) -> None:
         while batch.active and (pause := self._finished_at + self.config.min_pause - time.monotonic()) > 0:
             time.sleep(min(pause, 0.2))
         with self._one_at_a_time:
@@ -112,7 +105,11 @@ class CheckpointCoordinator(Protocol):
                 time.sleep(0.05)
             if not batch.active:
                 batch.leave()
-            self._process(batch)
+            try:
+                self._process(batch)
+            except Exception as error:
+                self.last_error = error
+                raise
             self._finished_at = time.monotonic()
 
     def recover(self) -> None:

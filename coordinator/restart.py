@@ -349,9 +349,10 @@ def _attempt(
                 break
     except Exception as raised:
         error = raised
+    stopped = stopping.asked or error is None  # maybe by somebody else
     if coordinator and coordinator.last_error is not earlier:
         error = coordinator.last_error  # of which Spark passes on the text only
-    if error and stopping.asked and not isinstance(error, CheckpointError):
+    if error and stopped and not isinstance(error, CheckpointError):
         error = None  # of Spark's jobs that were cancelled
         time.sleep(_LATE)
     after = _offsets(coordinator)
@@ -359,7 +360,7 @@ def _attempt(
     logger.info("%s: attempt %d ended at offsets %s", _job(coordinator), number, after)
     if error:
         logger.warning("%s: attempt %d failed: %s: %s", _job(coordinator), number, type(error).__name__, error)
-        if not stopping.asked:
+        if not stopped:
             raise _Failed(error, fatal=_is_fatal(error, refused=refused)) from error
 
 

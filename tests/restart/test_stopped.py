@@ -1,0 +1,74 @@
+"""Queries that somebody else than `run` stops."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from coordinator import CheckpointCoordinator, CheckpointListener, FixedDelay, Step, run
+from coordinator.storage import open_storage
+from sinks.testing import Hooked, LocalQuery
+from sinks.testing.conformance import ids
+from tests.protocol.play import Job, fail
+
+
+class Started:
+    """A start of a LocalQuery, with the methods of Spark's StreamingQuery."""
+
+    def __init__(self, query: LocalQuery, coordinator: CheckpointCoordinator) -> None:
+        self.query, self.coordinator = query, coordinator
+        self.stop = query.stop
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.query.run(self.coordinator)
+        except Exception:
+            if not self.query.stopped:
+                raise
+
+    def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 - Spark's name
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+
+def test_a_query_that_is_stopped_amid_a_batch_is_not_started_again(tmp_path: Path) -> None:
+    """Its tasks are cancelled, which is no failure."""
+    job = Job(tmp_path)
+
+    class Stop(CheckpointListener):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            if (step, checkpoint_id) == (Step.PRE_COMMITTED, 1):
+                threading.Thread(target=coordinator.query.stop).start()
+                time.sleep(0.2)
+
+    coordinator = job.coordinator(sink=Hooked(job.sink, "validate_all", nth=2, hook=fail), listeners=[Stop()])
+    summary = run(lambda: Started(job.query(), coordinator), FixedDelay(1, 0), coordinator)  # type: ignore[arg-type,return-value]
+    assert [attempt.error for attempt in summary.attempts] == [None]
+    job.assert_exactly_once(batches=1)
+
+
+def test_a_query_that_was_stopped_with_a_savepoint_is_not_started_again(tmp_path: Path) -> None:
+    """No checkpoint may become complete after the savepoint's. The next batch waits already, and leaves."""
+    job = Job(tmp_path)
+    coordinator = job.coordinator(config={"min_pause": 20})
+
+    def start() -> Any:
+        return Started(job.query(), coordinator)
+
+    def stop() -> None:
+        while not (tmp_path / "query" / "offsets" / "1").exists():
+            time.sleep(0.01)
+        coordinator.stop_with_savepoint(coordinator.query, open_storage(f"memory:{uuid.uuid4().hex}"))
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    summary = run(start, FixedDelay(1, 0), coordinator)
+    stopper.join()
+    assert [attempt.error for attempt in summary.attempts] == [None]
+    assert job.visible() == Counter(ids(job.input[:1]))
