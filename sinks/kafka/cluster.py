@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any, Literal
 
@@ -24,8 +25,9 @@ from sinks.transaction import Identity
 logger = logging.getLogger(__name__)
 
 READ_COMMITTED = 1
-_RAISES_EPOCH = 5
-"""The EndTxn version of KIP-890: the broker raises the epoch, so that whoever still holds the id is fenced."""
+_PLAIN, _FENCING = 4, 5
+"""Versions of EndTxn. With that of KIP-890 the broker raises the epoch, so that whoever still holds the id is fenced.
+It needs the cluster's feature transaction.version 2: without it, a broker can never end the transaction after that."""
 
 _CONCURRENT = 51
 _LONGEST_PAUSE = 0.5
@@ -69,15 +71,22 @@ class Cluster:
     def end(self, identities: Sequence[Identity], *, commit: bool) -> list[Answer]:
         """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
         abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
-
-        answers = self._end(identities, _commit if commit else _abort)
-        if not commit and self._manager.broker_version_data.api_version(EndTxnRequest) < _RAISES_EPOCH:
-            aborted = [at for at, answer in enumerate(answers) if answer == 0]
-            raised = self._end([identities[at] for at in aborted], _raise_epoch)
-            for at, answer in zip(aborted, raised, strict=True):
-                if isinstance(answer, Exception) or answer == _CONCURRENT:
-                    answers[at] = answer  # not fenced yet: to be asked again
+        answers = self._end(identities, partial(_end_txn, commit, _FENCING if self._fences else _PLAIN))
+        if commit or self._fences:
+            return answers
+        # Not InitProducerId alone, which would abort whichever transaction of the id is open now
+        aborted = [at for at, answer in enumerate(answers) if answer == 0]
+        raised = self._end([identities[at] for at in aborted], _raise_epoch)
+        for at, answer in zip(aborted, raised, strict=True):
+            if isinstance(answer, Exception) or answer == _CONCURRENT:
+                answers[at] = answer  # not fenced yet: to be asked again
         return answers
+
+    @cached_property
+    def _fences(self) -> bool:
+        """What brokers can and what the cluster may do differ, until an operator raises the latter after an upgrade."""
+        _, level = self.admin.describe_features().get("transaction.version", {}).get("finalized", (0, 0))
+        return bool(level >= 2)
 
     def _end(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         """Ask for each, and again for those that have been ended just before, whose markers are on their way."""
@@ -158,7 +167,8 @@ class Cluster:
 
     # ------------------------------------------------------------------ topics
     def cluster_id(self) -> str:
-        return str(self.admin.describe_cluster()["cluster_id"])
+        """As the brokers said last."""
+        return str(self._manager.cluster.cluster_id or self.admin.describe_cluster()["cluster_id"])
 
     def topic(self, name: str) -> Mapping[str, Any] | None:
         """Partitions, leaders and our rights (`authorized_operations`) of a topic; None if there is no such topic."""
@@ -251,12 +261,8 @@ class Cluster:
         return answered
 
 
-def _commit(identity: Identity) -> Any:
-    return EndTxnRequest(committed=True, **identity)
-
-
-def _abort(identity: Identity) -> Any:
-    return EndTxnRequest(committed=False, **identity)
+def _end_txn(commit: bool, version: int, identity: Identity) -> Any:
+    return EndTxnRequest(committed=commit, max_version=version, **identity)
 
 
 def _raise_epoch(identity: Identity) -> Any:

@@ -211,13 +211,25 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
 
     # ------------------------------------------------------------------ on the driver
     def commit(self, committable: Committable) -> CommitOutcome:
-        (answer,) = self._brokers.end([committable.transaction], commit=True)
-        return of_commit(self._brokers, committable, answer)
+        (outcome,) = self._commit([committable])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def commit_all(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
         """All requests are under way at once. Visible some milliseconds after the answers, by the brokers' markers."""
+        return self._commit(committables)
+
+    def _commit(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
+        here = self._brokers.cluster_id()
+        if there := {committable.proof["cluster"] for committable in committables} - {here}:
+            unknown = CommitOutcome.unknown(  # this one may have a transaction of that name too
+                f"it was written to the cluster {', '.join(there)}, and {self.bootstrap_servers} is {here}: point the "
+                "sink at the old one"
+            )
+            return [unknown] * len(committables)
         answers = self._brokers.end([committable.transaction for committable in committables], commit=True)
 
         def outcome(committable: Committable, answer: Answer) -> CommitOutcome | Exception:

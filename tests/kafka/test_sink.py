@@ -13,14 +13,14 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.serialization import SerializationContext
-from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, cluster, librdkafka
 from sinks.kafka.outcome import NotYetKnown
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
 from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
 
@@ -301,15 +301,13 @@ def test_a_transaction_that_another_attempt_has_fenced(kafka: KafkaService, kafk
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("version", ["fenced by EndTxn", "fenced by InitProducerId"])
+@pytest.mark.parametrize("fences", [True, False], ids=["fenced by EndTxn", "fenced by InitProducerId"])
 def test_an_aborted_task_cannot_go_on(
-    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, version: str, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, fences: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped task whose transaction was swept wakes up and writes to a partition that it had not touched: it must
-    not come through with half of its records. Brokers before 4.0 do not fence by EndTxn."""
-    if version == "fenced by InitProducerId":
-        monkeypatch.setattr(cluster, "_abort", _old_end_txn)
-        monkeypatch.setattr(cluster, "_RAISES_EPOCH", 99)
+    not come through with half of its records."""
+    monkeypatch.setattr(cluster.Cluster, "_fences", fences)
 
     def to(partition: int) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"value": ["half"], "partition": pa.array([partition], pa.int32())})
@@ -327,8 +325,49 @@ def test_an_aborted_task_cannot_go_on(
     assert values(kafka, kafka_topic) == []
 
 
-def _old_end_txn(identity: Identity) -> Any:
-    return EndTxnRequest(committed=False, max_version=4, **identity)
+@pytest.fixture(scope="module")
+def upgraded() -> Iterator[KafkaServer]:
+    """A cluster that came from Kafka 3, where nobody has raised transaction.version yet."""
+    with KafkaServer(features={"transaction.version": "0"}) as server:
+        yield server
+
+
+def test_a_cluster_that_was_upgraded_and_not_finalised(upgraded: KafkaServer) -> None:
+    with upgraded.topic(partitions=3) as topic:
+        sink = sink_of(upgraded, topic)
+        sink.check(TEXTS)
+        committed = pre_commit(sink, texts("a"))
+        for _ in range(2):
+            assert outcome(sink, committed) == CommitOutcome.COMMITTED
+        with pytest.raises(CommittedError):
+            sink.abort(committed.transaction)
+        zombie = begun(sink, texts("half"))
+        zombie.flush(10)
+        (identity,) = sink.in_doubt("job")
+        sink.abort(identity)
+        with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
+            go_on(zombie, texts("half"))
+        sink.rollback(zombie)
+        aborted = pre_commit(sink, texts("b"))
+        for _ in range(2):
+            sink.abort(aborted.transaction)
+        assert outcome(sink, aborted).state is CommitState.LOST
+        assert list(sink.in_doubt("job")) == []
+        assert values(upgraded, topic) == ["a"]
+        sink.close()
+
+
+@pytest.mark.parametrize("fences", [True, False], ids=["fenced by EndTxn", "fenced by InitProducerId"])
+def test_a_late_abort_does_not_touch_the_transaction_that_has_the_id_now(
+    sink: KafkaSink, fences: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """InitProducerId with the listed id and epoch would: the coordinator compares no epoch with that of an open one."""
+    monkeypatch.setattr(cluster.Cluster, "_fences", fences)
+    before = pre_commit(sink, texts("before"))
+    now = pre_commit(sink, texts("now"))
+    sink.abort(before.transaction)
+    assert list(sink.in_doubt("job")) == [dict(now.transaction)]
+    assert outcome(sink, now) == CommitOutcome.COMMITTED
 
 
 # ---------------------------------------------------------------------- what became of it
@@ -415,6 +454,16 @@ def test_unknown_on_another_cluster(sink: KafkaSink) -> None:
     committable = forgotten(sink, commit=True)
     elsewhere = Committable(committable.transaction, {**committable.proof, "cluster": "another"})
     assert sink.commit(elsewhere).state is CommitState.UNKNOWN
+
+
+def test_a_transaction_of_the_same_name_on_another_cluster_is_not_ended(sink: KafkaSink) -> None:
+    """Ids and epochs are small numbers: two clusters of one job may well have the same ones."""
+    here = pre_commit(sink, texts("a"))
+    elsewhere = Committable(here.transaction, {**here.proof, "cluster": "another"})
+    found = sink.commit(elsewhere)
+    assert found.state is CommitState.UNKNOWN
+    assert "was written to the cluster another" in found.reason
+    assert list(sink.in_doubt("job")) == [dict(here.transaction)]
 
 
 def test_asked_again_while_a_stray_transaction_holds_up_readers(kafka: KafkaService) -> None:

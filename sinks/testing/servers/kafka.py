@@ -105,7 +105,8 @@ class KafkaServer(KafkaService):
 
     `settings` are those of server.properties and go to every broker; unlike the default, topics are not made by
     themselves. Several brokers are each a controller too, so that any one of three may be missing; topics then have
-    three replicas, of which two must be in sync.
+    three replicas, of which two must be in sync. `features` are the cluster's levels of features, where they are not to
+    be the newest: `{"transaction.version": "0"}`.
 
     When `users` are named, clients come in by SASL_SSL with SCRAM-SHA-512: `client_options(user)`. These users may do
     what `allow` gave them and nothing else, the superuser `admin` may do all. Among themselves the brokers use an open
@@ -118,8 +119,10 @@ class KafkaServer(KafkaService):
         brokers: int = 1,
         users: Sequence[str] = (),
         jvm: Sequence[str] = SMALL_JVM,
+        features: Mapping[str, str] | None = None,
     ) -> None:
         self.settings = dict(settings or {})
+        self.features = dict(features or {})
         self.jvm = tuple(jvm)
         self.bootstrap = ""
         self._count = brokers
@@ -243,6 +246,8 @@ class KafkaServer(KafkaService):
         options = [f"--cluster-id={cluster}"]
         for user, password in self._passwords.items():
             options.append(f"--add-scram=SCRAM-SHA-512=[name={user},password={password}]")
+        for feature, level in self.features.items():
+            options += ["--feature", f"{feature}={level}"]
         for process in [broker.format(*options) for broker in self._brokers]:
             output, _ = process.communicate(timeout=START_TIMEOUT)
             if process.returncode:
