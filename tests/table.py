@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
+from sinks.sql.ledger import Ledger
 from sinks.sql.sink import TableSink
 from sinks.transaction import Fingerprint, TransactionId
 
@@ -87,7 +88,9 @@ class Database(ABC):
         return len(self.prepared()) + len(self.staging())
 
     def ledger(self) -> dict[str, bool]:
-        return {name: bool(done) for name, done in self.run("SELECT transaction_id, committed FROM tpc_ledger")}
+        """What it says of transactions."""
+        rows = self.run("SELECT transaction_id, committed FROM tpc_ledger")
+        return {name: bool(done) for name, done in rows if name != Ledger.IDENTITY}
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:

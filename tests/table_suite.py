@@ -120,6 +120,26 @@ class TableSuite:
         assert db.ids() == [1, 2]
         assert db.pending() == 0
 
+    def test_an_emptied_ledger_proves_nothing(self, db: Database, sink: TableSink[Any]) -> None:
+        """A replay would write what is committed a second time."""
+        committable = pre_commit(sink, rows_of(1))
+        assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+        db.run("TRUNCATE tpc_ledger")
+        for one in (sink, self.make(db, strategy=sink.strategy)):
+            (outcome,) = one.commit_all(checkpoint(), [committable])
+            assert isinstance(outcome, CommitOutcome)
+            assert outcome.state is CommitState.UNKNOWN
+            assert "was emptied or dropped" in outcome.reason
+        later = pre_commit(one, rows_of(2), checkpoint=1)
+        assert one.commit_all(checkpoint(1), [later]) == [COMMITTED]
+
+    def test_what_is_staged_outlives_an_emptied_ledger(self, db: Database) -> None:
+        sink = self.make(db, strategy="staged")
+        committable = pre_commit(sink, rows_of(1))
+        db.run("TRUNCATE tpc_ledger")
+        assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+        assert db.ids() == [1]
+
     def test_somebody_elses_table_is_no_ledger(self, db: Database) -> None:
         db.run("CREATE TABLE tpc_ledger (transaction_id bigint)")
         with pytest.raises(ConfigurationError, match=r"not a ledger.*ledger="):

@@ -20,9 +20,9 @@ RIGHTS = {1044, 1142, 1143, 1227, 1370}
 _CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
 _NO_LOCAL = {1148, 3948, 4166}  # LOAD DATA LOCAL is off
 _TOO_LARGE = 1153
-# Refused rows, as far as PyMySQL takes them for something else: no default, SIGNAL, bad function arguments, no
-# partition, invalid JSON, CHECK of MySQL and of MariaDB, strings of another character set
-_REFUSED = {1292, 1364, 1366, 1411, 1526, 1644, 1690, 3140, 3819, 4025, 4078}
+# Refused rows, as far as PyMySQL takes them for something else: no such column, no default, SIGNAL, bad function
+# arguments, no partition, invalid JSON, CHECK of MySQL and of MariaDB, strings of another character set
+_REFUSED = {ER.BAD_FIELD_ERROR, 1292, 1364, 1366, 1411, 1526, 1644, 1690, 3140, 3819, 4025, 4078}
 _ROW = re.compile(r" at row (\d+)")
 
 

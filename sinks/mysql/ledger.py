@@ -1,5 +1,4 @@
-"""The ledger in MySQL. An id in its comment tells it from another table of the same name, and survives a dump and a
-failover."""
+"""The ledger in MySQL. It is known by its comment."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from sinks.mysql.server import Connection, execute, literal, query, quoted
 from sinks.sql import ledger
 from sinks.transaction import TransactionId
 
-_COMMENT = "ledger of exactly-once sinks "
+_COMMENT = "ledger of exactly-once sinks"
 
 
 @dataclass(frozen=True)
@@ -25,14 +24,21 @@ class Ledger(ledger.Ledger):
     def ensure(cls, connection: Connection, schema: str, name: str) -> Ledger:
         if found := cls.find(connection, schema, name):
             return found
-        word = "varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
+        if not cls._exists(connection, schema, name):
+            word = "varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
+            execute(
+                connection,
+                f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ("
+                "transaction_id varchar(199) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,"
+                f" committed boolean NOT NULL, job {word}, lineage {word}, sink {word}, checkpoint bigint NOT NULL,"
+                " at datetime NOT NULL DEFAULT current_timestamp)"
+                f" ENGINE=InnoDB COMMENT={literal(_COMMENT)}",
+            )
         execute(
             connection,
-            f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ("
-            "transaction_id varchar(199) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,"
-            f" committed boolean NOT NULL, job {word}, lineage {word}, sink {word}, checkpoint bigint NOT NULL,"
-            " at datetime NOT NULL DEFAULT current_timestamp)"
-            f" ENGINE=InnoDB COMMENT={literal(_COMMENT + uuid.uuid4().hex)}",
+            f"INSERT IGNORE INTO {quoted(schema, name)} (transaction_id, committed, job, lineage, sink, checkpoint)"
+            " VALUES (%s, true, '-', %s, '-', 0)",
+            [cls.IDENTITY, uuid.uuid4().hex],
         )
         found = cls.find(connection, schema, name)
         if found is None:
@@ -41,20 +47,28 @@ class Ledger(ledger.Ledger):
 
     @classmethod
     def find(cls, connection: Connection, schema: str, name: str) -> Ledger | None:
+        if not cls._exists(connection, schema, name):
+            return None
+        statement = f"SELECT lineage FROM {quoted(schema, name)} WHERE transaction_id = %s"
+        rows = query(connection, statement, [cls.IDENTITY])
+        return cls(schema, name, rows[0][0]) if rows else None
+
+    @classmethod
+    def _exists(cls, connection: Connection, schema: str, name: str) -> bool:
         rows = query(
             connection,
             "SELECT table_comment, engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
             [schema, name],
         )
         if not rows:
-            return None
+            return False
         comment, engine = rows[0]
         if not comment.startswith(_COMMENT) or str(engine).lower() != "innodb":
             raise ConfigurationError(
                 f"{schema}.{name} exists and is not a ledger of this library (an InnoDB table whose comment begins "
-                f'with "{_COMMENT.strip()}"); give the sink another name with ledger=…'
+                f'with "{_COMMENT}"); give the sink another name with ledger=…'
             )
-        return cls(schema, name, comment.removeprefix(_COMMENT))
+        return True
 
     @property
     def table(self) -> str:

@@ -22,8 +22,8 @@ from sinks.mysql.planning import Plan
 from sinks.mysql.server import Connection, execute, literal, query, quoted
 from sinks.mysql.types import Column
 from sinks.sql.names import staging_table
-from sinks.sql.staging import StagingTables, identity_of
-from sinks.transaction import TransactionContext
+from sinks.sql.staging import StagingTables, identity_of, names_of
+from sinks.transaction import Committable, TransactionContext
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Staged(StagingTables[RowTransaction]):
         transaction = RowTransaction(self.server, context, target.label, identity, undo)
         try:
             transaction.execute(
-                f"CREATE TABLE {table} ({', '.join(_declarations(columns, target, self.merge))}) ENGINE=InnoDB"
+                f"CREATE TABLE {table} ({', '.join(_declarations(name, columns, target, self.merge))}) ENGINE=InnoDB"
                 f" COMMENT={literal(context.transaction_id)}"
             )
             transaction.execute("START TRANSACTION READ WRITE")
@@ -72,6 +72,11 @@ class Staged(StagingTables[RowTransaction]):
         if not isinstance(error, pymysql.Error) or not refuses(error):
             return None  # the connection, a lock, a full disk
         return f": {Writing(target.label, '', dict.fromkeys(tables, target.name)).said(describe(error))}"
+
+    def move(self, connection: Connection, plan: Plan, committables: Sequence[Committable]) -> None:
+        super().move(connection, plan, committables)
+        for name in names_of(committables):
+            execute(connection, f"DELETE FROM {quoted(plan.target.schema, name)} ORDER BY {quoted(_ROW)} LIMIT 1")
 
     def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         for start in range(0, len(names), _DROPPED_TOGETHER):
@@ -126,7 +131,7 @@ class Staged(StagingTables[RowTransaction]):
             " ORDER BY ordinal_position",
             [target.schema, name],
         )
-        return [column for (column,) in rows if column in target.names]
+        return [column for (column,) in rows if column != _ROW]
 
 
 def staging_columns(target: Target, merge: Merge, context: TransactionContext) -> list[Column]:
@@ -143,7 +148,7 @@ def staging_columns(target: Target, merge: Merge, context: TransactionContext) -
     return columns
 
 
-def _declarations(columns: Sequence[Column], target: Target, merge: Merge) -> list[str]:
+def _declarations(name: str, columns: Sequence[Column], target: Target, merge: Merge) -> list[str]:
     """Columns and constraints for CREATE TABLE. NULLs are refused before they get here, except in those columns that a
     row that deletes may leave empty."""
     declared = [f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"]
@@ -153,8 +158,9 @@ def _declarations(columns: Sequence[Column], target: Target, merge: Merge) -> li
         declared.append(f"{quoted(column.name)} {column.declared}{charset} NULL{json}")
     if merge.delete_marker:
         required = {column.name for column in target.columns if not column.nullable}
-        for column in columns:
+        for number, column in enumerate(columns):
             if column.name in required and column.nullable:
                 rule = f"{quoted(merge.delete_marker)} IS TRUE OR {quoted(column.name)} IS NOT NULL"
-                declared.append(f"CONSTRAINT {quoted(f'{column.name} is NULL'[:64])} CHECK ({rule})")
+                called = f"{name} {number} {column.name}"[:56] + " is NULL"  # MySQL has them unique in the database
+                declared.append(f"CONSTRAINT {quoted(called)} CHECK ({rule})")
     return declared

@@ -1,8 +1,9 @@
-"""The ledger in PostgreSQL. Its oid tells it from another table of the same name."""
+"""The ledger in PostgreSQL."""
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -21,27 +22,34 @@ CREATED_BY_OTHERS = (errors.UniqueViolation, errors.DuplicateTable, errors.Dupli
 
 @dataclass(frozen=True)
 class Ledger(ledger.Ledger):
-    ID = "ledger_oid"
     schema: str
     name: str
-    id: int
+    id: str
 
     @classmethod
     def ensure(cls, connection: Connection, schema: str, name: str) -> Ledger:
-        table = sql.Identifier(schema, name)
         if found := cls.find(connection, schema, name):
             return found
-        try:
-            connection.execute(
-                sql.SQL(
-                    'CREATE TABLE IF NOT EXISTS {} (transaction_id text COLLATE "C" PRIMARY KEY,'
-                    " committed boolean NOT NULL,"
-                    " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
-                    " at timestamptz NOT NULL DEFAULT now())"
-                ).format(table)
-            )
-        except CREATED_BY_OTHERS:
-            logger.debug("ledger %s.%s was created by somebody else at the same time", schema, name)
+        table = sql.Identifier(schema, name)
+        if not cls._exists(connection, schema, name):
+            try:
+                connection.execute(
+                    sql.SQL(
+                        'CREATE TABLE IF NOT EXISTS {} (transaction_id text COLLATE "C" PRIMARY KEY,'
+                        " committed boolean NOT NULL,"
+                        " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
+                        " at timestamptz NOT NULL DEFAULT now())"
+                    ).format(table)
+                )
+            except CREATED_BY_OTHERS:
+                logger.debug("ledger %s.%s was created by somebody else at the same time", schema, name)
+        connection.execute(
+            sql.SQL(
+                "INSERT INTO {} (transaction_id, committed, job, lineage, sink, checkpoint)"
+                " VALUES (%s, true, '-', %s, '-', 0) ON CONFLICT DO NOTHING"
+            ).format(table),
+            [cls.IDENTITY, uuid.uuid4().hex],
+        )
         found = cls.find(connection, schema, name)
         if found is None:
             raise ConfigurationError(f"the ledger table {schema}.{name} could not be created")
@@ -49,20 +57,28 @@ class Ledger(ledger.Ledger):
 
     @classmethod
     def find(cls, connection: Connection, schema: str, name: str) -> Ledger | None:
+        if not cls._exists(connection, schema, name):
+            return None
+        query = sql.SQL("SELECT lineage FROM {} WHERE transaction_id = %s").format(sql.Identifier(schema, name))
+        row = connection.execute(query, [cls.IDENTITY]).fetchone()
+        return cls(schema, name, row[0]) if row else None
+
+    @classmethod
+    def _exists(cls, connection: Connection, schema: str, name: str) -> bool:
         row = connection.execute(
-            "SELECT c.oid::bigint, c.relkind IN ('r', 'p'), ARRAY(SELECT attname::text FROM pg_attribute"
+            "SELECT c.relkind IN ('r', 'p'), ARRAY(SELECT attname::text FROM pg_attribute"
             " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
             [schema, name],
         ).fetchone()
         if row is None:
-            return None
-        oid, is_table, columns = row
+            return False
+        is_table, columns = row
         if not is_table or not set(columns) >= {"transaction_id", "committed", "job", "lineage", "sink", "checkpoint"}:
             raise ConfigurationError(
                 f"{schema}.{name} exists and is not a ledger of this library; give the sink another name with ledger=…"
             )
-        return cls(schema, name, oid)
+        return True
 
     @property
     def table(self) -> sql.Identifier:

@@ -50,7 +50,7 @@ class Prepared(Separate[CopyTransaction]):
             return None
         return (
             f"the server says that its transaction {committable.proof['xid']} was committed, and the ledger has not "
-            "its row: somebody emptied the ledger"
+            "its row: somebody deleted it"
         )
 
     def prepare(self, transaction: CopyTransaction, ledger: Ledger) -> None:

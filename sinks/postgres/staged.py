@@ -19,7 +19,7 @@ from sinks.postgres.merge import Merge
 from sinks.postgres.planning import Plan
 from sinks.postgres.server import Connection
 from sinks.postgres.types import Column, target_type
-from sinks.sql.staging import StagingTables, identity_of
+from sinks.sql.staging import StagingTables, identity_of, names_of
 from sinks.transaction import CommitOutcome, Committable, TransactionContext, TransactionId
 
 # Staging tables dropped in one transaction. Each drop takes some five locks out of the server's shared table (64 x
@@ -76,7 +76,12 @@ class Staged(StagingTables[CopyTransaction]):
     def move(self, connection: Connection, plan: Plan, committables: Sequence[Committable]) -> None:
         super().move(connection, plan, committables)
         ids = [c.transaction["transaction_id"] for c in committables]
-        self.tidy(connection, plan.target.schema, ids[:_DROPPED_TOGETHER])
+        schema = plan.target.schema
+        self.tidy(connection, schema, ids[:_DROPPED_TOGETHER])
+        for name in sorted(self.existing(connection, schema, names_of(committables))):
+            # a DELETE may be refused, in a publication of all tables, since they have no key
+            again = sql.SQL("INSERT INTO {0} SELECT * FROM {0} LIMIT 1").format(sql.Identifier(schema, name))
+            connection.execute(again)
 
     def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         for start in range(0, len(names), _DROPPED_TOGETHER):

@@ -20,10 +20,11 @@ _KEPT_CHECKPOINTS = 100
 
 
 class Ledger(ABC):
-    """The ledger table. Subclasses are frozen dataclasses, which travel to the tasks. `id` tells it from another one of
-    the same name, made after the first was dropped; `ID` is what a committable calls that."""
+    """The ledger table. Subclasses are frozen dataclasses, which travel to the tasks. `id` is random, and tells it from
+    another one of the same name. It is the `lineage` of a row of its own, `IDENTITY`: who empties the table, takes it
+    away."""
 
-    ID: ClassVar[str] = "ledger_id"
+    IDENTITY: ClassVar[str] = "ledger"
     schema: Any
     name: str
     id: Any
@@ -31,12 +32,12 @@ class Ledger(ABC):
     @classmethod
     @abstractmethod
     def find(cls, connection: Any, schema: Any, name: str) -> Self | None:
-        """The table, if there is one. Raises ConfigurationError if it is something else than a ledger."""
+        """The table, if there is one, with its id. Raises ConfigurationError if it is something else than a ledger."""
 
     @classmethod
     @abstractmethod
     def ensure(cls, connection: Any, schema: Any, name: str) -> Self:
-        """Find the table or create it; safe against others that do the same. Outside a transaction."""
+        """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
 
     @property
     def label(self) -> str:
@@ -45,7 +46,7 @@ class Ledger(ABC):
 
     def proof(self) -> dict[str, Any]:
         """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
-        return {"ledger": [self.schema, self.name], self.ID: self.id}
+        return {"ledger": [self.schema, self.name], "ledger_id": self.id}
 
     def foreign(self, connection: Any, proof: Mapping[str, Any]) -> str | None:
         """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
@@ -54,9 +55,9 @@ class Ledger(ABC):
             return None
         place = proof["ledger"]
         return (
-            f"the ledger {self.label} is not the table that was there at pre-commit "
-            f"({place if isinstance(place, str) else '.'.join(place)}, {self.ID.removeprefix('ledger_')} "
-            f"{proof[self.ID]}); it was dropped, or the sink points elsewhere"
+            f"the ledger {self.label} is not the one that was there at pre-commit "
+            f"({place if isinstance(place, str) else '.'.join(place)}, id {proof.get('ledger_id')}); it was emptied or "
+            "dropped, or the sink points elsewhere"
         )
 
     @abstractmethod

@@ -92,7 +92,8 @@ class Merge(MergeOptions):
             found += int(some)
         if found != rows:
             raise SinkError(
-                f"the staging tables hold {found} rows, and their tasks acknowledged {rows}: somebody changed one"
+                f"the staging tables hold {found} rows, and their tasks acknowledged {rows}: somebody changed one, or "
+                "emptied the ledger after they were moved"
             )
 
     def changes(self, written: Sequence[str]) -> tuple[list[str], list[str]]:

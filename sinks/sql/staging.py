@@ -16,7 +16,8 @@ from sinks.transaction import Checkpoint, Committable, Identity, TransactionCont
 
 class StagingTables(Staged[T]):
     """A table's comment is its participant's transaction id. Tables that were moved and are still there are told by the
-    ledger."""
+    ledger. Were that emptied, they could not be moved again: rows are counted, and whoever moves a table without
+    dropping it leaves it with another number of rows."""
 
     # ------------------------------------------------------------------ the database's own
     @abstractmethod
@@ -87,8 +88,8 @@ class StagingTables(Staged[T]):
         if merge.mode == "append" and not self.judges(target):
             return
         with self.server.lend() as connection:
-            there = self.existing(connection, target.schema, _names(committables))
-            tables = [name for name in _names(committables) if name in there]
+            there = self.existing(connection, target.schema, names_of(committables))
+            tables = [name for name in names_of(committables) if name in there]
             if not tables:
                 return
             staging, written = self._staging(connection, target, tables)
@@ -99,7 +100,7 @@ class StagingTables(Staged[T]):
                     merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
 
     def intact(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> list[str]:
-        there = self.existing(connection, plan.target.schema, _names(committables))
+        there = self.existing(connection, plan.target.schema, names_of(committables))
         ids = [c.transaction["transaction_id"] for c in committables]
         return [text for text in ids if staging_table(text) in there]
 
@@ -107,11 +108,13 @@ class StagingTables(Staged[T]):
         return f"the staging table {staging_table(transaction_id)} of {transaction_id} is gone"
 
     def move(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> None:
-        target, tables = plan.target, _names(committables)
+        target, tables = plan.target, names_of(committables)
         try:
             staging, written = self._staging(connection, target, tables)
             self.merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
         except SinkError as error:
+            if error.retryable:
+                raise
             raise Refused(f"table {target.label}: {error}") from error
         except Exception as error:
             reason = self.refusal(error, target, tables)
@@ -142,5 +145,5 @@ def identity_of(schema: str, transaction_id: str) -> Identity:
     return {"transaction_id": transaction_id, "table": f"{schema}.{staging_table(transaction_id)}"}
 
 
-def _names(committables: Sequence[Committable]) -> list[str]:
+def names_of(committables: Sequence[Committable]) -> list[str]:
     return [staging_table(c.transaction["transaction_id"]) for c in committables]

@@ -20,8 +20,6 @@ from sinks.errors import ConfigurationError
 from sinks.sql import ledger
 from sinks.transaction import TransactionId
 
-_IDENTITY = "ledger"
-
 
 def table_of(name: str, schema: str | None) -> sa.Table:
     return sa.Table(
@@ -43,8 +41,6 @@ def table_of(name: str, schema: str | None) -> sa.Table:
 
 @dataclass(frozen=True)
 class Ledger(ledger.Ledger):
-    """`id` is kept in a row of its own."""
-
     schema: str | None
     name: str
     id: str
@@ -59,7 +55,7 @@ class Ledger(ledger.Ledger):
             try:
                 with connection.begin_nested():
                     values = {"job": "-", "lineage": uuid.uuid4().hex, "sink": "-", "checkpoint": 0, "committed": True}
-                    connection.execute(table.insert().values(transaction_id=_IDENTITY, **values))
+                    connection.execute(table.insert().values(transaction_id=cls.IDENTITY, **values))
             except exc.IntegrityError:
                 pass  # somebody else made it at the same moment
             found = cls.find(connection, schema, name)
@@ -78,7 +74,7 @@ class Ledger(ledger.Ledger):
             raise ConfigurationError(
                 f"{table.fullname} exists and is not a ledger of this sink; give the sink another name with ledger=…"
             )
-        id = connection.scalar(sa.select(table.c.lineage).where(table.c.transaction_id == _IDENTITY))
+        id = connection.scalar(sa.select(table.c.lineage).where(table.c.transaction_id == cls.IDENTITY))
         return None if id is None else cls(schema, name, str(id), table)
 
     @property
@@ -86,7 +82,7 @@ class Ledger(ledger.Ledger):
         return self.table.fullname
 
     def proof(self) -> dict[str, Any]:
-        return {"ledger": self.label, self.ID: self.id}
+        return {"ledger": self.label, "ledger_id": self.id}
 
     def states(self, connection: Connection, ids: Collection[str]) -> dict[str, bool]:
         t = self.table.c

@@ -55,14 +55,14 @@ def test_postgres(pg_job: Job, pg_database: str) -> None:
     assert "the clock of the server agrees" in told
     assert "an empty transaction was pre-committed and aborted" in told
     with psycopg.connect(pg_database) as connection:
-        assert connection.execute("SELECT count(*) FROM tpc_ledger").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM tpc_ledger WHERE job <> '-'").fetchone() == (0,)
     pg_job.file.write_text(pg_job.file.read_text().replace('"prepared"', '"staged"'))
     told = about(pg_job.json("doctor"), "sink orders")
     assert "an empty transaction was pre-committed and aborted" in told
     with psycopg.connect(pg_database) as connection:
         staging = connection.execute("SELECT relname FROM pg_class WHERE relname ~ '^tpc_[0-9a-f]{20}$'").fetchall()
         assert staging == []
-        assert connection.execute("SELECT count(*) FROM tpc_ledger").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM tpc_ledger WHERE job <> '-'").fetchone() == (0,)
 
 
 def test_postgres_that_cannot_do_it(
@@ -170,7 +170,7 @@ def test_mariadb(tmp_path: Path, mysql_database: str) -> None:
             assert "MariaDB 1" in told
             assert f"can be written by strategy {strategy}" in told
             assert "an empty transaction was pre-committed and aborted" in told
-            cursor.execute("SELECT count(*) FROM tpc_ledger")
+            cursor.execute("SELECT count(*) FROM tpc_ledger WHERE job <> '-'")
             assert cursor.fetchone() == (0,)
         cursor.execute("XA RECOVER")
         assert not [row for row in cursor.fetchall() if b"doctor" in bytes(str(row), "utf-8")]

@@ -37,7 +37,7 @@ def sink(db: Observer, strategy: str) -> Iterator[PostgresSink]:
 
 
 def test_a_ledger_made_anew_under_a_running_driver_proves_nothing(db: Observer, sink: PostgresSink) -> None:
-    """The oid in the proof is compared with the oid that this driver read at `check`, not with the table it asks."""
+    """The id in the proof is compared with that of the table, not with the one that this driver read at `check`."""
     committable = pre_commit(sink, rows_of(1))
     other = PostgresSink(db.dsn, "orders", strategy=sink.strategy)
     assert other.commit_all(checkpoint(), [committable]) == [CommitOutcome.COMMITTED]  # our own answer got lost

@@ -210,7 +210,7 @@ def test_a_dropped_ledger_proves_nothing(db: Observer, sink: PostgresSink) -> No
     (outcome,) = sink.commit_all(checkpoint(), [done])
     assert isinstance(outcome, CommitOutcome)
     assert outcome.state is CommitState.UNKNOWN
-    assert "not the table that was there at pre-commit" in outcome.reason
+    assert "not the one that was there at pre-commit" in outcome.reason
     assert db.ids() == [1]
 
 
