@@ -57,6 +57,7 @@ class Target:
 
 def locate(connection: Connection, table: str) -> tuple[str, str]:
     """Database and name of a table as the user wrote it: `orders`, `shop.orders`, "`Daily Orders`". It need not exist.
+    The database's name is as the server writes it, which may not care for capitals: transactions are found by it.
 
     Raises ConfigurationError if it is no table name.
     """
@@ -66,10 +67,11 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
             "special characters: shop.`Daily Orders`"
         )
     parts = [(ticked or plain).replace("``", "`") for ticked, plain in _PART.findall(table)]
-    if len(parts) == 2:
-        return parts[0], parts[1]
-    ((schema,),) = query(connection, "SELECT DATABASE()")
-    return schema, parts[0]
+    if len(parts) == 1:
+        ((schema,),) = query(connection, "SELECT DATABASE()")
+        parts = [schema, *parts]
+    found = query(connection, "SELECT schema_name FROM information_schema.schemata WHERE schema_name = %s", parts[:1])
+    return (found[0][0] if found else parts[0]), parts[1]
 
 
 def similar(connection: Connection, name: str) -> list[str]:

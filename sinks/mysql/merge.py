@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sinks.errors import SinkError
+from sinks.errors import SinkError, TransactionBlocked
 from sinks.mysql.catalog import Target
 from sinks.mysql.server import Connection, execute, query, quoted
 from sinks.sql import merge
@@ -36,16 +36,23 @@ class Merge(merge.Merge):
             if moved != rows:
                 raise SinkError(
                     f"{moved} rows went into the table out of the staging tables, and their tasks acknowledged {rows}: "
-                    "somebody changed a staging table"
+                    "somebody changed a staging table, or emptied the ledger after they were moved"
                 )
             return
         self.count(connection, staging, rows)
         last = self._last(staging, written)
         if self.delete_marker:
             execute(connection, self._delete(target, last))
-        if set(written) > set(self.keys):
-            execute(connection, self._update(target, last, written))
-        execute(connection, self._insert(target, last, written))
+        if set(written) == set(self.keys):
+            execute(connection, self._insert(target, last, written))
+            return
+        changed = execute(connection, self._update(target, last, written))
+        changed += execute(connection, self._insert(target, last, written))
+        ((kept,),) = query(connection, f"SELECT count(*) FROM ({last}) AS last{self._kept()}")
+        if changed != kept:  # neither missing for the INSERT nor there for the UPDATE
+            raise TransactionBlocked(
+                f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"
+            )
 
     def _last(self, staging: Sequence[str], written: Sequence[str]) -> str:
         """The last change of each key, over all participants."""

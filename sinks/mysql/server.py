@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 Connection: TypeAlias = "pymysql.connections.Connection[Cursor]"
 
 _IDLE_LIMIT = 10  # seconds
+_WAIT_TIMEOUT = "28800"
+"""Seconds that a connection of a task may be without rows: the servers' own default."""
 
 
 class _Connection(pymysql.connections.Connection):
@@ -62,6 +64,7 @@ _SESSION = {
     "unique_checks": "1",
     "sql_safe_updates": "0",
     "sql_select_limit": "18446744073709551615",
+    "wait_timeout": _WAIT_TIMEOUT,
 }
 _MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
 _MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
@@ -90,8 +93,8 @@ class Server(servers.Server[Connection]):
         defaults = {"connect_timeout": 10, "program_name": f"tpc {name}"[:32]}
         fixed: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "local_infile": False, "cursorclass": Cursor}
         # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with local_infile=False, hands out no file
-        flags = int(given.get("client_flag", 0)) & ~CLIENT.FOUND_ROWS  # affected rows are changed rows
-        super().__init__(defaults | given | fixed | {"client_flag": flags | CLIENT.LOCAL_FILES})
+        flags = CLIENT.LOCAL_FILES | CLIENT.FOUND_ROWS  # the rows of an UPDATE are those found, changed by it or not
+        super().__init__(defaults | given | fixed | {"client_flag": int(given.get("client_flag", 0)) | flags})
         self._lock_timeout = max(1, math.ceil(lock_timeout))
 
     def connect(self) -> Connection:
@@ -146,7 +149,7 @@ class Server(servers.Server[Connection]):
             raise
         execute(connection, "COMMIT")
         with contextlib.suppress(pymysql.Error):
-            execute(connection, "SET SESSION wait_timeout = DEFAULT")
+            execute(connection, f"SET SESSION wait_timeout = {_WAIT_TIMEOUT}")
 
     @contextmanager
     def impatient(self, connection: Connection) -> Iterator[None]:

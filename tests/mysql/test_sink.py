@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -18,8 +19,8 @@ from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMis
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.ledger import Ledger
 from sinks.mysql.server import execute, parameters
-from sinks.testing.servers.mariadb import MySQLService
-from sinks.transaction import CommitState, TransactionId
+from sinks.testing.servers.mariadb import MariaDBServer, MySQLService
+from sinks.transaction import CommitState, Fingerprint, TransactionId
 from tests.mysql.play import Observer, held
 from tests.table import COMMITTED, SCHEMA, batch, checkpoint, context, eventually, pre_commit, rows_of
 from tests.table_suite import TableSuite
@@ -268,7 +269,7 @@ def test_a_dropped_ledger_proves_nothing(db: Observer, sink: MySQLSink) -> None:
     (outcome,) = sink.commit_all(checkpoint(), [done])
     assert isinstance(outcome, CommitOutcome)
     assert outcome.state is CommitState.UNKNOWN
-    assert "not the table that was there at pre-commit" in outcome.reason
+    assert "not the one that was there at pre-commit" in outcome.reason
     assert db.ids() == [1]
 
 
@@ -463,6 +464,44 @@ def test_sessions_do_not_depend_on_the_defaults_of_the_server(db: Observer, mari
         for name, value in before.items():
             admin.run(f"SET GLOBAL {name} = %s", [value])
         admin.close()
+
+
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+def test_a_task_may_be_without_rows_for_longer_than_the_server_waits_by_default(
+    db: Observer, mariadb: MySQLService, strategy: str
+) -> None:
+    admin = Observer(db.dsn)
+    ((before,),) = admin.run("SELECT @@global.wait_timeout")
+    try:
+        admin.run("SET GLOBAL wait_timeout = 1")
+        sink = make(db, strategy=strategy)
+        transaction = sink.begin_transaction(context(sink))
+        sink.write(transaction, rows_of(1))
+        time.sleep(2)
+        sink.write(transaction, rows_of(2))
+        committable = sink.pre_commit(transaction).of("orders", 0, Fingerprint(2))
+    finally:
+        admin.run(f"SET GLOBAL wait_timeout = {before}")
+        admin.close()
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [1, 2]
+
+
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+def test_a_server_that_does_not_care_for_capitals(strategy: str) -> None:
+    """What the sweep lists goes by the same names as what the tasks have pre-committed."""
+    with MariaDBServer({"lower_case_table_names": "1"}) as server, server.database() as dsn:
+        db = Observer(dsn)
+        db.run("CREATE TABLE orders (id bigint, name text) ENGINE=InnoDB")
+        sink = make(db, table=f"{db.schema.upper()}.Orders", strategy=strategy)
+        committable = pre_commit(sink, rows_of(1))
+        assert list(sink.in_doubt("job")) == [dict(committable.transaction)]
+        sink.abort(committable.transaction)
+        assert db.pending() == 0
+        assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(2), subtask=1)]) == [COMMITTED]
+        assert db.ids() == [2]
+        sink.close()
+        db.close()
 
 
 # ---------------------------------------------------------------------- set-up
@@ -823,6 +862,16 @@ def test_constraints_bind_rows_that_stay_not_rows_that_delete(keyed: Observer) -
     with pytest.raises(BadValue, match="name"):
         pre_commit(sink, batch([change(1, None, 1, None)], CHANGES))
     pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))
+
+
+def test_checks_of_staging_tables_have_names_of_their_own(keyed: Observer) -> None:
+    """MySQL has them once in a database (8.0 manual, "CHECK Constraints"), MariaDB once in a table."""
+    sink = changing(keyed)
+    for subtask in range(2):
+        pre_commit(sink, batch([change(1, "x", 1, None)], CHANGES), subtask=subtask)
+    query = "SELECT constraint_name FROM information_schema.check_constraints WHERE constraint_schema = DATABASE()"
+    names = [name for (name,) in keyed.run(query) if name.endswith("name is NULL")]
+    assert len(set(names)) == 2
 
 
 def test_another_unique_index_of_an_upsert_is_no_key_and_is_tried_before_the_decision(keyed: Observer) -> None:
