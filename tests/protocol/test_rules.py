@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator import CheckpointListener, Step, protocol
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step, protocol
 from coordinator.decisions import require_same_offsets
 from coordinator.errors import (
     CheckpointFailed,
@@ -511,6 +512,18 @@ def test_a_query_that_is_being_stopped_does_not_wait_for_a_system_that_is_away(
         job.coordinator(sink=Away(job.sink.folder), listeners=[Stop()]).process(stopping)
     assert len(COMMITS) == len(set(COMMITS)) == 3, "each was asked for once"
     job.run()
+    job.assert_exactly_once()
+
+
+def test_a_sink_that_is_away_holds_back_the_query_but_no_other_sink(job: Job, tmp_path: Path) -> None:
+    """What is decided is not left to time out, in Kafka for one."""
+    away, other = Away(job.sink.folder), FileSink(tmp_path / "other", name="other")
+    other.folder.mkdir()
+    with pytest.raises(InDoubtError, match="could not be made visible"):
+        job.query().run(CheckpointCoordinator("job", [away, other], job.storage, CheckpointConfig(commit_timeout=1)))
+    assert job.visible() == Counter()
+    assert len(list(other.folder.glob("[!.]*.parquet"))) == 3
+    job.query().run(CheckpointCoordinator("job", [job.sink, other], job.storage))
     job.assert_exactly_once()
 
 
