@@ -81,7 +81,9 @@ class More(Histories):
             "job",
             [Sink(self.key, self.atomic, "world"), Sink(self.key, self.atomic, "other")],
             Storage(self.storage, self.world),
-            CheckpointConfig(retained_checkpoints=2, commit_timeout=0.3),
+            CheckpointConfig(
+                retained_checkpoints=2, commit_timeout=30
+            ),  # of four asks at most; no choice must depend on the time
             [Ticking(self.world)],
         )
 
