@@ -58,6 +58,7 @@ VARIANTS = [
     Variant("Kafka, replays end", "-DKAFKA=1 -DLOSS=0 -DENDLESS=0"),
     Variant("older checkpointLocation", "-DBACKUP=1"),
     Variant("restore", "-DRESTORE=1 -DNR=2 -DLOSS=0"),
+    Variant("restore, an operator asks", "-DRESTORE=1 -DASK=1 -DNR=2 -DLOSS=0"),
     Variant("restore, a loss", "-DRESTORE=1 -DNR=3", large=True),
     Variant("restore, a driver crashes", "-DRESTORE=1 -DNR=2 -DLOSS=0 -DCRASH=1", large=True),
     Variant("without R1", "-DGC=1 -DFLAKY=1 -DR1=0 -DR14=0", "S1"),
@@ -78,6 +79,7 @@ VARIANTS = [
     Variant("without HELD", "-DNP=2 -DSTAGED=1 -DHELD=0", "S5"),
     Variant("sweep reads, then lists", "-DLISTFIRST=0", "S6"),
     Variant("restore looks, then claims", "-DRESTORE=1 -DNR=2 -DLOSS=0 -DFENCE=0", "S1"),
+    Variant("an operator asks amid a restore", "-DRESTORE=1 -DASK=1 -DNR=2 -DLOSS=0 -DASKCLAIM=0", "S1"),
     Variant("restore claims, then puts its base", "-DRESTORE=1 -DNR=2 -DLOSS=0 -DBASEFIRST=0", "S1"),
 ]
 QUICK = ["two drivers and a third", "without HELD"]

@@ -74,6 +74,10 @@
 #define RESTORE 0     /* 1: driver 1 or 2 may restore the savepoint of checkpoint 1 into a new location and lineage */
 #endif
 
+#ifndef ASK
+#define ASK 0         /* 1: (RESTORE) driver 2 is none, but an operator's command, at any time: asks what became of the newest checkpoint */
+#endif
+
 /* ---- the rules: 0 switches one off */
 #ifndef R1
 #define R1 1          /* after a put and before the first commit: is a newer checkpoint complete? */
@@ -128,6 +132,9 @@
 #endif
 #ifndef R14LOAD
 #define R14LOAD 1     /* the same after a load */
+#endif
+#ifndef ASKCLAIM
+#define ASKCLAIM 1    /* (ASK) whoever asks amid a restore claims a generation first */
 #endif
 #ifndef ENDLESS
 #define ENDLESS 1     /* 0: running out of rounds is an error (no run may need more than NR) */
@@ -211,6 +218,7 @@ byte cur[NP*NA];             /* 1+slot of the holder of a pooled name */
 /* ---- checkpoint storage */
 byte gen;                    /* newest generation */
 byte lin;                    /* the lineage that its claim names */
+bool fence;                  /* a restore has claimed it */
 bool put[NL*NC*NR];          /* the record is there */
 byte rec[NL*NC*NR*NP];       /* what it names: REF(driver, attempt), 0 = nothing */
 byte recoffs[NL*NC];         /* the offsets in the complete record */
@@ -557,7 +565,10 @@ inline decide(rr) {
 
 #define BASE d_step { ALIVE -> put[RK(1,0,0)] = true; recoffs[CK(1,0)] = recoffs[CK(0,0)]; printf("EV driver%d puts the base record\n", d) }
 
-proctype Driver(byte d; bool restores) {
+#define DRIVES 0
+#define RESTORES 1
+#define ASKS 2
+proctype Driver(byte d; byte role) {
     byte N, C, r, p, q;       /* r: newest decision round of C that this driver has evaluated */
     byte kr[NP], kf[NP], out[NP];
     bool t, swept, again;
@@ -566,34 +577,47 @@ proctype Driver(byte d; bool restores) {
     true;
 restore: true;
     if
-    :: restores && lin == 0 && ALIVE ->
+    :: role == RESTORES && lin == 0 && ALIVE ->
 #if FENCE
-        d_step { ALIVE -> gen++; q = gen; printf("EV driver%d claims generation %d to restore\n", d, gen) };
+        d_step { ALIVE -> gen++; fence = true; q = gen; printf("EV driver%d claims generation %d to restore\n", d, gen) };
         if :: ALIVE && put[RK(0,1,0)] -> told = true; goto stop :: ALIVE && !put[RK(0,1,0)] fi;
 #else
         if :: ALIVE && put[RK(0,1,0)] -> told = true; goto stop :: ALIVE && !put[RK(0,1,0)] fi;
-        d_step { ALIVE -> gen++; q = gen; printf("EV driver%d claims generation %d to restore\n", d, gen) };
+        d_step { ALIVE -> gen++; fence = true; q = gen; printf("EV driver%d claims generation %d to restore\n", d, gen) };
 #endif
 #if BASEFIRST
         BASE;
 #endif
         if
-        :: d_step { ALIVE && gen == q -> gen++; lin = 1; q = 0; printf("EV driver%d claims generation %d for the new lineage\n", d, gen) };
+        :: d_step { ALIVE && gen == q -> gen++; fence = true; lin = 1; q = 0; printf("EV driver%d claims generation %d for the new lineage\n", d, gen) };
         :: d_step { ALIVE && gen != q -> q = 0 };                    /* a driver has started since: look again */
            if :: gen < 2*ND -> goto restore :: else -> exhausted = true; goto stop fi
         fi;
 #if !BASEFIRST
         BASE;
 #endif
-    :: ALIVE && (!restores || lin == 1)
+    :: ALIVE && (role != RESTORES || lin == 1)
     fi;
 #endif
     /* ---- start. Spark reads its log before recovery (first call) or after it (explicit recover()) */
+#if ASK
+    if
+    :: role == ASKS ->
+        d_step { ALIVE -> generation[d] = gen };
+        if
+        :: d_step { ALIVE && ASKCLAIM && fence -> gen++; fence = false; generation[d] = gen; printf("EV operator claims generation %d\n", gen) }
+        :: ALIVE && !(ASKCLAIM && fence)
+        fi;
+        d_step { ALIVE -> L = lin };
+        goto load
+    :: else
+    fi;
+#endif
     if
     :: d_step { ALIVE -> sparkstart() }
     :: ALIVE
     fi;
-    d_step { ALIVE -> gen++; generation[d] = gen; L = lin; printf("EV driver%d claims generation %d in lineage %d\n", d, gen, lin) };
+    d_step { ALIVE -> gen++; fence = false; generation[d] = gen; L = lin; printf("EV driver%d claims generation %d in lineage %d\n", d, gen, lin) };
 load: true;
     d_step { ALIVE -> newest(C); printf("EV driver%d loads newest complete %d\n", d, C); r = 0; forget(); if :: C > 0 -> know(C, 0) :: else fi; true };
     do
@@ -609,6 +633,9 @@ load: true;
     if :: ALIVE && gen==generation[d] :: ALIVE && gen!=generation[d] -> goto stop fi;
 #endif
     if :: C > 0 -> commitall(C) :: else fi;
+#if ASK
+    if :: role == ASKS -> goto stop :: else fi;
+#endif
     true;
     if :: N == 0 -> d_step { ALIVE -> sparkstart() } :: else fi;
 
@@ -713,7 +740,7 @@ stop: true;
 /* ------------------------------------------------------------------ operators and crashes, speculation, the last check */
 #define FIRST (alive[1]==0)                                        /* driver 0 alive: it is the zombie */
 #define SECOND (alive[2]==0 && alive[1]==2 && alive[0]==2)
-#define START(d,l,restore) alive[d] = 1; loc[d] = l; run Driver(d, restore)
+#define START(d,l,role) alive[d] = 1; loc[d] = l; run Driver(d, role)
 #if RESTORE
 #define HERE lin                                                   /* the location that belongs to the newest lineage */
 #define SAVED (lin==0 && commits[CK(0,0)])
@@ -728,17 +755,23 @@ stop: true;
       if :: st[SLOT(d,dn[d]-1,dr[d],p,0)]!=ABRT -> nspec++ :: else fi; st[SLOT(d,dn[d]-1,dr[d],p,1)] = LAUN }
 #endif
 init {
-    atomic { START(0, 0, false) };
+    atomic { START(0, 0, DRIVES) };
     do
-    :: atomic { FIRST && !ALLDONE -> START(1, HERE, false) }
-    :: atomic { SECOND && !ALLDONE -> START(2, HERE, false) }
+    :: atomic { FIRST && !ALLDONE -> START(1, HERE, DRIVES) }
+#if ASK
+    :: atomic { alive[2]==0 -> exhausted = true; START(2, HERE, ASKS) }              /* nobody is left to start */
+#else
+    :: atomic { SECOND && !ALLDONE -> START(2, HERE, DRIVES) }
+#endif
 #if BACKUP
-    :: atomic { FIRST && !ALLDONE -> START(1, 1, false) }
-    :: atomic { SECOND && !ALLDONE -> START(2, 1, false) }
+    :: atomic { FIRST && !ALLDONE -> START(1, 1, DRIVES) }
+    :: atomic { SECOND && !ALLDONE -> START(2, 1, DRIVES) }
 #endif
 #if RESTORE
-    :: atomic { FIRST && SAVED -> commits[CK(1,0)] = true; offs[CK(1,0)] = 1; START(1, 1, true) }
-    :: atomic { alive[2]==0 && !FIRST && SAVED -> commits[CK(1,0)] = true; offs[CK(1,0)] = 1; START(2, 1, true) }
+    :: atomic { FIRST && SAVED -> commits[CK(1,0)] = true; offs[CK(1,0)] = 1; START(1, 1, RESTORES) }
+#if !ASK
+    :: atomic { alive[2]==0 && !FIRST && SAVED -> commits[CK(1,0)] = true; offs[CK(1,0)] = 1; START(2, 1, RESTORES) }
+#endif
 #endif
 #if CRASH
     :: d_step { alive[0]==1 -> alive[0] = 2; exhausted = exhausted || alive[2] }    /* driver 2 runs: nobody may be left to start */
