@@ -69,6 +69,8 @@ def checkpoint(number: int = 0, job: str = "job", oldest: int = 0) -> Checkpoint
 class Database(ABC):
     """Reads, in autocommit mode, what is visible, prepared and staged."""
 
+    dsn: str
+
     @abstractmethod
     def run(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ class TableSuite:
     """Fixtures: `db` with a table `orders`, `keyed` with a primary key on it, and `sink`, one for each strategy."""
 
     make: Callable[..., TableSink[Any]]
+    held: Callable[..., AbstractContextManager[Any]]
+    """Another session, by its DSN, with an open transaction that ran these statements."""
 
     def test_in_doubt_lists_the_identities_of_the_committables(self, db: Database, sink: TableSink[Any]) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
@@ -138,6 +141,19 @@ class TableSuite:
         committable = pre_commit(sink, rows_of(1))
         db.run("TRUNCATE tpc_ledger")
         assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+        assert db.ids() == [1]
+
+    def test_rows_that_were_moved_are_not_moved_again_when_the_ledger_is_emptied(self, db: Database) -> None:
+        """A backup reads their staging table, so it was not dropped."""
+        sink = self.make(db, strategy="staged", lock_timeout=1)
+        committable = pre_commit(sink, rows_of(1))
+        with self.held(db.dsn, f"SELECT * FROM {db.staging()[0]}"):
+            assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+        db.run("TRUNCATE tpc_ledger")
+        (outcome,) = sink.commit_all(checkpoint(), [committable])
+        assert isinstance(outcome, CommitOutcome)
+        assert outcome.state is CommitState.UNKNOWN
+        assert "or emptied the ledger after they were moved" in outcome.reason
         assert db.ids() == [1]
 
     def test_somebody_elses_table_is_no_ledger(self, db: Database) -> None:

@@ -186,19 +186,6 @@ def test_a_reader_of_a_staging_table_does_not_hold_up_the_checkpoint(db: Observe
     sink.close()
 
 
-def test_rows_that_were_moved_are_not_moved_again_when_the_ledger_is_emptied(db: Observer, staged: MySQLSink) -> None:
-    """A backup reads their staging table, so it was not dropped."""
-    committable = pre_commit(staged, rows_of(1))
-    with held(db.dsn, f"SELECT * FROM {db.staging()[0]}"):
-        assert staged.commit_all(checkpoint(), [committable]) == [COMMITTED]
-    db.run("TRUNCATE tpc_ledger")
-    (outcome,) = staged.commit_all(checkpoint(), [committable])
-    assert isinstance(outcome, CommitOutcome)
-    assert outcome.state is CommitState.UNKNOWN
-    assert "or emptied the ledger after they were moved" in outcome.reason
-    assert db.ids() == [1]
-
-
 def test_a_column_renamed_after_the_pre_commit_does_not_lose_its_values(db: Observer, staged: MySQLSink) -> None:
     committable = pre_commit(staged, rows_of(1))
     db.run("ALTER TABLE orders CHANGE name title varchar(100)")

@@ -908,3 +908,4 @@ def test_keys_only_and_keys_of_several_columns(db: Observer) -> None:
 # ---------------------------------------------------------------------- like every table
 class TestTable(TableSuite):
     make = staticmethod(make)
+    held = staticmethod(held)

@@ -109,22 +109,6 @@ def test_a_missing_staging_table_that_is_just_being_moved_is_not_lost(db: Observ
     assert db.ids() == [1]
 
 
-def test_rows_that_were_moved_are_not_moved_again_when_the_ledger_is_emptied(db: Observer) -> None:
-    """pg_dump reads their staging table, so it was not dropped."""
-    sink = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=0.5)
-    sink.check(SCHEMA)
-    committable = pre_commit(sink, rows_of(1))
-    with held(db.dsn, f"SELECT * FROM {db.staging()[0]}"):
-        assert sink.commit_all(checkpoint(), [committable]) == [CommitOutcome.COMMITTED]
-    db.run("TRUNCATE tpc_ledger")
-    (outcome,) = sink.commit_all(checkpoint(), [committable])
-    assert isinstance(outcome, CommitOutcome)
-    assert outcome.state is CommitState.UNKNOWN
-    assert "or emptied the ledger after they were moved" in outcome.reason
-    assert db.ids() == [1]
-    sink.close()
-
-
 def test_staging_tables_that_are_read_are_moved_inside_a_publication_of_all_tables(db: Observer) -> None:
     sink = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=0.5)
     sink.check(SCHEMA)
