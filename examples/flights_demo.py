@@ -183,7 +183,7 @@ class Job:
         self._log = log
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(SILENCE)
-        self._lines = self._channel.makefile("rw")
+        self._lines = self._channel.makefile()
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "examples.flights_job", "--channel", str(theirs.fileno()), *arguments],
@@ -208,8 +208,7 @@ class Job:
             raise DemoError(self.about(f"the job said nothing for {SILENCE:.0f} s")) from None
 
     def go_on(self) -> None:
-        self._lines.write("\n")
-        self._lines.flush()
+        self._channel.sendall(b"\n")  # past any buffer, which Ctrl-C could leave for `close` to send to a dead job
 
     def wait(self) -> None:
         if status := self._process.wait(SILENCE):

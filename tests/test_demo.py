@@ -103,7 +103,6 @@ def test_stopped_demo_leaves_nothing_running(
     process = subprocess.Popen(
         [sys.executable, "-m", "examples.flights_demo", "--rows", "480", "--without-jdbc"],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         text=True,
         cwd=Path(__file__).parents[1],
         env=os.environ | {"TEST_POSTGRES_DSN": postgres.dsn, "TMPDIR": str(tmp_path)},
