@@ -6,6 +6,7 @@ JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 BENCH ?= postgres kafka mysql
 BIN := .venv/bin
 READY := .venv/.ready
+CLASSES := .cache/spark-classes.jsa
 
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
@@ -16,13 +17,13 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 demo: java $(READY)
 	@$(BIN)/python -m examples.flights_demo
 
-test: java $(READY)
+test: java $(READY) $(CLASSES)
 	@$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
 
 bench: java $(READY)
 	@for system in $(BENCH); do $(BIN)/python -m benchmarks.$$system $(ARGS) || exit 1; done
 
-chaos: java $(READY)
+chaos: java $(READY) $(CLASSES)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 model:
@@ -44,6 +45,10 @@ $(READY): pyproject.toml
 		{ echo "$(PYTHON) cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+$(CLASSES): $(READY) | java
+	@echo "archiving Spark's classes, once, so that tests start it faster"
+	-@$(BIN)/python -m tests.jvm
 
 java:
 	@version=$$("$(JAVA)" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \

@@ -35,9 +35,7 @@ def run_example(module: str, tmp_path: Path, *options: str, **environment: str) 
     done = subprocess.run(
         command,
         cwd=Path(__file__).parents[1],
-        env=os.environ
-        | {"TMPDIR": str(tmp_path), "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-        | environment,
+        env=os.environ | {"TMPDIR": str(tmp_path)} | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

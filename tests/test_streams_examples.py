@@ -13,11 +13,6 @@ from examples import orders_fan_out, page_views, word_count
 from sinks.testing.servers.kafka import KafkaService
 
 
-@pytest.fixture(autouse=True)
-def small_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-
-
 @pytest.mark.slow
 def test_page_views_are_counted_once(
     kafka: KafkaService, mysql_database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from tests import jvm
 from tests.chaos import ledger, spark
 from tests.chaos.bugs import BUGS
 from tests.chaos.faults import KINDS
@@ -56,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no such mode; there are {dict(MODES)}")
     if options.peer and (options.tier == "local" or not set(options.sink or MODES) <= {"postgres", "kafka"}):
         parser.error("--peer needs a tier with Spark, and --sink postgres or kafka")
+    jvm.prepare()
     return int(run(rigs, options) != (options.bug is not None))
 
 

@@ -70,8 +70,7 @@ class SparkProcess:
                 stdout=log,
                 stderr=log,
                 env=os.environ
-                | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd(), "SPARK_LOCAL_IP": "127.0.0.1"}
-                | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+                | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd(), "SPARK_LOCAL_IP": "127.0.0.1"},
             )
         self.sentinel = os.pidfd_open(self._process.pid)
 

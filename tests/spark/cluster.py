@@ -52,7 +52,6 @@ def _daemon(folder: Path, name: str, host: str, kind: str, *arguments: str) -> I
         "SPARK_LOCAL_IP": host,
         "SPARK_DAEMON_MEMORY": "256m",
         "PYSPARK_PYTHON": sys.executable,
-        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -58,7 +58,6 @@ class ConnectServer:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         }
         self.log = self.folder / f"server-{time.monotonic_ns()}.log"
         with self.log.open("wb") as log:

@@ -129,8 +129,7 @@ class SparkJob:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ
-                | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-                | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},  # for a JVM of some seconds
+                | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
 
     def run(self, timeout: float = 120) -> int:

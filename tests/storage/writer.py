@@ -83,7 +83,6 @@ def small_session() -> None:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
     }.items():
