@@ -128,12 +128,14 @@ class PlainProducer(TransactionalProducer):
     # ------------------------------------------------------------------ callbacks
     def _serve(self, call: Callable[[float], object], timeout: float) -> None:
         """Run the callbacks. A fatal error leaves them as a KafkaException, or, if another callback follows, as a
-        SystemError."""
+        SystemError. confluent-kafka never frees it, and so not what its traceback holds: the client, whose threads
+        would stay busy for ever."""
         try:
             call(timeout)
         except KafkaException as error:
-            raise self._explained(error, "the producer") from error
+            raise self._explained(error.with_traceback(None), "the producer") from error
         except SystemError as error:
+            error.__traceback__ = None
             if isinstance(error.__cause__, KafkaException):
                 raise self._explained(error.__cause__, "the producer") from error
             raise failure("_FATAL", "fatal error, see the log", f"the producer of {self.transactional_id}") from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -33,11 +36,25 @@ def sink(kafka: KafkaService, kafka_topic: str) -> Iterator[KafkaSink]:
 
 
 @pytest.fixture(params=["native", "plain"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both producers. The plain one takes over where librdkafka is one that we do not know."""
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both producers. The plain one takes over where librdkafka is one that we do not know. Neither may leave a client
+    behind: its threads go on in a Python worker that Spark uses again, and those of a fenced one never rest."""
     if request.param == "plain":
         monkeypatch.setattr(librdkafka, "unusable", lambda: "for this test")
-    return str(request.param)
+    before = clients()
+    yield str(request.param)
+    gc.collect()
+    assert clients() <= before
+
+
+def clients() -> set[str]:
+    """The main threads of librdkafka's clients in this process."""
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it ends meanwhile
+            if (thread / "comm").read_text() == "rdk:main\n":
+                found.add(thread.name)
+    return found
 
 
 def values(kafka: KafkaService, topic: str, **how: Any) -> list[str]:
