@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -162,7 +163,7 @@ class SparkBatch(DataFrameBatch):
             if self.active:
                 raise
             self.leave()
-        self.facts = BatchFacts(batch_id, query_id, offsets_in(text))
+        self.facts = facts_in(text, batch_id, query_id)
 
     @property
     def active(self) -> bool:
@@ -212,9 +213,11 @@ class SparkBatch(DataFrameBatch):
         return InheritableThread(target=target, args=args)
 
 
-def offsets_in(log: str) -> tuple[str, ...]:
-    """The sources' offsets in a file of Spark's offset log: below its version and the batch's settings, a line each."""
-    return tuple(log.split("\n")[2:])
+def facts_in(log: str, batch_id: int, query_id: str) -> BatchFacts:
+    """From a file of Spark's offset log: its version, the batch's time and settings, and the sources' offsets, a line
+    each."""
+    _, settings, *offsets = log.split("\n")
+    return BatchFacts(batch_id, query_id, tuple(offsets), json.loads(settings or "{}").get("batchTimestampMs", 0))
 
 
 @contextmanager

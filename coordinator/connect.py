@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 
 from coordinator import guarantee
-from coordinator.batch import DataFrameBatch, MicroBatch, Sink, SparkBatch, offsets_in
-from coordinator.decisions import BatchFacts
+from coordinator.batch import DataFrameBatch, MicroBatch, Sink, SparkBatch, facts_in
 from coordinator.errors import CheckpointError
 from sinks.task import with_row_hash
 
@@ -63,7 +62,7 @@ class ConnectBatch(DataFrameBatch):
             raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why))
         self.run_id: str = query.runId
         self.location = location
-        self.facts = BatchFacts(batch_id, query_id, offsets_in(log))
+        self.facts = facts_in(log, batch_id, query_id)
         self.query = query
 
     @property

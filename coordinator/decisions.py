@@ -24,11 +24,13 @@ Participant = tuple[str, int]
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source."""
+    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source; `planned_at`: when it chose
+    them, in milliseconds since the epoch (0: unknown)."""
 
     checkpoint_id: int
     query_id: str
     offsets: tuple[str, ...]
+    planned_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,14 +141,19 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
 
 
 def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
-    """R12: a batch counts as done only if the record is of the very same input."""
-    if record is not None and record.offsets == batch.offsets and record.query_id == batch.query_id:
+    """R12: a batch counts as done only if the record is of the very same input. Spark's file source counts its batches,
+    so a batch that is planned anew has other files under the same offset; its time tells."""
+    if record is None:
+        known = "is no longer retained, so its input cannot be compared"
+    elif (record.offsets, record.query_id) != (batch.offsets, batch.query_id):
+        known = f"has other offsets: {record.offsets}"
+    elif any('"logOffset":' in offset for offset in batch.offsets) and record.planned_at not in (0, batch.planned_at):
+        known = "has files that Spark planned at another time, so they may be others"
+    else:
         return
-    known = "has other offsets" if record else "is no longer retained, so its input cannot be compared"
     raise CheckpointLocationMismatch(
-        f"batch {batch.checkpoint_id} is complete in storage, but its record {known}; Spark now reads {batch.offsets}"
-        + (f", the record says {record.offsets}" if record else "")
-        + ". Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?). Restore the "
+        f"batch {batch.checkpoint_id} is complete in storage, but its record {known}; Spark now reads {batch.offsets}. "
+        "Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?). Restore the "
         "newest checkpointLocation; counting this batch as done would lose its rows."
     )
 

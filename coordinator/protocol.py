@@ -449,6 +449,7 @@ class Protocol:
             started,
             milliseconds(),
             str(self.guarantee),
+            planned_at=batch.facts.planned_at,
         )
 
     def _about(self, checkpoint_id: int) -> Checkpoint:

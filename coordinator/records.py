@@ -41,8 +41,9 @@ class Acceptance:
 class Record:
     """One decision: a checkpoint is complete with these committables (round 0), or these replace lost ones.
 
-    `offsets` are the source offsets of Spark's offset log, one JSON text per source. `partitions` is the layout: number
-    of partitions per sink. Times are milliseconds since the epoch. `guarantee` is the text of the job's `Guarantee`.
+    `offsets` are the source offsets of Spark's offset log, one JSON text per source, and `planned_at` the time in it.
+    `partitions` is the layout: number of partitions per sink. Times are milliseconds since the epoch (0: unknown).
+    `guarantee` is the text of the job's `Guarantee`.
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
     committables. `accepted` (in rounds > 0) names participants that are given up: no round replaces them.
     """
@@ -63,6 +64,7 @@ class Record:
     guarantee: str = ""
     restored_from: str = ""
     accepted: tuple[Acceptance, ...] = ()
+    planned_at: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"committables": [committable.to_json() for committable in self.committables]}

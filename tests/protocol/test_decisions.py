@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.decisions import (
@@ -112,6 +114,20 @@ def test_lost_transactions_of_c_when_spark_is_past_it_are_read_again_first():
     assert call(4, newest, reloaded=False) is Call.RELOAD
     with pytest.raises(InDoubtError, match="Spark has moved on"):
         call(4, newest)
+
+
+@pytest.mark.parametrize("offset", ['{"logOffset":7}', 'clicks:{"logOffset":7}'])
+def test_a_batch_of_files_that_was_planned_anew_is_another_batch(offset: str):
+    done = replace(record(3, offsets=offset), planned_at=1000)
+    require_same_offsets(replace(batch(3, offsets=offset), planned_at=1000), done)
+    with pytest.raises(CheckpointLocationMismatch, match="files that Spark planned at another time"):
+        require_same_offsets(replace(batch(3, offsets=offset), planned_at=2000), done)
+    require_same_offsets(replace(batch(3, offsets=offset), planned_at=2000), replace(done, planned_at=0))
+
+
+def test_offsets_that_tell_the_rows_may_be_planned_anew():
+    done = replace(record(3, offsets='{"topic":{"0":7}}'), planned_at=1000)
+    require_same_offsets(replace(batch(3, offsets='{"topic":{"0":7}}'), planned_at=2000), done)
 
 
 def test_a_replay_record_replaces_lost_participants_only():

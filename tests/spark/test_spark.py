@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from coordinator import Step
 from examples.custom_sink import FileSink
-from sinks.testing import Hooked
+from sinks.testing import Hooked, rows
 from sinks.testing.driver import die
 from tests.spark.cluster import standalone_cluster
 from tests.spark.job import KILLED, KillGroupAt, Once, SparkJob, write_input
@@ -178,3 +179,26 @@ def test_replaced_checkpoint_location(tmp_path: Path, sink: FileSink) -> None:
     assert job.run() == 1
     assert "checkpointLocation was replaced" in job.output()
     assert_exactly_once(sink, ids)
+
+
+def test_an_older_checkpoint_location_with_other_files_under_the_same_offset(tmp_path: Path, sink: FileSink) -> None:
+    """R12: Spark's file source counts its batches, so all that tells them apart is when they were planned."""
+    ids = write_input(tmp_path / "input", batches=1)
+    assert SparkJob(tmp_path, [sink]).run() == 0
+    shutil.copytree(tmp_path / "spark", tmp_path / "backup")
+    ids += add_file(tmp_path / "input", 10)
+    assert SparkJob(tmp_path, [sink]).run() == 0
+    shutil.rmtree(tmp_path / "spark")
+    (tmp_path / "backup").rename(tmp_path / "spark")
+    add_file(tmp_path / "input", 11)
+    job = SparkJob(tmp_path, [sink])
+    assert job.run() == 1, "the rows of the last file are lost"
+    assert "batch 1 is complete in storage, but its record has files that Spark planned at another time" in job.output()
+    assert_exactly_once(sink, ids)
+
+
+def add_file(folder: Path, number: int) -> list[int]:
+    path = folder / f"{number:04d}.parquet"
+    pq.write_table(rows(1000 * number, 50), path)
+    os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+    return [1000 * number + j for j in range(50)]
