@@ -66,6 +66,9 @@ class MicroBatch(Protocol):
     def drain(self) -> None:
         """Compute the batch without writing it."""
 
+    def same_rows(self, other: Any) -> bool:
+        """Whether another call for this batch, in the same run, came with the same DataFrame."""
+
 
 class DataFrameBatch(ABC):
     """What all sessions have in common: a sink is run over the batch's DataFrame by `mapInArrow`."""
@@ -91,6 +94,9 @@ class DataFrameBatch(ABC):
 
     def drain(self) -> None:
         self._df.write.format("noop").mode("overwrite").save()
+
+    def same_rows(self, other: DataFrameBatch) -> bool:
+        return self._df.sameSemantics(other._df)
 
     @abstractmethod
     def _tagged(self) -> AbstractContextManager[None]:

@@ -69,6 +69,7 @@ class CheckpointCoordinator(Protocol):
         self._finished_at = -math.inf
         self._one_at_a_time = threading.RLock()
         self._query: Query | None = None
+        self._done: MicroBatch | None = None
         self._location: str | None = None
         self._stopping = False
         self._http: HttpServer | None = None
@@ -106,11 +107,26 @@ class CheckpointCoordinator(Protocol):
             if not batch.active:
                 batch.leave()
             try:
+                self._require_once(batch)
                 self._process(batch)
             except Exception as error:
                 self.last_error = error
                 raise
+            self._done = batch
             self._finished_at = time.monotonic()
+
+    def _require_once(self, batch: MicroBatch) -> None:
+        """A second call in one run finds the checkpoint complete. With the same rows that does no harm."""
+        done, n = self._done, batch.facts.checkpoint_id
+        if done and (done.run_id, done.facts.checkpoint_id) != (batch.run_id, n):
+            self._done = None  # Spark keeps what its DataFrame was computed from as long as that is known
+        elif done and not batch.same_rows(done):
+            raise CheckpointError(
+                f"the coordinator of job {self.job!r} was called twice for batch {n}, with different DataFrames. It is "
+                "one checkpoint, complete with the rows of the first call; those of the second are not written. Call "
+                "it once a batch, and give each sink what it is to write by its transform=; or write with two "
+                "coordinators, under two job names."
+            )
 
     def recover(self) -> None:
         """Commit the newest complete checkpoint again, and abort what no record names: what a query's first batch does

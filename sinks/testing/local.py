@@ -70,6 +70,9 @@ class LocalBatch:
     def drain(self) -> None:
         self.drained += 1
 
+    def same_rows(self, other: LocalBatch) -> bool:
+        return self._partitions is other._partitions
+
 
 class QueryStopped(Exception):
     """Ends a query that was told to stop."""

@@ -11,6 +11,7 @@ import pytest
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step, protocol
 from coordinator.decisions import require_same_offsets
 from coordinator.errors import (
+    CheckpointError,
     CheckpointFailed,
     CheckpointLocationMismatch,
     CorruptRecord,
@@ -23,7 +24,7 @@ from coordinator.storage import StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks.errors import BadValue, TransactionBlocked
 from sinks.testing import Hooked, LocalBatch, LocalQuery
-from sinks.testing.conformance import rows
+from sinks.testing.conformance import ids, rows
 from sinks.transaction import TransactionId
 from tests.protocol.play import (
     CheckedThenPut,
@@ -156,6 +157,19 @@ def test_r12_a_record_that_another_query_put_first_is_not_adopted(job: Job) -> N
     with pytest.raises(CheckpointLocationMismatch, match="batch 0 is complete in storage"):
         job.run(batches=1, storage=storage)
     assert sorted(job.visible()) == [5000, 5001]
+
+
+def test_a_second_call_for_a_batch_with_other_rows_is_refused(job: Job) -> None:
+    """Its checkpoint is complete with the rows of the first call, so they would be dropped without a word."""
+    coordinator, query = job.coordinator(), job.query()
+    coordinator.process(query.batch(0, "one run"))
+    coordinator.process(query.batch(0, "one run"))
+    query.input = [job.input[1], *job.input[1:]]
+    for _ in range(2):  # also when the error was swallowed
+        with pytest.raises(CheckpointError, match="called twice for batch 0, with different DataFrames"):
+            coordinator.process(query.batch(0, "one run"))
+    coordinator.process(query.batch(1, "one run"))
+    assert job.visible() == Counter(ids(job.input[:2]))
 
 
 def test_r13_a_replay_under_another_layout_is_refused_before_it_writes(job: Job) -> None:

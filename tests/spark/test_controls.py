@@ -227,6 +227,23 @@ def test_a_query_that_ran_at_least_once_is_adopted_without_loss(
     assert {value // 10 for value, count in counts.items() if count > 1} == {3}, "only what was doubled before"
 
 
+def test_a_coordinator_called_twice_for_a_batch(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
+    """The second call's rows would be dropped; the same rows again do no harm."""
+    coordinator = CheckpointCoordinator("spark-job", [sink], f"file://{tmp_path}/storage")
+
+    def each(df: DataFrame, batch_id: int) -> None:
+        coordinator(df.where("value % 2 = 0"), batch_id)
+        coordinator(df.where("value % 2 = 0"), batch_id)
+        if batch_id == 1:
+            coordinator(df.where("value % 2 = 1"), batch_id)
+
+    query = numbers(spark).writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "spark")).start()
+    with pytest.raises(Exception, match=r"called twice for batch 1, with different DataFrames"):
+        query.awaitTermination(60)
+    coordinator.close()
+    assert sorted(row["value"] for row in visible(sink)) == list(range(0, 20, 2))
+
+
 def test_at_least_once_mode_says_so(tmp_path: Path, sink: FileSink) -> None:
     config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE)
     coordinator = CheckpointCoordinator("spark-job", [sink], f"file://{tmp_path}/storage", config)
