@@ -90,6 +90,7 @@ class DataFrameBatch(ABC):
             if len(tasks) == 1:
                 [(name, task)] = tasks.items()
                 return {name: self._collect(task)}
+            self.drain()  # else two executors may compute one partition, each for a sink of its own, with other rows
             return self._side_by_side({name: partial(self._collect, task) for name, task in tasks.items()})
 
     def drain(self) -> None:
@@ -228,6 +229,9 @@ def facts_in(log: str, batch_id: int, query_id: str) -> BatchFacts:
 
 @contextmanager
 def _persisted(df: DataFrame) -> Iterator[None]:
+    if df.storageLevel.useMemory or df.storageLevel.useDisk:  # by the user, who may want to read it afterwards
+        yield
+        return
     df.persist()
     try:
         yield

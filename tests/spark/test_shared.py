@@ -1,0 +1,67 @@
+"""Several sinks write one batch: it is computed once, whoever keeps it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession, functions
+
+from coordinator import CheckpointCoordinator
+from examples.custom_sink import FileSink
+from tests.spark.job import SparkJob, write_input
+from tests.spark.test_spark import visible
+
+
+def two_sinks(folder: Path) -> list[FileSink]:
+    sinks = []
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        sinks.append(FileSink(folder / name, name))
+    return sinks
+
+
+def with_random_id(df: Any) -> Any:
+    """Another id each time that a row is computed, as Spark's own uuid(), which has a seed, does not give."""
+    return df.withColumn("random", functions.expr("reflect('java.util.UUID', 'randomUUID')"))
+
+
+def test_sinks_on_two_executors_get_the_same_rows(tmp_path: Path) -> None:
+    """Three partitions and four cores: tasks of both sinks run at once, on two executors."""
+    write_input(tmp_path / "input")
+    sinks = two_sinks(tmp_path)
+    job = SparkJob(tmp_path, sinks, master="local-cluster[2,2,1024]", shape=with_random_id)
+    assert job.run() == 0, job.output()
+    one, other = ({row["id"]: row["random"] for row in visible(sink)} for sink in sinks)
+    assert len(one) == 450
+    assert one == other
+
+
+def test_a_batch_that_the_user_keeps_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+    coordinator = CheckpointCoordinator("spark-job", two_sinks(tmp_path), f"file://{tmp_path}/storage")
+    seen: list[tuple[bool, bool]] = []
+
+    def each(df: DataFrame, batch_id: int) -> None:
+        kept = with_random_id(df).persist()
+        before = kept.collect()
+        coordinator(kept, batch_id)
+        seen.append((kept.storageLevel.useMemory, kept.collect() == before))
+        kept.unpersist()
+
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    query = source.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "spark")).start()
+    try:
+        wait_for(lambda: seen or not query.isActive)
+    finally:
+        query.stop()
+    coordinator.close()
+    assert seen[0] == (True, True), "it was thrown away, and computed again with other values"
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)
