@@ -72,6 +72,8 @@ class CheckpointCoordinator(Protocol):
         self._done: MicroBatch | None = None
         self._location: str | None = None
         self._stopping = False
+        self._sweeper = threading.Thread()
+        self._closed = threading.Event()
         self._http: HttpServer | None = None
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
@@ -95,6 +97,23 @@ class CheckpointCoordinator(Protocol):
                 raise
             logger.info("batch %d was cut off, since the query is being stopped", batch_id, exc_info=True)
             batch.leave()
+        if not self._sweeper.is_alive():
+            self._closed.clear()
+            self._sweeper = threading.Thread(target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True)
+            self._sweeper.start()
+
+    def _sweep_while_quiet(self) -> None:
+        """As long as the query runs: what pre-commits late holds its locks, and readers of Kafka, up until it is swept,
+        and in a quiet stream the next batch may be far away."""
+        while not self._closed.wait(self.config.sweep_interval):
+            with self._one_at_a_time:
+                try:
+                    if not self._done or not self._done.active:
+                        return
+                    self._sweep()
+                except Exception:
+                    logger.info("job %s sweeps no more until its next batch", self.job, exc_info=True)
+                    return
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
@@ -285,6 +304,7 @@ class CheckpointCoordinator(Protocol):
         """Sweep a last time, so that a clean stop leaves nothing in doubt, and release what is held on the driver.
         Waits for the batch under way. Sweeps nothing where neither a record was found nor a sweep has come before: the
         storage may be the wrong one."""
+        self._closed.set()
         http, self._http = self._http, None
         if http:
             http.close()

@@ -29,7 +29,8 @@ class Step(str, Enum):
 
 
 class CheckpointListener:
-    """Subclass and override `on_step`. Called on the driver in the query's thread; an exception is only logged."""
+    """Subclass and override `on_step`. Called on the driver in the query's thread, and between two batches in another
+    one (`SWEPT`), never in both at once; an exception is only logged."""
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         """`checkpoint_id` is -1 where no checkpoint is under way; `facts` are named beside each step."""

@@ -82,8 +82,9 @@ class TransactionId:
 class TransactionContext:
     """What a sink is told when a transaction begins. `transaction_id` is unique for ever: use it as the name.
 
-    `slot` is a small number that no two attempts of this subtask in one Spark stage share, used again by every
-    checkpoint: for systems that must not see too many names.
+    `slot` is a small number that no two attempts of this subtask in one attempt of a Spark stage share, used again by
+    every checkpoint: for systems that must not see too many names. When Spark runs a stage again (lost shuffle files),
+    a task of the attempt before may still be at work under the same slot: PySpark does not tell them apart.
     """
 
     job: str

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -26,6 +27,8 @@ from coordinator.records import CheckpointStore
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.postgres import PostgresSink
+from sinks.task import SinkTask
+from sinks.testing.local import with_row_hash
 from tests.protocol.play import Steps
 from tests.spark.job import Once, SparkJob, write_input
 from tests.spark.test_spark import assert_exactly_once, visible
@@ -242,6 +245,25 @@ def test_a_coordinator_called_twice_for_a_batch(spark: SparkSession, tmp_path: P
         query.awaitTermination(60)
     coordinator.close()
     assert sorted(row["value"] for row in visible(sink)) == list(range(0, 20, 2))
+
+
+def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
+    """A task that outlives its batch pre-commits when Spark has nothing to call for any more."""
+    ids = write_input(tmp_path / "input", batches=1)
+    files = spark.readStream.schema("id long, name string, amount double").parquet(str(tmp_path / "input"))
+    coordinator = CheckpointCoordinator(
+        "spark-job", [sink], f"file://{tmp_path}/storage", CheckpointConfig(sweep_interval=1)
+    )
+    query = start(coordinator, files, tmp_path)
+    wait_for(lambda: len(visible(sink)) == len(ids) and query.status["message"] == "Waiting for next trigger")
+    late = SinkTask(sink, "spark-job", coordinator.newest_checkpoint()["lineage"], 0, 1)
+    ack = late.run(with_row_hash(pa.table({"id": [7]})), subtask=0, task_attempt=999)
+    assert list(sink.in_doubt("spark-job")) == [ack.committable.transaction]  # type: ignore[union-attr]
+    wait_for(lambda: not list(sink.in_doubt("spark-job")), 20)
+    query.stop()
+    wait_for(lambda: not coordinator._sweeper.is_alive())
+    coordinator.close()
+    assert_exactly_once(sink, ids)
 
 
 def test_at_least_once_mode_says_so(tmp_path: Path, sink: FileSink) -> None:
