@@ -183,7 +183,7 @@ class CheckpointCoordinator(Protocol):
     def _save(self, target: CheckpointStorage, location: str) -> Savepoint:
         if self._newest is None:
             self._become_newest()
-        if self._newest is None or self._newest.checkpoint_id != self._store.newest_complete():
+        if self._newest is None or self._newest.checkpoint_id != self._store.look().newest_complete:
             self._load_and_commit()
         if self._newest is None:
             raise SavepointError(f"job {self.job!r} has no complete checkpoint in {self._store.storage.uri} yet")
@@ -217,7 +217,7 @@ class CheckpointCoordinator(Protocol):
 
     def serve_http(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Answer the requests of `coordinator.http` until `close`; returns the address. Call it before the query
-        starts: each start leaves the address in checkpoint storage (`CheckpointStore.driver_address`)."""
+        starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`)."""
         if self._http is None:
             self._http = HttpServer(self, host, port)
             self._address = self._http.address
@@ -236,11 +236,11 @@ class CheckpointCoordinator(Protocol):
         with self._one_at_a_time:
             for sink in self.sinks.values():
                 sink.open()
-            seen = self._store.newest_generation()
-            if self._store.fenced():
+            claim = self._store.newest_claim()
+            seen, self._store.lineage = claim.generation, claim.lineage
+            if claim.address is None:
                 self._become_newest()
                 seen = self._generation
-            self._store.lineage = self._store.current_lineage()
             rounds = self._load()
             if self._store.newest_generation() != seen:  # R14
                 raise Superseded(f"another driver, or a restore, of job {self.job!r} has started just now; look again")
@@ -292,7 +292,7 @@ class CheckpointCoordinator(Protocol):
         self.recover()
         if self._newest and self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:
             decisions.require_visible(self._newest)
-            self._store.delete_older_than(self._newest.checkpoint_id + 1)
+            self._store.delete_older_than(self._newest.checkpoint_id + 1, self._store.look())
             self._newest = None
         self.close()
 

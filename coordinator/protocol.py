@@ -28,7 +28,7 @@ from coordinator.errors import (
 )
 from coordinator.guarantee import Guarantee
 from coordinator.listener import CheckpointListener, Step
-from coordinator.records import CheckpointStore, Record
+from coordinator.records import CheckpointStore, Listing, Record
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError, SinkError
 from sinks.task import Ack, SinkTask
@@ -190,10 +190,6 @@ class Protocol:
         record = self._record(batch, acks, 0, started, partitions)
         complete = Complete((self._put(record, acks),))
         decisions.require_same_offsets(batch.facts, complete.record)
-        try:
-            self._store.delete_older_than(record.checkpoint_id - self.config.retained_checkpoints + 1)
-        except StorageError:
-            logger.warning("could not delete old records; the next checkpoint tries again", exc_info=True)
         return complete
 
     def _make_visible(self, batch: MicroBatch, complete: Complete) -> Complete:
@@ -277,7 +273,8 @@ class Protocol:
         self._tell(Step.VALIDATED, batch.facts.checkpoint_id)
 
     def _put(self, record: Record, acks: list[tuple[str, Ack]]) -> Record:
-        """Decide by put-if-absent; answers the record that decides. Then R1: stop if a newer checkpoint is complete."""
+        """Decide by put-if-absent; answers the record that decides. One listing after it serves R1 (stop if a newer
+        checkpoint is complete), R14 and retention."""
         step = Step.REPLAY_COMPLETE if record.round else Step.COMPLETE
         try:
             self._require_newest("complete")
@@ -296,14 +293,19 @@ class Protocol:
                 f"query again when the storage answers: {error}"
             ) from error
         self._tell(step, record.checkpoint_id, adopted=decided is not record)
-        newest = self._store.newest_complete()
-        if decided is None or newest > record.checkpoint_id:
+        there = self._store.look()
+        if decided is None or there.newest_complete > record.checkpoint_id:
             self._abort(acks)
             raise Superseded(
-                f"checkpoint {newest} of job {self.job!r} is complete already while this driver was at "
+                f"checkpoint {there.newest_complete} of job {self.job!r} is complete already while this driver was at "
                 f"{record.checkpoint_id}; it stops. Two drivers of one job were running."
             )
-        self._require_newest("commit")  # a restore looks for records after it has claimed: one of both sees the other
+        # R14: a restore looks for records after it has claimed, so one of both sees the other
+        self._require_newest("commit", there)
+        try:
+            self._store.delete_older_than(record.checkpoint_id - self.config.retained_checkpoints + 1, there)
+        except StorageError:
+            logger.warning("could not delete old records; the next checkpoint tries again", exc_info=True)
         return decided
 
     def _commit(self, complete: Complete, batch: MicroBatch | None) -> Complete:
@@ -411,8 +413,8 @@ class Protocol:
         except Exception:
             logger.warning("could not abort %s; left to the next sweep", dict(transaction), exc_info=True)
 
-    def _require_newest(self, what: str) -> None:
-        newest = self._store.newest_generation()
+    def _require_newest(self, what: str, there: Listing | None = None) -> None:
+        newest = there.newest_generation if there else self._store.newest_generation()
         if newest > self._generation:
             raise Superseded(
                 f"generation {newest} of job {self.job!r} has started; this driver (generation {self._generation}) may "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -111,6 +111,33 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     return dict(body)
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A generation and the lineage that it is in; the default stands before the first one. `address`: where the driver
+    answers over HTTP, "" if it does not; None: no driver has claimed it, but a restore or an operator's command."""
+
+    generation: int = 0
+    lineage: str = ""
+    address: str | None = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What storage holds of a job: its generations, and id and round of each record of the lineage."""
+
+    generations: Sequence[int]
+    records: Sequence[tuple[int, int]]
+
+    @property
+    def newest_generation(self) -> int:
+        return max(self.generations, default=0)
+
+    @property
+    def newest_complete(self) -> int:
+        """Id of the newest complete checkpoint, -1 if there is none."""
+        return max((id for id, round in self.records if round == 0), default=-1)
+
+
 class CheckpointStore:
     """The records of one job."""
 
@@ -120,29 +147,42 @@ class CheckpointStore:
         self._root = token(job)
         self.lineage = ""
 
+    def look(self, folder: str = "") -> Listing:
+        """One listing of the job, or of one of its folders; nothing in it is older than this call."""
+        keys = self.storage.list(f"{self._root}/{folder}")
+        claims, records = f"{self._root}/generation/", f"{self._root}/{self.lineage}/checkpoint/"
+        try:
+            pairs = [key.removeprefix(records).split(".") for key in keys if key.startswith(records)]
+            return Listing(
+                [int(key.removeprefix(claims)) for key in keys if key.startswith(claims)],
+                [(int(id), int(round)) for id, round in pairs],
+            )
+        except ValueError as error:
+            raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
+
     # ------------------------------------------------------------------ generations
     def claim_generation(self, address: str | None = None) -> int:
         """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice.
-        `address`: where the driver answers over HTTP, "" if it does not; None: it is no driver who claims."""
+        `address`: as in `Claim`."""
         while True:
-            newest, body = self._newest_claim()
-            lineage = body["lineage"] if body else secrets.token_hex(4)
-            if self._claim(newest + 1, lineage, address):
-                self.lineage = lineage
-                return newest + 1
+            newest = self.newest_claim()
+            claim = Claim(newest.generation + 1, newest.lineage or secrets.token_hex(4), address)
+            if self._claim(claim):
+                self.lineage = claim.lineage
+                return claim.generation
 
     def begin_lineage(self, base: Record, allow: Callable[[], None]) -> None:
         """Make `base` the newest checkpoint, and its lineage the current one: drivers of the lineage before may not
         complete a checkpoint any more. `allow` may raise to refuse, with no driver in the way of what it reads; what it
         has seen still holds when the lineage changes. May be called again with the same base. Raises Superseded if a
         driver or another restore has started meanwhile."""
-        if self.current_lineage() != base.lineage:
+        if self.newest_claim().lineage != base.lineage:
             fence = self.claim_generation()
             allow()
             self.lineage = base.lineage
             if not self.put(base):
                 raise CorruptRecord(f"the lineage {base.lineage} has another base than the one that is restored")
-            if not self._claim(fence + 1, base.lineage):
+            if not self._claim(Claim(fence + 1, base.lineage, None)):
                 raise Superseded(
                     f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
                     "restore. See that nothing else runs, and restore again."
@@ -150,47 +190,29 @@ class CheckpointStore:
         self.lineage = base.lineage
 
     def newest_generation(self) -> int:
-        return max(self._generations(), default=0)
+        return self.look("generation/").newest_generation
 
-    def current_lineage(self) -> str:
-        """ "" before the first claim."""
-        _, body = self._newest_claim()
-        return str(body["lineage"]) if body else ""
-
-    def driver_address(self) -> str:
-        """Where the newest driver answers over HTTP, "" if it does not."""
-        _, body = self._newest_claim()
-        return str(body["address"] or "") if body else ""
-
-    def fenced(self) -> bool:
-        """Whether somebody else than a driver has claimed the newest generation, such as a restore."""
-        _, body = self._newest_claim()
-        return body is not None and body["address"] is None
-
-    def _newest_claim(self) -> tuple[int, dict[str, Any] | None]:
+    def newest_claim(self) -> Claim:
         while number := self.newest_generation():
             key = self._generation_key(number)
             if data := self.storage.get(key):
                 body = unseal(data, self._where(key))
                 self._require_own(body["job"], key)
-                return number, body
-        return 0, None
+                return Claim(number, body["lineage"], body["address"])
+        return Claim()
 
-    def _claim(self, number: int, lineage: str, address: str | None = None) -> bool:
-        body = {"job": self.job, "lineage": lineage, "address": address}
-        if not self.storage.put_if_absent(self._generation_key(number), seal(body)):
+    def _claim(self, claim: Claim) -> bool:
+        body = {"job": self.job, "lineage": claim.lineage, "address": claim.address}
+        if not self.storage.put_if_absent(self._generation_key(claim.generation), seal(body)):
             return False
-        there = self._generations()
-        if max(there) != number:
+        there = self.look("generation/")
+        if there.newest_generation != claim.generation:
             return False
         with suppress(StorageError):  # they do no harm
-            for old in there:
-                if old <= number - _KEPT_GENERATIONS:
+            for old in there.generations:
+                if old <= claim.generation - _KEPT_GENERATIONS:
                     self.storage.delete(self._generation_key(old))
         return True
-
-    def _generations(self) -> list[int]:
-        return [int(key.rsplit("/", 1)[1]) for key in self.storage.list(f"{self._root}/generation/")]
 
     def _generation_key(self, number: int) -> str:
         return f"{self._root}/generation/{number:010d}"
@@ -212,47 +234,35 @@ class CheckpointStore:
             raise CorruptRecord(f"{self._where(key)} is the record of another checkpoint: it was copied or renamed.")
         return record
 
-    def newest_complete(self) -> int:
-        """Id of the newest complete checkpoint, -1 if there is none."""
-        return max((id for id, round in self._ids() if round == 0), default=-1)
-
     def load_newest(self) -> tuple[Record, ...]:
         """The newest complete record and its replay records in order; () if there is none (R9: read again when
         retention cut in). A reader need not claim a generation before."""
-        self.lineage = self.lineage or self.current_lineage()
+        self.lineage = self.lineage or self.newest_claim().lineage
         if not self.lineage:
             return ()
         while True:
-            newest = self.newest_complete()
+            newest = self.look().newest_complete
             if newest < 0:
                 return ()
             rounds: list[Record] = []
             while record := self.get(newest, len(rounds)):
                 rounds.append(record)
-            if rounds and self.newest_complete() == newest:
+            if rounds and self.look().newest_complete == newest:
                 return tuple(rounds)
 
     def history(self) -> list[tuple[Record, ...]]:
         """Every retained complete checkpoint with its replay records, oldest first. A reader need not claim."""
         newest = self.load_newest()
         older: dict[int, list[Record]] = {}
-        for id, round in sorted(self._ids()) if newest else ():
+        for id, round in sorted(self.look().records) if newest else ():
             if id < newest[0].checkpoint_id and (record := self.get(id, round)):  # None: retention was quicker
                 older.setdefault(id, []).append(record)
         return [tuple(rounds) for rounds in older.values() if rounds[0].round == 0] + ([newest] if newest else [])
 
-    def delete_older_than(self, checkpoint_id: int) -> None:
-        for id, round in self._ids():
+    def delete_older_than(self, checkpoint_id: int, there: Listing) -> None:
+        for id, round in there.records:
             if id < checkpoint_id:
                 self.storage.delete(self._record_key(id, round))
-
-    def _ids(self) -> list[tuple[int, int]]:
-        prefix = f"{self._root}/{self.lineage}/checkpoint/"
-        try:
-            pairs = [key[len(prefix) :].split(".") for key in self.storage.list(prefix)]
-            return [(int(id), int(round)) for id, round in pairs]
-        except ValueError as error:
-            raise CorruptRecord(f"a foreign key below {prefix} in {self.storage.uri}: {error}") from error
 
     def _record_key(self, checkpoint_id: int, round: int) -> str:
         return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{round:06d}"

@@ -366,7 +366,7 @@ def restore_savepoint(
             lineage = secrets.token_hex(4)
             mark = {"savepoint": savepoint.id, "job": store.job, "storage": target.uri, "lineage": lineage}
             location.write(_MARK, [seal(mark)])
-        elif _history(target, store.job, lineage).newest_complete() > savepoint.checkpoint_id:
+        elif _history(target, store.job, lineage).look().newest_complete > savepoint.checkpoint_id:
             raise SavepointError(
                 f"{location.uri} was restored from {savepoint.uri} before, and its query has gone on since: start the "
                 "query there, or restore into an empty checkpointLocation"
@@ -467,7 +467,8 @@ def _marked(location: CheckpointLocation, savepoint: Savepoint, store: Checkpoin
 def _refuse_later(savepoint: Savepoint, store: CheckpointStore, restoring: str) -> None:
     """Raises SavepointError if the storage shows that input after the savepoint was written already."""
     n = savepoint.checkpoint_id
-    lineages = {(savepoint.job, savepoint.lineage), (store.job, store.current_lineage())} - {(store.job, restoring)}
+    current = store.newest_claim().lineage
+    lineages = {(savepoint.job, savepoint.lineage), (store.job, current)} - {(store.job, restoring)}
     for job, lineage in sorted(lineages):
         records = _history(store.storage, job, lineage).load_newest()
         newest = records[0].checkpoint_id if records else -1

@@ -134,7 +134,7 @@ def restore(
 
 
 def _ask_driver(coordinator: CheckpointCoordinator, body: dict[str, Any]) -> dict[str, Any]:
-    address = coordinator._store.driver_address()
+    address = coordinator._store.newest_claim().address
     if not address:
         fail(
             f"No driver of job {coordinator.job!r} answers over HTTP: call coordinator.serve_http() before its query "

@@ -517,7 +517,8 @@ inline doput(rr) {
     :: else -> break
     od; true
 }
-/* put-if-absent after a look at the generation, adopting the record that is there; then R1 and R14 */
+/* put-if-absent after a look at the generation, adopting the record that is there; then R1 and R14, for which the code
+ * takes one listing: here others may come in between */
 inline decide(rr) {
     if
     :: ALIVE && !R6 && rr > 0
@@ -681,11 +682,11 @@ write:
 #endif
     fi;
     decide(0);
-    if :: R12 && !SAME -> told = true; goto stop :: else fi;
 #if GC
     if :: N > 1 -> d_step { ALIVE -> printf("EV driver%d deletes the records of checkpoint %d (retention)\n", d, N-1); z = 0; do :: z < NR -> put[RK(L,N-2,z)] = false; z++ :: else -> break od; true }
        :: else fi;
 #endif
+    if :: R12 && !SAME -> told = true; goto stop :: else fi;
 
 decided:
     commitall(N);

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,7 +24,7 @@ from coordinator.errors import (
     WrongJob,
 )
 from coordinator.records import CheckpointStore
-from coordinator.storage import StorageError, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, TransactionBlocked
@@ -40,6 +41,7 @@ from tests.protocol.play import (
     crash_at,
     fail,
 )
+from tests.storage.wrapped import WrappedStorage
 
 
 def test_r1_a_zombie_that_puts_a_record_which_retention_has_deleted_commits_nothing(tmp_path: Path) -> None:
@@ -302,6 +304,39 @@ def test_at_least_once_mode_can_be_switched_to_exactly_once(job: Job) -> None:
     job.run(batches=1, config={"mode": "at_least_once"})
     job.run()
     job.assert_exactly_once()
+
+
+class CountedStorage(WrappedStorage):
+    def __init__(self, inner: CheckpointStorage) -> None:
+        super().__init__(inner)
+        self.calls: Counter[str] = Counter()
+
+    def _call(self, method: str, key: str, *more: Any) -> Any:
+        self.calls[method] += 1
+        return super()._call(method, key, *more)
+
+    def since_last(self) -> dict[str, int]:
+        calls, self.calls = self.calls, Counter()
+        return dict(calls)
+
+
+def test_what_a_checkpoint_asks_of_storage(tmp_path: Path) -> None:
+    """Each call is a request that an object store bills; docs/storage.md tells how many."""
+    job = Job(tmp_path, batches=5)
+    storage = CountedStorage(job.storage)
+    counts = []
+    for run_id, batches in (("first", range(4)), ("second", [4])):
+        coordinator = job.coordinator(storage=storage)
+        for n in batches:
+            coordinator.process(job.query().batch(n, run_id))
+            counts.append(storage.since_last())
+    assert counts == [
+        {"list": 7, "put_if_absent": 2},
+        {"list": 2, "put_if_absent": 1},  # retention has nothing to delete yet
+        {"list": 2, "put_if_absent": 1, "delete": 1},
+        {"list": 2, "put_if_absent": 1, "delete": 1},
+        {"list": 8, "get": 3, "put_if_absent": 2, "delete": 1},
+    ]
 
 
 def test_storage_does_not_grow_with_the_number_of_checkpoints(tmp_path: Path) -> None:

@@ -33,13 +33,13 @@ class Later(Exception):
 def refuse_later(store: CheckpointStore, lineage: str, n: int) -> None:
     old = CheckpointStore(store.storage, "job")
     old.lineage = lineage
-    if old.newest_complete() > n:
+    if old.look().newest_complete > n:
         raise Later
 
 
 def restore(job: Job, base: Record, storage: CheckpointStorage | None = None) -> CheckpointStore:
     store = CheckpointStore(storage or job.storage, "job")
-    old = store.current_lineage()
+    old = store.newest_claim().lineage
     store.begin_lineage(base, lambda: refuse_later(store, old, base.checkpoint_id))
     return store
 
@@ -117,11 +117,11 @@ def test_r14_a_restore_sees_the_record_of_a_driver_that_commits_it(job: Job) -> 
 def test_a_driver_of_the_old_lineage_that_starts_during_a_restore_stops_it(job: Job) -> None:
     job.run(batches=1)
     base = base_of(job)
-    old = CheckpointStore(job.storage, "job").current_lineage()
+    old = CheckpointStore(job.storage, "job").newest_claim().lineage
     hooked = HookedStorage(job.storage, "put_if_absent", "restored/checkpoint/", lambda: job.run(batches=2))
     with pytest.raises(Superseded, match="has started during the restore"):
         restore(job, base, hooked)
-    assert CheckpointStore(job.storage, "job").current_lineage() == old
+    assert CheckpointStore(job.storage, "job").newest_claim().lineage == old
     with pytest.raises(Later):
         restore(job, base)
     job.run()
@@ -138,7 +138,7 @@ def test_of_two_restores_at_once_the_later_one_wins(job: Job) -> None:
 
     with pytest.raises(Superseded, match="has started during the restore"):
         restore(job, base, HookedStorage(job.storage, "put_if_absent", "restored/checkpoint/", restore_too))
-    assert CheckpointStore(job.storage, "job").current_lineage() == "later"
+    assert CheckpointStore(job.storage, "job").newest_claim().lineage == "later"
     job.run()
     job.assert_exactly_once()
 
