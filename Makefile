@@ -18,7 +18,7 @@ demo: java $(READY)
 	@$(BIN)/python -m examples.flights_demo
 
 test: java $(READY) $(CLASSES)
-	@$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 bench: java $(READY)
 	@for system in $(BENCH); do $(BIN)/python -m benchmarks.$$system $(ARGS) || exit 1; done

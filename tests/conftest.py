@@ -22,6 +22,12 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 jvm.prepare()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, so that at the end no process of `make test` waits for the other."""
+    long = {item.path for item in items if "spark" in item.location[0] or item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresService]:
     """PostgreSQL that takes prepared transactions."""
