@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from sinks.errors import ConfigurationError
 from sinks.mysql.server import Connection, execute, literal, query, quoted
@@ -14,61 +12,45 @@ from sinks.transaction import TransactionId
 _COMMENT = "ledger of exactly-once sinks"
 
 
-@dataclass(frozen=True)
 class Ledger(ledger.Ledger):
-    schema: str
-    name: str
-    id: str
-
     @classmethod
-    def ensure(cls, connection: Connection, schema: str, name: str) -> Ledger:
-        if found := cls.find(connection, schema, name):
-            return found
-        if not cls._exists(connection, schema, name):
-            word = "varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
-            execute(
-                connection,
-                f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ("
-                "transaction_id varchar(199) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,"
-                f" committed boolean NOT NULL, job {word}, lineage {word}, sink {word}, checkpoint bigint NOT NULL,"
-                " at datetime NOT NULL DEFAULT current_timestamp)"
-                f" ENGINE=InnoDB COMMENT={literal(_COMMENT)}",
-            )
-        execute(
-            connection,
-            f"INSERT IGNORE INTO {quoted(schema, name)} (transaction_id, committed, job, lineage, sink, checkpoint)"
-            " VALUES (%s, true, '-', %s, '-', 0)",
-            [cls.IDENTITY, uuid.uuid4().hex],
-        )
-        found = cls.find(connection, schema, name)
-        if found is None:
-            raise ConfigurationError(f"the ledger table {schema}.{name} could not be created")
-        return found
-
-    @classmethod
-    def find(cls, connection: Connection, schema: str, name: str) -> Ledger | None:
-        if not cls._exists(connection, schema, name):
-            return None
-        statement = f"SELECT lineage FROM {quoted(schema, name)} WHERE transaction_id = %s"
-        rows = query(connection, statement, [cls.IDENTITY])
-        return cls(schema, name, rows[0][0]) if rows else None
-
-    @classmethod
-    def _exists(cls, connection: Connection, schema: str, name: str) -> bool:
+    def _look(cls, connection: Connection, schema: str, name: str) -> str | None:
         rows = query(
             connection,
             "SELECT table_comment, engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
             [schema, name],
         )
         if not rows:
-            return False
+            return None
         comment, engine = rows[0]
         if not comment.startswith(_COMMENT) or str(engine).lower() != "innodb":
             raise ConfigurationError(
                 f"{schema}.{name} exists and is not a ledger of this library (an InnoDB table whose comment begins "
                 f'with "{_COMMENT}"); give the sink another name with ledger=…'
             )
-        return True
+        statement = f"SELECT lineage FROM {quoted(schema, name)} WHERE transaction_id = %s"
+        identity = query(connection, statement, [cls.IDENTITY])
+        return identity[0][0] if identity else ""
+
+    @classmethod
+    def _create(cls, connection: Connection, schema: str, name: str) -> None:
+        word = "varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
+        execute(
+            connection,
+            f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ("
+            "transaction_id varchar(199) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,"
+            f" committed boolean NOT NULL, job {word}, lineage {word}, sink {word}, checkpoint bigint NOT NULL,"
+            f" at datetime NOT NULL DEFAULT current_timestamp) ENGINE=InnoDB COMMENT={literal(_COMMENT)}",
+        )
+
+    @classmethod
+    def _put_id(cls, connection: Connection, schema: str, name: str, id: str) -> None:
+        execute(
+            connection,
+            f"INSERT IGNORE INTO {quoted(schema, name)} (transaction_id, committed, job, lineage, sink, checkpoint)"
+            " VALUES (%s, true, '-', %s, '-', 0)",
+            [cls.IDENTITY, id],
+        )
 
     @property
     def table(self) -> str:

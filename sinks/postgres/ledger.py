@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from psycopg import errors, sql
 
@@ -20,51 +18,9 @@ logger = logging.getLogger(__name__)
 CREATED_BY_OTHERS = (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject)
 
 
-@dataclass(frozen=True)
 class Ledger(ledger.Ledger):
-    schema: str
-    name: str
-    id: str
-
     @classmethod
-    def ensure(cls, connection: Connection, schema: str, name: str) -> Ledger:
-        if found := cls.find(connection, schema, name):
-            return found
-        table = sql.Identifier(schema, name)
-        if not cls._exists(connection, schema, name):
-            try:
-                connection.execute(
-                    sql.SQL(
-                        'CREATE TABLE IF NOT EXISTS {} (transaction_id text COLLATE "C" PRIMARY KEY,'
-                        " committed boolean NOT NULL,"
-                        " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
-                        " at timestamptz NOT NULL DEFAULT now())"
-                    ).format(table)
-                )
-            except CREATED_BY_OTHERS:
-                logger.debug("ledger %s.%s was created by somebody else at the same time", schema, name)
-        connection.execute(
-            sql.SQL(
-                "INSERT INTO {} (transaction_id, committed, job, lineage, sink, checkpoint)"
-                " VALUES (%s, true, '-', %s, '-', 0) ON CONFLICT DO NOTHING"
-            ).format(table),
-            [cls.IDENTITY, uuid.uuid4().hex],
-        )
-        found = cls.find(connection, schema, name)
-        if found is None:
-            raise ConfigurationError(f"the ledger table {schema}.{name} could not be created")
-        return found
-
-    @classmethod
-    def find(cls, connection: Connection, schema: str, name: str) -> Ledger | None:
-        if not cls._exists(connection, schema, name):
-            return None
-        query = sql.SQL("SELECT lineage FROM {} WHERE transaction_id = %s").format(sql.Identifier(schema, name))
-        row = connection.execute(query, [cls.IDENTITY]).fetchone()
-        return cls(schema, name, row[0]) if row else None
-
-    @classmethod
-    def _exists(cls, connection: Connection, schema: str, name: str) -> bool:
+    def _look(cls, connection: Connection, schema: str, name: str) -> str | None:
         row = connection.execute(
             "SELECT c.relkind IN ('r', 'p'), ARRAY(SELECT attname::text FROM pg_attribute"
             " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
@@ -72,13 +28,35 @@ class Ledger(ledger.Ledger):
             [schema, name],
         ).fetchone()
         if row is None:
-            return False
+            return None
         is_table, columns = row
         if not is_table or not set(columns) >= {"transaction_id", "committed", "job", "lineage", "sink", "checkpoint"}:
             raise ConfigurationError(
                 f"{schema}.{name} exists and is not a ledger of this library; give the sink another name with ledger=…"
             )
-        return True
+        query = sql.SQL("SELECT lineage FROM {} WHERE transaction_id = %s").format(sql.Identifier(schema, name))
+        identity = connection.execute(query, [cls.IDENTITY]).fetchone()
+        return identity[0] if identity else ""
+
+    @classmethod
+    def _create(cls, connection: Connection, schema: str, name: str) -> None:
+        statement = sql.SQL(
+            'CREATE TABLE IF NOT EXISTS {} (transaction_id text COLLATE "C" PRIMARY KEY, committed boolean NOT NULL,'
+            " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
+            " at timestamptz NOT NULL DEFAULT now())"
+        )
+        try:
+            connection.execute(statement.format(sql.Identifier(schema, name)))
+        except CREATED_BY_OTHERS:
+            logger.debug("ledger %s.%s was created by somebody else at the same time", schema, name)
+
+    @classmethod
+    def _put_id(cls, connection: Connection, schema: str, name: str, id: str) -> None:
+        statement = sql.SQL(
+            "INSERT INTO {} (transaction_id, committed, job, lineage, sink, checkpoint)"
+            " VALUES (%s, true, '-', %s, '-', 0) ON CONFLICT DO NOTHING"
+        )
+        connection.execute(statement.format(sql.Identifier(schema, name)), [cls.IDENTITY, id])
 
     @property
     def table(self) -> sql.Identifier:

@@ -7,10 +7,14 @@ waits for whoever is in flight, and then either meets the row or makes the loss 
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from sinks.errors import ConfigurationError
+from sinks.sql.names import label
 from sinks.transaction import Checkpoint, token
 
 if TYPE_CHECKING:
@@ -19,30 +23,54 @@ if TYPE_CHECKING:
 _KEPT_CHECKPOINTS = 100
 
 
+@dataclass(frozen=True)
 class Ledger(ABC):
-    """The ledger table. Subclasses are frozen dataclasses, which travel to the tasks. `id` is random, and tells it from
-    another one of the same name. It is the `lineage` of a row of its own, `IDENTITY`: who empties the table, takes it
-    away."""
+    """The ledger table, as it travels to the tasks. `id` is random, and tells it from another one of the same name. It
+    is the `lineage` of a row of its own, `IDENTITY`: who empties the table, takes it away."""
 
     IDENTITY: ClassVar[str] = "ledger"
     schema: Any
     name: str
-    id: Any
+    id: str
 
     @classmethod
-    @abstractmethod
     def find(cls, connection: Any, schema: Any, name: str) -> Self | None:
         """The table, if there is one, with its id. Raises ConfigurationError if it is something else than a ledger."""
+        id = cls._look(connection, schema, name)
+        return cls(schema, name, id) if id else None
+
+    @classmethod
+    def ensure(cls, connection: Any, schema: Any, name: str) -> Self:
+        """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
+        id = cls._look(connection, schema, name)
+        if id is None:
+            cls._create(connection, schema, name)
+        if not id:
+            cls._put_id(connection, schema, name, uuid.uuid4().hex)
+            id = cls._look(connection, schema, name)
+        if not id:
+            raise ConfigurationError(f"the ledger table {label(schema, name)} could not be created")
+        return cls(schema, name, id)
 
     @classmethod
     @abstractmethod
-    def ensure(cls, connection: Any, schema: Any, name: str) -> Self:
-        """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
+    def _look(cls, connection: Any, schema: Any, name: str) -> str | None:
+        """The table's id, "" if it has lost it; None if there is no table. Raises ConfigurationError as `find`."""
+
+    @classmethod
+    @abstractmethod
+    def _create(cls, connection: Any, schema: Any, name: str) -> None:
+        """Create the table, unless somebody else does at the same moment."""
+
+    @classmethod
+    @abstractmethod
+    def _put_id(cls, connection: Any, schema: Any, name: str, id: str) -> None:
+        """Insert the row `IDENTITY`, unless somebody else does at the same moment."""
 
     @property
     def label(self) -> str:
         """Its name, for a reader."""
-        return f"{self.schema}.{self.name}"
+        return label(self.schema, self.name)
 
     def proof(self) -> dict[str, Any]:
         """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""

@@ -1,4 +1,4 @@
-"""Names that a transaction goes by in a database."""
+"""Names that a transaction goes by in a database, and those of tables for a reader."""
 
 from __future__ import annotations
 
@@ -18,3 +18,7 @@ def of_sink(transaction_id: str, sink: str) -> bool:
         return TransactionId.parse(transaction_id).sink == token(sink)
     except ValueError:
         return False
+
+
+def label(schema: str | None, name: str) -> str:
+    return f"{schema}.{name}" if schema else name

@@ -13,6 +13,7 @@ import pyarrow as pa
 from sinks.diagnosis import Finding
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.sql.ledger import Ledger
+from sinks.sql.names import label
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,3 @@ class Planner(ABC):
             return self.declared(field)
         except SchemaMismatch as unfit:
             raise SchemaMismatch(f'sink {self.sink!r}: column "{field.name}": {unfit}') from None
-
-
-def label(schema: str | None, name: str) -> str:
-    return f"{schema}.{name}" if schema else name

@@ -7,10 +7,9 @@ which has one writer at a time in the whole database, nobody ever is in flight.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -19,6 +18,9 @@ from sqlalchemy.engine import Connection
 from sinks.errors import ConfigurationError
 from sinks.sql import ledger
 from sinks.transaction import TransactionId
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def table_of(name: str, schema: str | None) -> sa.Table:
@@ -39,47 +41,42 @@ def table_of(name: str, schema: str | None) -> sa.Table:
     )
 
 
-@dataclass(frozen=True)
 class Ledger(ledger.Ledger):
-    schema: str | None
-    name: str
-    id: str
-    table: sa.Table
+    @cached_property
+    def table(self) -> sa.Table:
+        return table_of(self.name, self.schema)
 
     @classmethod
-    def ensure(cls, connection: Connection, schema: str | None, name: str) -> Ledger:
-        table = table_of(name, schema)
-        create(connection, table)
-        found = cls.find(connection, schema, name)
-        if found is None:
-            try:
-                with connection.begin_nested():
-                    values = {"job": "-", "lineage": uuid.uuid4().hex, "sink": "-", "checkpoint": 0, "committed": True}
-                    connection.execute(table.insert().values(transaction_id=cls.IDENTITY, **values))
-            except exc.IntegrityError:
-                pass  # somebody else made it at the same moment
-            found = cls.find(connection, schema, name)
-        connection.commit()
-        if found is None:
-            raise ConfigurationError(f"the ledger table {table.fullname} could not be created")
+    def ensure(cls, connection: Connection, schema: str | None, name: str) -> Self:
+        found = super().ensure(connection, schema, name)
+        connection.commit()  # ends what reading began
         return found
 
     @classmethod
-    def find(cls, connection: Connection, schema: str | None, name: str) -> Ledger | None:
-        table = table_of(name, schema)
+    def _look(cls, connection: Connection, schema: str | None, name: str) -> str | None:
         if not sa.inspect(connection).has_table(name, schema=schema):
             return None
+        table = table_of(name, schema)
         columns = {column["name"]: column for column in sa.inspect(connection).get_columns(name, schema)}
         if not set(columns) >= set(table.columns.keys()) or not columns["committed"]["nullable"]:
             raise ConfigurationError(
                 f"{table.fullname} exists and is not a ledger of this sink; give the sink another name with ledger=…"
             )
-        id = connection.scalar(sa.select(table.c.lineage).where(table.c.transaction_id == cls.IDENTITY))
-        return None if id is None else cls(schema, name, str(id), table)
+        query = sa.select(table.c.lineage).where(table.c.transaction_id == cls.IDENTITY)
+        return connection.scalar(query) or ""
 
-    @property
-    def label(self) -> str:
-        return self.table.fullname
+    @classmethod
+    def _create(cls, connection: Connection, schema: str | None, name: str) -> None:
+        create(connection, table_of(name, schema))
+
+    @classmethod
+    def _put_id(cls, connection: Connection, schema: str | None, name: str, id: str) -> None:
+        row = {"job": "-", "lineage": id, "sink": "-", "checkpoint": 0, "committed": True}
+        try:
+            with connection.begin_nested():
+                connection.execute(table_of(name, schema).insert().values(transaction_id=cls.IDENTITY, **row))
+        except exc.IntegrityError:
+            pass  # somebody else made it at the same moment
 
     def proof(self) -> dict[str, Any]:
         return {"ledger": self.label, "ledger_id": self.id}
