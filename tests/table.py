@@ -13,7 +13,7 @@ import pyarrow as pa
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.sql.ledger import Ledger
 from sinks.sql.sink import TableSink
-from sinks.transaction import Fingerprint, TransactionId
+from sinks.transaction import CommitState, Fingerprint, TransactionId
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
 LINEAGE = "0badcafe"
@@ -64,6 +64,13 @@ def pre_commit(
 
 def checkpoint(number: int = 0, job: str = "job", oldest: int = 0) -> Checkpoint:
     return Checkpoint(job, LINEAGE, number, oldest)
+
+
+def why_unknown(outcome: CommitOutcome | Exception) -> str:
+    """The reason of an outcome that has to be UNKNOWN."""
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is CommitState.UNKNOWN
+    return outcome.reason
 
 
 class Database(ABC):
