@@ -59,9 +59,6 @@ class Complete:
                 current.pop((given_up.sink, given_up.subtask), None)
         return current
 
-    def every_committable(self) -> list[Committable]:
-        return [c for record in self.rounds for c in record.committables]
-
     def pending(self) -> list[Participant]:
         """Participants that have to be asked (again). Those HELD for a lost sibling wait for its replacement."""
         waiting = {sink for sink, _ in self.lost()}
@@ -158,15 +155,8 @@ def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Settled:
-    """What the final outcomes of a complete checkpoint ask for."""
-
-    lost: tuple[Participant, ...]
-
-
-def settle(complete: Complete) -> Settled:
-    """Raises `InDoubtError` where an outcome is unknown. Call it when no participant is left to ask (R3)."""
+def settle(complete: Complete) -> list[Participant]:
+    """The lost participants, when nobody is left to ask (R3). Raises `InDoubtError` where an outcome is unknown."""
     named, outcomes = complete.named, complete.outcomes
     unknown = [p for p in named if p in outcomes and outcomes[p].state is CommitState.UNKNOWN]
     if unknown:
@@ -180,7 +170,7 @@ def settle(complete: Complete) -> Settled:
             ),
             [dict(named[p].transaction) for p in unknown],
         )
-    lost = tuple(sorted(complete.lost()))
+    lost = sorted(complete.lost())
     held = complete.pending()
     if held and not lost:
         raise InDoubtError(
@@ -191,7 +181,7 @@ def settle(complete: Complete) -> Settled:
             ),
             [dict(named[p].transaction) for p in held],
         )
-    return Settled(lost)
+    return lost
 
 
 def still_asked(complete: Complete, errors: Mapping[Participant, Exception], waited: float) -> InDoubtError:

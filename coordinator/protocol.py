@@ -196,7 +196,7 @@ class Protocol:
         """Commit until all of the checkpoint is visible, writing again what the external system lost."""
         while True:
             complete = self._commit(complete, batch)
-            lost = decisions.settle(complete).lost
+            lost = decisions.settle(complete)
             if not lost:
                 self._tell(Step.COMMITTED, complete.checkpoint_id)
                 return complete

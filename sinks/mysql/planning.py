@@ -7,7 +7,6 @@ import re
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pymysql
@@ -58,7 +57,7 @@ class Planner(planning.Planner):
 
     def refuse_old(self, connection: Connection) -> None:
         product = "MariaDB" if is_mariadb(connection) else "MySQL"
-        (text,) = _row(connection, "SELECT VERSION()")
+        ((text,),) = query(connection, "SELECT VERSION()")
         match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
         version = tuple(map(int, match.groups())) if match else ()
         oldest, reason = _OLDEST[product]
@@ -133,13 +132,7 @@ class Planner(planning.Planner):
 
     def _rights(self, connection: Connection, target: Target) -> Iterable[str]:
         strategy, _ = self._strategy(connection)
-        rights = ["INSERT"]
-        if strategy == "staged" and (self.merge.mode == "upsert" or target.uniques):
-            rights.append("SELECT")
-        if self.merge.mode == "upsert":
-            rights.append("UPDATE")
-        if self.merge.delete_marker:
-            rights.append("DELETE")
+        rights = self.merge.rights(target, strategy)
         yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
         if strategy == "staged":
             probe = f"tpc_{uuid.uuid4().hex[:20]}"
@@ -189,8 +182,3 @@ def weaknesses(connection: Connection) -> list[str]:
         for name, value in found.items()
         if value not in wanted[name]
     ]
-
-
-def _row(connection: Connection, statement: str) -> tuple[Any, ...]:
-    (row,) = query(connection, statement)
-    return row

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from psycopg import errors, sql
 
 from sinks.errors import ConfigurationError
-from sinks.postgres.server import Connection
+from sinks.postgres.server import Connection, row
 from sinks.postgres.types import Column
 
 _KINDS = {
@@ -85,7 +84,7 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     Raises ConfigurationError if it is no table name, or there is no schema for it.
     """
     try:
-        parts, oid = _row(connection, "SELECT parse_ident(%s), to_regclass(%s)::oid::bigint", [table, table])
+        parts, oid = row(connection, "SELECT parse_ident(%s), to_regclass(%s)::oid::bigint", table, table)
     except (errors.InvalidParameterValue, errors.InvalidName, errors.FeatureNotSupported, errors.SyntaxError) as error:
         raise ConfigurationError(
             f"{table!r} is not a table name ({error.diag.message_primary}); write name or schema.name, with "
@@ -94,16 +93,16 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     if len(parts) > 2:
         raise ConfigurationError(f"{table!r} has {len(parts)} parts; write name or schema.name")
     if oid is not None:
-        schema, name = _row(
+        schema, name = row(
             connection,
             "SELECT nspname::text, relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
             " WHERE c.oid = %s",
-            [oid],
+            oid,
         )
         return schema, name
     if len(parts) == 2:
         return parts[0], parts[1]
-    (schema,) = _row(connection, "SELECT current_schema()::text", [])
+    (schema,) = row(connection, "SELECT current_schema()::text")
     if schema is None:
         raise ConfigurationError(f"table {table!r}: no schema of the search_path exists; write schema.name")
     return schema, parts[0]
@@ -258,27 +257,17 @@ def missing_rights(
     connection: Connection, schema: str, table: str, rights: Collection[str], *, create: bool
 ) -> list[str]:
     """The statements that an owner has to run so that this role may do what the sink does."""
-    (role,) = _row(connection, "SELECT quote_ident(current_user)", [])
+    (role,) = row(connection, "SELECT quote_ident(current_user)")
     name = sql.Identifier(schema, table).as_string(connection)
     statements = []
-    (usage, may_create) = _row(
-        connection,
-        "SELECT has_schema_privilege(%s, 'USAGE'), has_schema_privilege(%s, 'CREATE')",
-        [schema, schema],
+    usage, may_create = row(
+        connection, "SELECT has_schema_privilege(%s, 'USAGE'), has_schema_privilege(%s, 'CREATE')", schema, schema
     )
     if not usage:
         return [f"GRANT USAGE ON SCHEMA {sql.Identifier(schema).as_string(connection)} TO {role}"]
     if create and not may_create:
         statements.append(f"GRANT CREATE ON SCHEMA {sql.Identifier(schema).as_string(connection)} TO {role}")
-    missing = [
-        right for right in rights if not _row(connection, "SELECT has_table_privilege(%s, %s)", [name, right])[0]
-    ]
+    missing = [right for right in rights if not row(connection, "SELECT has_table_privilege(%s, %s)", name, right)[0]]
     if missing:
         statements.append(f"GRANT {', '.join(missing)} ON {name} TO {role}")
     return statements
-
-
-def _row(connection: Connection, query: str, parameters: list[object]) -> tuple[Any, ...]:
-    row = connection.execute(query, parameters).fetchone()
-    assert row is not None
-    return row

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any
 
 from psycopg import sql
 
 from sinks.diagnosis import Finding, of_clock
-from sinks.postgres.server import Connection, Server
+from sinks.postgres.server import Connection, Server, row
 
 _OLD = 3600
 _PROBES = 6
@@ -17,7 +16,7 @@ _FEW = 8
 
 
 def findings(connection: Connection, server: Server, wanted: str) -> Iterable[Finding]:
-    version, level, limit, used = _row(
+    version, level, limit, used = row(
         connection,
         "SELECT current_setting('server_version'), current_setting('synchronous_commit'),"
         " current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM pg_prepared_xacts)::int",
@@ -27,9 +26,7 @@ def findings(connection: Connection, server: Server, wanted: str) -> Iterable[Fi
         yield Finding.ok("synchronous_commit is off; the sink sets it to local in its own transactions")
     yield from _prepared(limit, used, wanted)
     yield from _old(connection)
-    yield from of_clock(
-        "the server", lambda: float(_row(connection, "SELECT extract(epoch from clock_timestamp())")[0])
-    )
+    yield from of_clock("the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0]))
     yield from _pooler(server)
 
 
@@ -69,7 +66,7 @@ def _pooler(server: Server) -> Iterable[Finding]:
     open while looking for its process id."""
     with ExitStack() as stack:
         first = stack.enter_context(server.lend())
-        (pid,) = _row(first, "SELECT pg_backend_pid()")
+        (pid,) = row(first, "SELECT pg_backend_pid()")
         if pid == first.info.backend_pid:
             yield Finding.ok("no pooler in between")
             return
@@ -77,7 +74,7 @@ def _pooler(server: Server) -> Iterable[Finding]:
             other = server.connect()
             stack.callback(other.close)
             other.execute("BEGIN")
-            (others,) = _row(other, "SELECT pg_backend_pid()")
+            (others,) = row(other, "SELECT pg_backend_pid()")
             if others == pid:
                 yield Finding.warning(
                     "a pooler in transaction mode is in between; the sink works through it, for it keeps nothing in a "
@@ -87,9 +84,3 @@ def _pooler(server: Server) -> Iterable[Finding]:
                 )
                 return
         yield Finding.ok("a pooler is in between, in session mode")
-
-
-def _row(connection: Connection, query: str) -> tuple[Any, ...]:
-    row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    return row

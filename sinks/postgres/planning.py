@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -16,7 +15,7 @@ from sinks.postgres import catalog
 from sinks.postgres.catalog import Target
 from sinks.postgres.failures import describe
 from sinks.postgres.ledger import CREATED_BY_OTHERS, Ledger
-from sinks.postgres.server import Connection
+from sinks.postgres.server import Connection, row
 from sinks.postgres.types import mismatches, target_type
 from sinks.sql import planning
 
@@ -76,25 +75,18 @@ class Planner(planning.Planner):
                 "deferrable"
             )
         strategy, _ = self._strategy(connection, target)
-        limit = int(_value(connection, "SELECT current_setting('max_prepared_transactions')"))
-        if self.wanted == "prepared" and limit == 0:
+        if self.wanted == "prepared" and _limit(connection) == 0:
             yield (
                 'strategy="prepared" needs max_prepared_transactions above the number of partitions, and the server '
                 'has 0, which switches it off: set it (and restart the server), or use strategy="staged"'
             )
         if self.wanted == "prepared" and target.row_security:
             yield 'the table has row-level security, which COPY cannot obey: use strategy="staged"'
-        if _value(connection, "SELECT pg_is_in_recovery()"):
+        if row(connection, "SELECT pg_is_in_recovery()")[0]:
             yield "the server is a read-only standby"
-        rights = ["INSERT"]
-        if strategy == "staged" and (self.merge.mode == "upsert" or target.uniques):
-            rights.append("SELECT")
-        if self.merge.mode == "upsert":
-            rights.append("UPDATE")
-        if self.merge.delete_marker:
-            rights.append("DELETE")
+        rights = self.merge.rights(target, strategy)
         ledger = sql.Identifier(target.schema, self.ledger).as_string(connection)
-        exists = _value(connection, "SELECT to_regclass(%s) IS NOT NULL", ledger)
+        (exists,) = row(connection, "SELECT to_regclass(%s) IS NOT NULL", ledger)
         create = strategy == "staged" or not exists
         statements = catalog.missing_rights(connection, target.schema, target.name, rights, create=create)
         if exists:
@@ -111,7 +103,7 @@ class Planner(planning.Planner):
             return self.wanted, "as configured"
         if target.row_security:
             return "staged", "the table has row-level security"
-        limit = int(_value(connection, "SELECT current_setting('max_prepared_transactions')"))
+        limit = _limit(connection)
         if limit == 0:
             return "staged", "the server has max_prepared_transactions = 0"
         return "prepared", f"the server has max_prepared_transactions = {limit}"
@@ -123,7 +115,6 @@ class Planner(planning.Planner):
         return Plan(target, ledger, strategy)
 
 
-def _value(connection: Connection, query: str, *parameters: object) -> Any:
-    row = connection.execute(query, list(parameters)).fetchone()
-    assert row is not None
-    return row[0]
+def _limit(connection: Connection) -> int:
+    """How many transactions the server lets be prepared at once."""
+    return int(row(connection, "SELECT current_setting('max_prepared_transactions')")[0])

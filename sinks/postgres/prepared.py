@@ -13,7 +13,7 @@ from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import describe
 from sinks.postgres.ledger import Ledger
 from sinks.postgres.planning import Plan
-from sinks.postgres.server import Connection
+from sinks.postgres.server import Connection, row
 from sinks.sql.names import of_sink
 from sinks.sql.strategies import Separate
 from sinks.transaction import Committable, Identity, TransactionContext, TransactionId
@@ -35,15 +35,14 @@ class Prepared(Separate[CopyTransaction]):
         return transaction
 
     def proof(self, transaction: CopyTransaction, ledger: Ledger) -> dict[str, Any]:
-        (xid,) = transaction.connection.execute("SELECT txid_current()").fetchone() or (None,)
+        (xid,) = row(transaction.connection, "SELECT txid_current()")
         return ledger.proof() | {"xid": xid}
 
     def contradiction(self, connection: Connection, committable: Committable) -> str | None:
         """The server remembers for a while how transactions ended. Only that one was committed counts: what it says
         after a failover that lost some may be about another transaction."""
         try:
-            query = "SELECT txid_status(%s::bigint)"
-            (status,) = connection.execute(query, [committable.proof.get("xid")]).fetchone() or (None,)
+            (status,) = row(connection, "SELECT txid_status(%s::bigint)", committable.proof.get("xid"))
         except errors.InvalidParameterValue:  # a number that this server has not come to
             return None
         if status != "committed":

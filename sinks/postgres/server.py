@@ -89,3 +89,10 @@ class Server(servers.Server[Connection]):
             " set_config('idle_in_transaction_session_timeout', %s, true)",
             [f"{max(1, round(self._lock_timeout * 1000))}ms", f"{max(_IDLE_LIMIT, round(self._lock_timeout))}s"],
         )
+
+
+def row(connection: Connection, query: str, *parameters: object) -> tuple[Any, ...]:
+    """The row of a query that has one."""
+    found = connection.execute(query, parameters or None).fetchone()
+    assert found is not None
+    return found

@@ -39,6 +39,17 @@ class Merge(MergeOptions):
         """What follows FROM (…) AS staged for the rows to which `table`, as target, has one that meets `condition`."""
 
     # ------------------------------------------------------------------ before the decision
+    def rights(self, target: Any, strategy: str) -> list[str]:
+        """What the sink has to be allowed to do with the target."""
+        upsert = self.mode == "upsert"
+        needed = {
+            "INSERT": True,
+            "SELECT": strategy == "staged" and (upsert or target.uniques),
+            "UPDATE": upsert,
+            "DELETE": self.delete_marker,
+        }
+        return [right for right, is_needed in needed.items() if is_needed]
+
     def beyond(self, target: Any, written: Sequence[str]) -> list[str]:
         """What only the target itself can judge of rows. If there is any, a move is tried before the decision."""
         reasons = list(target.beyond)

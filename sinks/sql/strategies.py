@@ -19,13 +19,6 @@ from sinks.sql.options import MergeOptions
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 
 
-class Lender(Protocol):
-    """What lends connections, in autocommit mode, and runs a transaction on one."""
-
-    def lend(self) -> AbstractContextManager[Any]: ...
-    def transaction(self, connection: Any) -> AbstractContextManager[None]: ...
-
-
 class RowTransaction(Protocol):
     """An open transaction in the task. `identity` is what it will be known by when it is pre-committed; `sealing` is
     set just before the statement that makes it durable, after which only the server knows whether it is."""
@@ -52,7 +45,7 @@ T = TypeVar("T", bound=RowTransaction)
 
 class Strategy(ABC, Generic[T]):
     def __init__(self, server: Any) -> None:
-        """`server` is a Lender."""
+        """`server` lends connections (`lend`), and runs a transaction on one (`transaction`)."""
         self.server = server
 
     @abstractmethod

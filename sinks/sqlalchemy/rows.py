@@ -44,7 +44,6 @@ class RowTransaction:
         self.sealing = False
         self.where = f"table {label}: partition {context.subtask} of checkpoint {context.checkpoint_id}"
         self.database = database
-        self._label = label
         self._insert = into.insert()
         self._constants = constants
         self._names = [name for name in context.schema.names if name in columns]

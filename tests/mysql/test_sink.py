@@ -667,7 +667,7 @@ def test_servers_that_forget_prepared_transactions_are_refused(
     sink = make(db, check=None)
     with sink._server.lend() as connection:
         connection.server_version = version
-    monkeypatch.setattr("sinks.mysql.planning._row", lambda *_: (version,))
+    monkeypatch.setattr("sinks.mysql.planning.query", lambda *_: [(version,)])
     with pytest.raises(ConfigurationError, match=rf"{version.split('-')[0]}.*needs .* or newer"):
         sink.check(SCHEMA)
 
