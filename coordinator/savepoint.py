@@ -156,9 +156,7 @@ def take_savepoint(
             tuple(files),
         )
         confirm()
-        key, data = f"{id}/_metadata", savepoint._to_bytes()
-        if not target.put_if_absent(key, data) and target.get(key) != data:
-            raise SavepointError(f"{key} in {target.uri} was written by somebody else")
+        _put(target, f"{id}/_metadata", savepoint._to_bytes())
     except BaseException:
         with suppress(Exception):
             _delete(target, id)
@@ -247,11 +245,14 @@ class _ChunkWriter:
             self._put(len(self._buffer))
 
     def _put(self, size: int) -> None:
-        key, data = _chunk_key(self._id, self._written // _CHUNK), bytes(self._buffer[:size])
-        if not self._storage.put_if_absent(key, data) and self._storage.get(key) != data:
-            raise SavepointError(f"{key} in {self._storage.uri} was written by somebody else")
+        _put(self._storage, _chunk_key(self._id, self._written // _CHUNK), bytes(self._buffer[:size]))
         del self._buffer[:size]
         self._written += size
+
+
+def _put(storage: CheckpointStorage, key: str, data: bytes) -> None:
+    if not storage.put_if_absent(key, data) and storage.get(key) != data:
+        raise SavepointError(f"{key} in {storage.uri} was written by somebody else")
 
 
 def _chunk_key(id: str, number: int) -> str:

@@ -12,7 +12,7 @@ import pymysql
 from sinks.errors import ConfigurationError
 from sinks.mysql.failures import RIGHTS, code_of
 from sinks.mysql.failures import describe as text_of
-from sinks.mysql.server import Connection, execute, is_mariadb, query, quoted
+from sinks.mysql.server import Connection, execute, is_mariadb, query, quoted, setting
 from sinks.mysql.types import Column, target_type
 
 _PART = re.compile(r"`((?:[^`]|``)+)`|([^`.\s;]+)")
@@ -83,6 +83,17 @@ def similar(connection: Connection, name: str) -> list[str]:
         [name],
     )
     return [f"{schema}.{table}" for schema, table in rows]
+
+
+def weaknesses(connection: Connection) -> list[str]:
+    """What lets a crash lose rows that were committed."""
+    wanted = {"innodb_flush_log_at_trx_commit": ("1",), "innodb_doublewrite": ("1", "ON", "fast")}
+    found = {name: setting(connection, name) for name in wanted}
+    return [
+        f"the server has {name} = {value}, so a crash of its machine may lose rows"
+        for name, value in found.items()
+        if value not in wanted[name]
+    ]
 
 
 def describe(connection: Connection, schema: str, name: str) -> Target | None:

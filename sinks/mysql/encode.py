@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.errors import BadValue, SchemaMismatch
+from sinks.errors import SchemaMismatch
 from sinks.mysql.server import listed, quoted
 from sinks.mysql.types import Column, Form, conversion, mismatches
-from sinks.sql.values import Refused, beginning, columns_of
+from sinks.sql.values import Refused, bad_value, require_same_columns
 
 _ROWS_AT_ONCE = 65_536
 
@@ -51,11 +51,7 @@ class RowEncoder(ABC):
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
         """The rows of one batch as bytes, some thousands at a time, and how many they are."""
-        if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
-            raise SchemaMismatch(
-                f"table {self.table}: after row {self.rows} the batches have other columns than at the start: "
-                f"{columns_of(batch.schema)}, not {columns_of(self._schema)}"
-            )
+        require_same_columns(batch, self._schema, f"table {self.table}", self.rows)
         rows = min(_ROWS_AT_ONCE, max(1, batch.num_rows * self.bytes_at_once // max(batch.nbytes, 1)))
         for start in range(0, batch.num_rows, rows):
             piece = batch.slice(start, rows)
@@ -70,10 +66,7 @@ class RowEncoder(ABC):
                     raise Refused(pc.index(array.is_null(), True).as_py(), "NULL in a column that is NOT NULL")
                 texts.append(convert(array))
             except Refused as refused:
-                row, name = self.rows + refused.index + 1, column.name
-                raise BadValue(
-                    f'table {self.table}: row {row}, column "{name}": {refused}{beginning(batch, refused.index, name)}'
-                ) from None
+                raise bad_value(f"table {self.table}", self.rows, batch, column.name, refused) from None
         return texts
 
 

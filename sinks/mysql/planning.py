@@ -171,14 +171,3 @@ class Planner(planning.Planner):
             "LOAD DATA LOCAL" if local else "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster",
         )
         return Plan(target, ledger, strategy, local)
-
-
-def weaknesses(connection: Connection) -> list[str]:
-    """What lets a crash lose rows that were committed."""
-    wanted = {"innodb_flush_log_at_trx_commit": ("1",), "innodb_doublewrite": ("1", "ON", "fast")}
-    found = {name: setting(connection, name) for name in wanted}
-    return [
-        f"the server has {name} = {value}, so a crash of its machine may lose rows"
-        for name, value in found.items()
-        if value not in wanted[name]
-    ]

@@ -9,11 +9,11 @@ import pymysql
 from pymysql.constants import ER
 
 from sinks.diagnosis import Finding
-from sinks.mysql import doctor
+from sinks.mysql import catalog, doctor
 from sinks.mysql.failures import code_of, describe
 from sinks.mysql.loading import RowTransaction
 from sinks.mysql.merge import Merge
-from sinks.mysql.planning import Planner, weaknesses
+from sinks.mysql.planning import Planner
 from sinks.mysql.server import Connection, Server
 from sinks.mysql.staged import Staged
 from sinks.mysql.xa import Branches
@@ -81,7 +81,7 @@ class MySQLSink(TableSink[RowTransaction]):
 
     def weaknesses(self) -> Sequence[str]:
         with self._server.lend() as connection:
-            return weaknesses(connection)
+            return catalog.weaknesses(connection)
 
     def _misconfigured(self, error: Exception) -> str | None:
         if not isinstance(error, pymysql.Error):

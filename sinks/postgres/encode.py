@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pgpq
 import pyarrow as pa
 
-from sinks.errors import BadValue, SchemaMismatch
+from sinks.errors import SchemaMismatch
 from sinks.postgres.types import Column, conversion, mismatches
-from sinks.sql.values import Refused, beginning, columns_of
+from sinks.sql.values import Refused, bad_value, require_same_columns
 
 _ROWS_AT_ONCE = 16_384
 _BYTES_AT_ONCE = 16 * 2**20
@@ -38,19 +38,10 @@ class CopyEncoder:
     def header(self) -> bytes:
         return bytes(self._encoder.write_header())
 
-    def encode(self, batch: pa.RecordBatch) -> bytes:
-        """The rows of one batch. For one that may be huge, `pieces` takes less memory. Up to 1 MiB is held back for a
-        larger write later on, at the latest that of the trailer."""
-        pieces = list(self.pieces(batch))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
     def pieces(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """The rows of one batch, at most 16,384 rows and about 16 MiB at a time."""
-        if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
-            raise SchemaMismatch(
-                f"table {self.table}: after row {self.rows} the batches have other columns than at the start: "
-                f"{columns_of(batch.schema)}, not {columns_of(self._schema)}"
-            )
+        """The rows of one batch, at most 16,384 rows and about 16 MiB at a time. Up to 1 MiB is held back for a larger
+        write later on, at the latest that of the trailer."""
+        require_same_columns(batch, self._schema, f"table {self.table}", self.rows)
         rows = min(_ROWS_AT_ONCE, max(1, batch.num_rows * _BYTES_AT_ONCE // max(batch.nbytes, 1)))
         for start in range(0, batch.num_rows, rows):
             piece = batch.slice(start, rows)
@@ -68,8 +59,5 @@ class CopyEncoder:
             try:
                 arrays.append(convert(array))
             except Refused as refused:
-                row = self.rows + refused.index + 1
-                raise BadValue(
-                    f'table {self.table}: row {row}, column "{name}": {refused}{beginning(batch, refused.index, name)}'
-                ) from None
+                raise bad_value(f"table {self.table}", self.rows, batch, name, refused) from None
         return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from sinks.errors import SchemaMismatch
+from sinks.errors import BadValue, SchemaMismatch
 
 
 class Refused(ValueError):
@@ -150,12 +150,23 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def beginning(batch: pa.RecordBatch, index: int, name: str) -> str:
-    """What tells a row from others: its first columns beside `name`, which are the keys more often than not."""
+def bad_value(where: str, before: int, batch: pa.RecordBatch, name: str, refused: Refused) -> BadValue:
+    """Names column, row (counted from 1; `before` came before those of `batch`), and what tells it from others: its
+    first other columns, which are the keys more often than not."""
     others = [other for other in batch.schema.names if other != name][:3]
-    values = ", ".join(f"{other}={short(batch.column(other)[index])}" for other in others)
-    return f" (the row begins {values})" if others else ""
+    values = ", ".join(f"{other}={short(batch.column(other)[refused.index])}" for other in others)
+    begins = f" (the row begins {values})" if others else ""
+    return BadValue(f'{where}: row {before + refused.index + 1}, column "{name}": {refused}{begins}')
 
 
-def columns_of(schema: pa.Schema) -> str:
+def require_same_columns(batch: pa.RecordBatch, schema: pa.Schema, where: str, before: int) -> None:
+    """Raises SchemaMismatch unless the batch, after `before` rows, has the columns of the first one."""
+    if batch.schema.names != schema.names or batch.schema.types != schema.types:
+        raise SchemaMismatch(
+            f"{where}: after row {before} the batches have other columns than at the start: "
+            f"{_columns(batch.schema)}, not {_columns(schema)}"
+        )
+
+
+def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -10,8 +10,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import RootTransaction
 
-from sinks.errors import BadValue
-from sinks.sql.values import Refused, beginning
+from sinks.sql.values import Refused, bad_value
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.types import Column, conversion
 from sinks.transaction import Identity, TransactionContext
@@ -83,10 +82,7 @@ class RowTransaction:
                 raise Refused(_first_unreadable(converted), "the year is not within 1 to 9999") from None
             return values
         except Refused as refused:
-            row = beginning(batch, refused.index, name)
-            raise BadValue(
-                f'{self.where}: row {self._row + refused.index + 1}, column "{name}": {refused}{row}'
-            ) from None
+            raise bad_value(self.where, self._row, batch, name, refused) from None
 
     def finish(self) -> int:
         """Every row is judged already; returns how many there were."""

@@ -54,7 +54,7 @@ def copy(connection: psycopg.Connection, batch: pa.RecordBatch, declared: list[s
     with connection.cursor().copy("COPY t FROM STDIN (FORMAT BINARY)") as stream:
         stream.write(encoder.header())
         for start in range(0, batch.num_rows, step):
-            stream.write(encoder.encode(batch.slice(start, step)))
+            stream.write(b"".join(encoder.pieces(batch.slice(start, step))))
         stream.write(encoder.trailer())
 
 
@@ -346,10 +346,10 @@ def test_a_bad_value_is_told_with_what_its_row_begins_with(connection: psycopg.C
 def test_rows_are_counted_over_batches_and_pieces() -> None:
     encoder = CopyEncoder(pa.schema([("a", pa.string())]), [Column("a", "text")], "t")
     encoder.header()
-    encoder.encode(pa.RecordBatch.from_arrays([pa.array(["x"] * 10)], ["a"]))
+    list(encoder.pieces(pa.RecordBatch.from_arrays([pa.array(["x"] * 10)], ["a"])))
     rows = pa.array(["x"] * 40_000 + ["\0"] + ["x"] * 5)
     with pytest.raises(BadValue, match="row 40009,"):
-        encoder.encode(pa.RecordBatch.from_arrays([rows.slice(2)], ["a"]))
+        list(encoder.pieces(pa.RecordBatch.from_arrays([rows.slice(2)], ["a"])))
 
 
 def pieces_of(array: pa.Array) -> tuple[CopyEncoder, list[int]]:
@@ -378,7 +378,7 @@ def test_batches_of_another_schema_are_refused() -> None:
     )
     for batch in ({"b": [1], "a": [2]}, {"a": [1]}, {"a": ["x"], "b": [1]}):
         with pytest.raises(SchemaMismatch, match="table t: after row 0 the batches have other columns"):
-            encoder.encode(pa.RecordBatch.from_pydict(batch))
+            list(encoder.pieces(pa.RecordBatch.from_pydict(batch)))
 
 
 # ------------------------------------------------------------------ what does not go in

@@ -45,7 +45,7 @@ def copy(connection: psycopg.Connection, batch: pa.RecordBatch, declared: list[s
     encoder = CopyEncoder(batch.schema, target.columns, "public.t")
     with connection.cursor().copy("COPY t FROM STDIN (FORMAT BINARY)") as stream:
         stream.write(encoder.header())
-        stream.write(encoder.encode(batch))
+        stream.write(b"".join(encoder.pieces(batch)))
         stream.write(encoder.trailer())
 
 
@@ -249,9 +249,9 @@ def test_bad_values_name_table_column_and_row(
 def test_rows_are_counted_over_batches() -> None:
     encoder = CopyEncoder(pa.schema([("a", pa.string())]), [Column("a", "text")], "t")
     encoder.header()
-    encoder.encode(pa.RecordBatch.from_arrays([pa.array(["x"] * 40_000)], ["a"]))
+    list(encoder.pieces(pa.RecordBatch.from_arrays([pa.array(["x"] * 40_000)], ["a"])))
     with pytest.raises(BadValue, match="row 40002"):
-        encoder.encode(pa.RecordBatch.from_arrays([pa.array(["x", "\0"])], ["a"]))
+        list(encoder.pieces(pa.RecordBatch.from_arrays([pa.array(["x", "\0"])], ["a"])))
 
 
 # ------------------------------------------------------------------ mismatches
