@@ -108,7 +108,7 @@ class CheckpointCoordinator(Protocol):
         while not self._closed.wait(self.config.sweep_interval):
             with self._one_at_a_time:
                 try:
-                    if not self._done or not self._done.active:
+                    if self._closed.is_set() or not self._done or not self._done.active:
                         return
                     self._sweep()
                 except Exception:
