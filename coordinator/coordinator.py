@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LATE = 2.0
+"""Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
+
 
 class CheckpointCoordinator(Protocol):
     """The function for `foreachBatch` that makes its sinks exactly-once.
@@ -66,7 +69,7 @@ class CheckpointCoordinator(Protocol):
         super().__init__(job, {sink.name: sink for sink in sinks}, store, config, list(listeners))
         self.last_error: Exception | None = None
         """What stopped the query: Spark passes on its text only."""
-        self._finished_at = -math.inf
+        self._finished_at = self._cut_off_at = -math.inf
         self._one_at_a_time = threading.RLock()
         self._query: Query | None = None
         self._done: MicroBatch | None = None
@@ -93,6 +96,7 @@ class CheckpointCoordinator(Protocol):
         try:
             self.process(batch)
         except Exception:
+            self._cut_off_at = time.monotonic()
             if batch.active:
                 raise
             logger.info("batch %d was cut off, since the query is being stopped", batch_id, exc_info=True)
@@ -310,6 +314,7 @@ class CheckpointCoordinator(Protocol):
             http.close()
         with self._one_at_a_time:
             if self._newest or self._swept_at > -math.inf:
+                time.sleep(max(0, self._cut_off_at + _LATE - time.monotonic()))
                 try:
                     self._sweep()
                 except Exception:

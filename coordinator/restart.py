@@ -49,8 +49,6 @@ FATAL = (
 """What a restart cannot mend. After `Superseded` it would fence the driver that has taken over. A sink's errors are not
 among them, as in Flink: a changed table is checked anew, and somebody may mend a row or a right meanwhile."""
 _POLL = 0.1
-_LATE = 2.0
-"""Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
 
 
 @dataclass(frozen=True)
@@ -354,7 +352,6 @@ def _attempt(
         error = coordinator.last_error  # of which Spark passes on the text only
     if error and stopped and not isinstance(error, CheckpointError):
         error = None  # of Spark's jobs that were cancelled
-        time.sleep(_LATE)
     after = _offsets(coordinator)
     attempts.append(Attempt(number, started, time.time(), before, after, error))
     logger.info("%s: attempt %d ended at offsets %s", _job(coordinator), number, after)

@@ -28,6 +28,7 @@ from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.postgres import PostgresSink
 from sinks.task import SinkTask
+from sinks.testing import Hooked
 from sinks.testing.local import with_row_hash
 from tests.protocol.play import Steps
 from tests.spark.job import Once, SparkJob, write_input
@@ -264,6 +265,26 @@ def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Pat
     wait_for(lambda: not coordinator._sweeper.is_alive())
     coordinator.close()
     assert_exactly_once(sink, ids)
+
+
+def short_nap() -> None:
+    time.sleep(1.5)
+
+
+def test_a_task_that_outlives_the_stop_of_its_query_leaves_nothing_in_doubt(
+    spark: SparkSession, tmp_path: Path, pg_database: str
+) -> None:
+    """Spark cancels the task, yet its Python worker goes on and pre-commits, after `query.stop()` has returned."""
+    table = PostgresSink(pg_database, table="numbers", create_table=True, strategy="prepared")
+    hooked = Hooked(table, "pre_commit", hook=Once(tmp_path / "late", short_nap))
+    coordinator = CheckpointCoordinator("spark-job", [hooked], f"file://{tmp_path}/storage")
+    query = start(coordinator, numbers(spark).select("value"), tmp_path)
+    wait_for((tmp_path / "late").exists)
+    query.stop()
+    coordinator.close()
+    time.sleep(3)
+    with psycopg.connect(pg_database) as connection:
+        assert connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall() == []
 
 
 def test_at_least_once_mode_says_so(tmp_path: Path, sink: FileSink) -> None:
