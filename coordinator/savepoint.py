@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
-from coordinator.errors import CorruptRecord, SavepointError, UnknownSink
+from coordinator.batch import facts_in
+from coordinator.decisions import require_same_offsets
+from coordinator.errors import CheckpointLocationMismatch, CorruptRecord, SavepointError, UnknownSink
 from coordinator.location import CheckpointLocation, open_location
 from coordinator.records import CheckpointStore, Record, seal, unseal
 from coordinator.storage import CheckpointStorage, open_storage
@@ -170,17 +172,19 @@ def _require_own(location: CheckpointLocation, record: Record) -> dict[str, Any]
     n = record.checkpoint_id
     try:
         query_id = json.loads(_text(location, "metadata"))["id"]
-        version, settings, *offsets = _text(location, f"offsets/{n}").split("\n")
+        log = _text(location, f"offsets/{n}")
+        version, settings, *_ = log.split("\n")
+        require_same_offsets(facts_in(log, n, query_id), record)
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise SavepointError(
             f"{location.uri} is not the checkpointLocation of checkpoint {n} of job {record.job!r}, or it is damaged: "
             f"{error!r}"
         ) from error
-    if (query_id, tuple(offsets)) != (record.query_id, record.offsets):
+    except CheckpointLocationMismatch as error:
         raise SavepointError(
-            f"{location.uri} is not the checkpointLocation of checkpoint {n} of job {record.job!r}: that was written "
-            f"by query {record.query_id} at {record.offsets}; this one is of query {query_id}, at {tuple(offsets)}"
-        )
+            f"{location.uri} is not the checkpointLocation of checkpoint {n} of job {record.job!r}, which query "
+            f"{record.query_id} wrote; this one is of query {query_id}: {error}"
+        ) from error
     return {"version": version, **json.loads(settings)}
 
 

@@ -8,6 +8,8 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from coordinator import (
     restore_savepoint,
 )
 from coordinator.errors import InDoubtError, SavepointError, Superseded, UnknownSink
+from coordinator.location import open_location
 from coordinator.records import CheckpointStore
+from coordinator.savepoint import _require_own
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
@@ -143,6 +147,18 @@ def test_there_is_nothing_to_save_yet(job: Job, target: str) -> None:
         job.coordinator().trigger_savepoint(target)
     with pytest.raises(SavepointError, match="no complete checkpoint"):
         job.coordinator().trigger_savepoint(target, str(job.folder / "query"))
+
+
+def test_a_location_that_planned_other_files_under_the_same_offset_is_not_saved(job: Job) -> None:
+    """As Spark's file source does in an older checkpointLocation."""
+    job.run(batches=1)
+    [record] = CheckpointStore(job.storage, "job").load_newest()
+    record = replace(record, offsets=('{"logOffset":0}',), planned_at=1000)
+    for planned_at, own in ((1000, True), (2000, False)):
+        log = f'v1\n{{"batchTimestampMs":{planned_at}}}\n{record.offsets[0]}'
+        (job.folder / "query/offsets/0").write_text(log)
+        with nullcontext() if own else pytest.raises(SavepointError, match="files that Spark planned at another time"):
+            _require_own(open_location(str(job.folder / "query")), record)
 
 
 def test_another_checkpoint_location_is_refused(job: Job, target: str, tmp_path: Path) -> None:
