@@ -1,0 +1,54 @@
+"""An executor that dies with its shuffle files, while a part of the sink's tasks has pre-committed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions
+
+from coordinator import CheckpointConfig
+from examples.custom_sink import FileSink
+from sinks.testing import Hooked
+from tests.spark.job import Once, SparkJob, write_input
+from tests.spark.test_spark import assert_exactly_once
+
+
+def kill_executor() -> None:
+    """The JVM that started the daemon which forked this Python worker."""
+    daemon = os.getppid()
+    status = Path(f"/proc/{daemon}/stat").read_text().rsplit(")", 1)[1].split()
+    os.kill(int(status[1]), signal.SIGKILL)
+
+
+def round_robin(df: Any) -> Any:
+    return df.repartition(8)
+
+
+def by_chance(df: Any) -> Any:
+    """Rows go to other partitions when they are computed again."""
+    return df.withColumn("random", functions.expr("reflect('java.util.UUID', 'randomUUID')")).repartition(8, "random")
+
+
+@pytest.mark.parametrize("shape", [round_robin, by_chance])
+def test_executor_dies_with_its_shuffle_files(tmp_path: Path, shape: Any) -> None:
+    """Spark computes them again, and runs those of the sink's tasks that it has not seen end; or, where that would
+    mix rows of two computations, it fails the job, and the checkpoint is tried again as a whole."""
+    (tmp_path / "rows").mkdir()
+    sink = FileSink(tmp_path / "rows")
+    ids = write_input(tmp_path / "input", batches=1, files=4)
+    hooked = Hooked(sink, "pre_commit", nth=2, after=True, hook=Once(tmp_path / "killed", kill_executor))
+    job = SparkJob(
+        tmp_path,
+        [hooked],
+        master="local-cluster[2,1,1024]",
+        shape=shape,
+        files_per_batch=4,
+        config=CheckpointConfig(tolerable_failed_checkpoints=3),
+    )
+    assert job.run() == 0, job.output()
+    assert (tmp_path / "killed").exists()
+    assert_exactly_once(sink, ids)
