@@ -203,7 +203,15 @@ class SparkBatch(DataFrameBatch):
         found = guarantee.of_checkpoint_location(self.location)
         for source in map(sources.apply, range(sources.size())):
             found += guarantee.of_source(source.getClass().getSimpleName(), source.toString())
-        return found
+        plans = self._execution.logicalPlan(), self._df._jdf.queryExecution().analyzed()
+        deterministic = all(plan.deterministic() for plan in plans)
+        return found + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
+
+    def _shuffles_are_checked(self) -> bool:
+        try:
+            return all(self._df.sparkSession.conf.get(key) == "true" for key in guarantee.CHECKED_SHUFFLES)
+        except Exception:  # this Spark does not know them
+            return False
 
     @contextmanager
     def _tagged(self) -> Iterator[None]:

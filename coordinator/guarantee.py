@@ -40,6 +40,22 @@ def of_source(class_name: str, description: str) -> list[str]:
     return []
 
 
+CHECKED_SHUFFLES = tuple(
+    f"spark.sql.shuffle.orderIndependentChecksum.{name}" for name in ("enabled", "enableFullRetryOnMismatch")
+)
+"""Settings, on by default since Spark 4.2, by which Spark compares shuffle files that it computes again with the lost
+ones, and fails a job that has used both."""
+
+
+def of_shuffles(*, checked: bool, deterministic: bool) -> list[str]:
+    if checked or deterministic:
+        return []
+    return [
+        "the query is not deterministic, and after the loss of an executor Spark may mix rows of two computations; set "
+        f"{' and '.join(CHECKED_SHUFFLES)} to true (Spark 4.1 or later)"
+    ]
+
+
 def of_checkpoint_location(location: str) -> list[str]:
     if location.rsplit("/", 1)[-1].startswith("temporary-"):
         return [f"Spark's checkpointLocation {location} is a temporary one; set option('checkpointLocation', …)"]

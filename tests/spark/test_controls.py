@@ -195,6 +195,22 @@ def test_replayable_source_and_durable_settings_are_exactly_once(
         assert str(coordinator.guarantee) == "exactly-once: yes"
 
 
+def test_a_query_that_is_not_deterministic_needs_checked_shuffles(
+    spark: SparkSession, tmp_path: Path, sink: FileSink
+) -> None:
+    """test_lost_shuffle.py shows what the check is for: without it rows were lost and doubled there."""
+    session = spark.newSession()
+    for number, (expression, checked) in enumerate([("rand()", "true"), ("rand()", "false"), ("value + 1", "false")]):
+        session.conf.set("spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch", checked)
+        folder = tmp_path / str(number)
+        with CheckpointCoordinator(f"job-{number}", [sink], f"file://{folder}/storage") as coordinator:
+            query = start(coordinator, numbers(session).selectExpr("value", f"{expression} AS more"), folder)
+            wait_for(lambda: query.recentProgress)  # noqa: B023
+            query.stop()
+            reasons = coordinator.guarantee.reasons
+        assert ["not deterministic" in reason for reason in reasons] == [True] * (number == 1), reasons
+
+
 def test_a_query_that_ran_at_least_once_is_adopted_without_loss(
     spark: SparkSession, tmp_path: Path, pg_database: str
 ) -> None:
