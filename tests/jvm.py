@@ -30,6 +30,7 @@ def archive() -> None:
     """Run a small streaming job, and keep the classes of its JVM in `CLASSES`."""
     from pyspark.sql import DataFrame, SparkSession
 
+    CLASSES.parent.mkdir(exist_ok=True)
     file = CLASSES.with_suffix(".new")
     _set(f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={file} {QUIET}")
 
