@@ -33,6 +33,7 @@ def archive() -> None:
     CLASSES.parent.mkdir(exist_ok=True)
     file = CLASSES.with_suffix(".new")
     _set(f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={file} {QUIET}")
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
     def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return batches
@@ -49,6 +50,7 @@ def archive() -> None:
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
             .config("spark.local.dir", folder)
             .config("spark.log.level", "OFF")
             .getOrCreate()
