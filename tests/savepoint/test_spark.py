@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from coordinator import CheckpointCoordinator, Savepoint, restore_savepoint
 from coordinator.location import _Directory, _HadoopDirectory, open_location
 from sinks.postgres import PostgresSink
-from tests.spark.job import write_input
+from tests.spark.job import wait_for, write_input
 
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.{}StateStoreProvider"
 STORE = "spark.sql.streaming.stateStore"
@@ -35,13 +33,6 @@ BUSY = {
     f"{STORE}.maintenanceInterval": "50ms",
     "spark.sql.streaming.minBatchesToRetain": "2",
 }
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.02)
 
 
 def query_of(dsn: str, statement: str) -> list[Any]:

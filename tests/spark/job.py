@@ -53,6 +53,13 @@ class Once:
         self.hook()
 
 
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.02)
+
+
 def write_input(folder: Path, batches: int = 3, files: int = 3, rows_per_file: int = 50) -> list[int]:
     """Parquet files, `files` of them a batch, one partition each. Returns the ids in them."""
     folder.mkdir(parents=True)

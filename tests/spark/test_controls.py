@@ -31,7 +31,7 @@ from sinks.task import SinkTask
 from sinks.testing import Hooked
 from sinks.testing.local import with_row_hash
 from tests.protocol.play import Steps
-from tests.spark.job import Once, SparkJob, write_input
+from tests.spark.job import Once, SparkJob, wait_for, write_input
 from tests.spark.test_spark import assert_exactly_once, visible
 
 
@@ -81,13 +81,6 @@ def test_a_slow_checkpoint_fails_the_query_with_nothing_visible(tmp_path: Path, 
     again = SparkJob(tmp_path, [sink], shape=slow_once(tmp_path / "marker"))
     assert again.run() == 0, again.output()
     assert_exactly_once(sink, ids)
-
-
-def wait_for(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.05)
 
 
 def numbers(spark: SparkSession) -> DataFrame:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import functions
 
 from coordinator import CheckpointConfig
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from tests.spark.job import Once, SparkJob, write_input
+from tests.spark.test_shared import with_random_id
 from tests.spark.test_spark import assert_exactly_once
 
 
@@ -30,7 +30,7 @@ def round_robin(df: Any) -> Any:
 
 def by_chance(df: Any) -> Any:
     """Rows go to other partitions when they are computed again."""
-    return df.withColumn("random", functions.expr("reflect('java.util.UUID', 'randomUUID')")).repartition(8, "random")
+    return with_random_id(df).repartition(8, "random")
 
 
 @pytest.mark.parametrize("shape", [round_robin, by_chance])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 from coordinator import CheckpointCoordinator
 from examples.custom_sink import FileSink
-from tests.spark.job import SparkJob, write_input
+from tests.spark.job import SparkJob, wait_for, write_input
 from tests.spark.test_spark import visible
 
 
@@ -58,10 +56,3 @@ def test_a_batch_that_the_user_keeps_is_kept(spark: SparkSession, tmp_path: Path
         query.stop()
     coordinator.close()
     assert seen[0] == (True, True), "it was thrown away, and computed again with other values"
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.05)
