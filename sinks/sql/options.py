@@ -11,12 +11,14 @@ import pyarrow as pa
 @dataclass(frozen=True)
 class MergeOptions:
     """What to do with rows: append them, or keep the last one of each key (by `order_by`), which replaces the row of
-    that key, or deletes it if `delete_marker` is true in it."""
+    that key, or deletes it if `delete_marker` is true in it. With `rounding="refuse"` a value that the column cannot
+    hold as it is fails the checkpoint; with "allow" it is stored as the database rounds it."""
 
     mode: str = "append"
     keys: tuple[str, ...] = ()
     order_by: str | None = None
     delete_marker: str | None = None
+    rounding: str = "refuse"
 
     def contradictions(self, strategy: str, separate: str) -> Iterable[str]:
         """What cannot be meant, told without asking the server. `separate` is the name of the strategy in which each
@@ -25,6 +27,8 @@ class MergeOptions:
             yield f'strategy={strategy!r} is not one of "auto", "{separate}", "staged"'
         if self.mode not in ("append", "upsert"):
             yield f'mode={self.mode!r} is not one of "append", "upsert"'
+        if self.rounding not in ("refuse", "allow"):
+            yield f'rounding={self.rounding!r} is not one of "refuse", "allow"'
         if self.mode == "upsert":
             if not self.keys:
                 yield 'mode="upsert" needs keys=[…], the columns of a unique index'

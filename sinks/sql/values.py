@@ -24,6 +24,10 @@ Convert = Callable[[pa.Array], pa.Array]
 """From the batch's array to one in the form that the column takes. Raises Refused."""
 
 
+ROUNDING = ' (rounding="allow" of the sink stores such values rounded)'
+"""What errors say about values that a column cannot hold as they are."""
+
+
 class Unfit(SchemaMismatch):
     """The Arrow type does not go into the column; the message says what to do."""
 
@@ -101,13 +105,17 @@ def checked(array: pa.Array, target: pa.DataType) -> pa.Array:
         raise
 
 
-def narrowed(array: pa.Array, name: str) -> pa.Array:
-    """double as float32, the database's type `name`: rounded; refused if it would become infinite or zero."""
+def narrowed(array: pa.Array, name: str, *, exact: bool = False) -> pa.Array:
+    """double as float32, the database's type `name`: rounded; refused if it would become infinite or zero, or, if it
+    has to be `exact`, another number."""
     given, rounded = array, array.cast(pa.float32(), safe=False)
     lost = pc.or_(
         pc.and_(pc.is_inf(rounded), pc.is_finite(given)), pc.and_(pc.equal(rounded, 0), pc.not_equal(given, 0))
     )
     refuse(given, lost, f"is out of range of {name}")
+    if exact:
+        other = pc.and_(pc.not_equal(rounded.cast(pa.float64()), given), pc.invert(pc.is_nan(given)))
+        refuse(given, other, f"would be rounded to {name}{ROUNDING}")
     return rounded
 
 
