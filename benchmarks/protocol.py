@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from coordinator.decisions import BatchFacts
+from coordinator.protocol.batch import BatchFacts
 from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
 from sinks.testing import LocalBatch, LocalQuery, rows
 

@@ -2,11 +2,10 @@
 
 from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup, StateBackend
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.errors import CheckpointError
+from coordinator.errors import Attempt, CheckpointError
 from coordinator.guarantee import Guarantee
 from coordinator.listener import CheckpointListener, Step
 from coordinator.restart import (
-    Attempt,
     ExponentialDelay,
     FailureRate,
     FixedDelay,
@@ -15,7 +14,7 @@ from coordinator.restart import (
     restart_strategy_from,
     run,
 )
-from coordinator.savepoint import (
+from coordinator.savepoints import (
     Savepoint,
     describe_savepoint,
     dispose_savepoint,

@@ -11,17 +11,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from coordinator import decisions
-from coordinator.batch import MicroBatch, Query, Sink
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup
-from coordinator.connect import batch_of, departure
-from coordinator.decisions import Complete, Participant
 from coordinator.errors import CheckpointError, SavepointError, Superseded
-from coordinator.http import HttpServer
 from coordinator.listener import CheckpointListener
-from coordinator.protocol import Protocol, milliseconds
-from coordinator.records import CheckpointStore
-from coordinator.savepoint import Savepoint, take_savepoint
+from coordinator.protocol import decisions
+from coordinator.protocol.batch import MicroBatch, Query, Sink
+from coordinator.protocol.decisions import Complete, Participant
+from coordinator.protocol.protocol import CheckpointProtocol, milliseconds
+from coordinator.protocol.records import CheckpointStore
+from coordinator.savepoints import Savepoint, take_savepoint
+from coordinator.savepoints.http import HttpServer
+from coordinator.spark.connect import batch_of, departure
 from coordinator.storage import CheckpointStorage, open_storage
 from sinks.transaction import CommitState
 
@@ -35,7 +35,7 @@ _LATE = 2.0
 """Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
 
 
-class CheckpointCoordinator(Protocol):
+class CheckpointCoordinator(CheckpointProtocol):
     """The function for `foreachBatch` that makes its sinks exactly-once.
 
     `job` names the job for ever: its records, transactions and ledgers carry it. `storage` is where the complete
@@ -220,8 +220,8 @@ class CheckpointCoordinator(Protocol):
         return savepoint
 
     def serve_http(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Answer the requests of `coordinator.http` until `close`; returns the address. Call it before the query
-        starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`)."""
+        """Answer the requests of `coordinator.savepoints.http` until `close`; returns the address. Call it before the
+        query starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`)."""
         if self._http is None:
             self._http = HttpServer(self, host, port)
             self._address = self._http.address

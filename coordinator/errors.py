@@ -20,10 +20,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from coordinator.restart import Attempt
+from dataclasses import dataclass
+from typing import Any
 
 
 class CheckpointError(Exception):
@@ -87,6 +85,19 @@ class InDoubtError(CheckpointError):
 
 class ReplayMismatch(InDoubtError):
     pass
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the query. Times are seconds since the epoch; offsets are those of the newest complete checkpoint,
+    one JSON text per source, () if there is none (or if they could not be read). `error` is None for a good end."""
+
+    number: int
+    started: float
+    ended: float
+    offsets_before: tuple[str, ...] = ()
+    offsets_after: tuple[str, ...] = ()
+    error: Exception | None = None
 
 
 class JobFailed(CheckpointError):

@@ -17,6 +17,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception
 from coordinator.config import integer, seconds
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import (
+    Attempt,
     CheckpointError,
     CheckpointGap,
     CheckpointLocationMismatch,
@@ -49,19 +50,6 @@ FATAL = (
 """What a restart cannot mend. After `Superseded` it would fence the driver that has taken over. A sink's errors are not
 among them, as in Flink: a changed table is checked anew, and somebody may mend a row or a right meanwhile."""
 _POLL = 0.1
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One start of the query. Times are seconds since the epoch; offsets are those of the newest complete checkpoint,
-    one JSON text per source, () if there is none (or if they could not be read). `error` is None for a good end."""
-
-    number: int
-    started: float
-    ended: float
-    offsets_before: tuple[str, ...] = ()
-    offsets_after: tuple[str, ...] = ()
-    error: Exception | None = None
 
 
 @dataclass(frozen=True)

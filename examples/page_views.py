@@ -24,7 +24,7 @@ from pyspark.sql import functions as f
 from sqlalchemy import create_engine, make_url, text
 
 from coordinator import CheckpointCoordinator
-from coordinator.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from examples.streams import DieAt, die, local_session, read_topic, run_job, write_topic
 from sinks.mysql import MySQLSink

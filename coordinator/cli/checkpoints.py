@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli.output import JOB_FILE, AsJson, Job, by_sink, fail, opened, say, show_json, show_table, time_of
-from coordinator.decisions import Complete
-from coordinator.records import Record
+from coordinator.protocol.decisions import Complete
+from coordinator.protocol.records import Record
 
 app = typer.Typer(help="The complete checkpoints that are retained.", no_args_is_help=True)
 

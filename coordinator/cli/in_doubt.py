@@ -28,8 +28,8 @@ from coordinator.cli.output import (
     show_table,
 )
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.decisions import Complete
 from coordinator.errors import Superseded
+from coordinator.protocol.decisions import Complete
 from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import InDoubt
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, unnamed

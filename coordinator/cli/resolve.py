@@ -22,7 +22,7 @@ from coordinator.cli.output import (
     show_json,
     show_table,
 )
-from coordinator.decisions import Complete, Participant
+from coordinator.protocol.decisions import Complete, Participant
 from sinks.transaction import CommitState
 
 _MISSING = (CommitState.LOST, CommitState.UNKNOWN)

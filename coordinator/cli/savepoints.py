@@ -23,7 +23,7 @@ from coordinator.cli.output import (
     time_of,
 )
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.savepoint import (
+from coordinator.savepoints import (
     Savepoint,
     describe_savepoint,
     dispose_savepoint,

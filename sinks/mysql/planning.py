@@ -12,11 +12,12 @@ import pyarrow as pa
 import pymysql
 
 from sinks.errors import ConfigurationError
-from sinks.mysql import catalog, xa
+from sinks.mysql import catalog
 from sinks.mysql.catalog import Target
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.failures import describe
 from sinks.mysql.ledger import Ledger
+from sinks.mysql.recovery import may_recover
 from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted, setting
 from sinks.mysql.types import mismatches, target_type
 from sinks.sql import planning
@@ -145,7 +146,7 @@ class Planner(planning.Planner):
         """Why there can be no XA branches here."""
         if setting(connection, "wsrep_on") in ("1", "ON"):
             return "the server is part of a Galera cluster, which has no XA transactions"
-        if not xa.may_recover(connection):
+        if not may_recover(connection):
             return "the user lacks the right XA_RECOVER_ADMIN, without which nobody could find a prepared transaction"
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pymysql
 
@@ -13,19 +13,17 @@ from sinks.errors import SinkError
 from sinks.mysql.failures import XA_UNKNOWN, code_of
 from sinks.mysql.ledger import Ledger
 from sinks.mysql.loading import RowTransaction
-from sinks.mysql.server import Connection, execute, is_mariadb, query
+from sinks.mysql.planning import Plan
+from sinks.mysql.recovery import recovered
+from sinks.mysql.server import Connection, execute
 from sinks.sql.names import of_sink
 from sinks.sql.strategies import Separate
 from sinks.transaction import Identity, TransactionContext, TransactionId
-
-if TYPE_CHECKING:
-    from sinks.mysql.planning import Plan
 
 _LIMIT = 64
 """Bytes that gtrid and bqual may have each."""
 _PATIENCE = 2.0
 """Seconds that the session of a prepared branch may take to end."""
-_NO_RIGHT = (1227, 1401)  # MySQL without XA_RECOVER_ADMIN
 
 
 def identity_of(transaction_id: str) -> Identity:
@@ -114,26 +112,8 @@ class Branches(Separate[RowTransaction]):
 
 def _listed(connection: Connection, schema: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for form, length, _, data in _recover(connection) or []:
+    for form, length, _, data in recovered(connection) or []:
         if form == format_of(schema):
             text = data.decode("ascii", "replace")
             found.append({"gtrid": text[:length], "bqual": text[length:]})
     return sorted(found, key=name_of)
-
-
-def may_recover(connection: Connection) -> bool:
-    """Whether this user may list prepared branches. Who may not has never prepared one here."""
-    return _recover(connection) is not None
-
-
-def _recover(connection: Connection) -> list[tuple[int, int, int, bytes]] | None:
-    """formatID, the lengths of gtrid and bqual, and the bytes of both; None for who may not see them."""
-    try:
-        if is_mariadb(connection):
-            return [(form, gtrid, bqual, data) for form, gtrid, bqual, data in query(connection, "XA RECOVER")]
-        rows = query(connection, "XA RECOVER CONVERT XID")
-        return [(form, gtrid, bqual, bytes.fromhex(data.removeprefix("0x"))) for form, gtrid, bqual, data in rows]
-    except pymysql.Error as error:
-        if code_of(error) in _NO_RIGHT:
-            return None
-        raise

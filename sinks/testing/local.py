@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from coordinator import CheckpointCoordinator
-from coordinator.decisions import BatchFacts
+from coordinator.protocol.batch import BatchFacts
 from sinks.base import TwoPhaseCommitSink
 from sinks.task import HASH_COLUMN, Ack, SinkTask
 

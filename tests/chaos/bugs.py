@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coordinator import CheckpointCoordinator, decisions
-from coordinator.records import Record
+from coordinator import CheckpointCoordinator
+from coordinator.protocol import decisions
+from coordinator.protocol.records import Record
 from coordinator.storage.objects import FileStorage
 
 # Private members are replaced, for want of any way to ask the product for a bug.

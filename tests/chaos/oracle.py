@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from coordinator.records import CheckpointStore, Record
+from coordinator.protocol.records import CheckpointStore, Record
 from coordinator.storage import StorageError, open_storage
 from tests.chaos.driver import CHECKPOINT, PARTITIONS, Input
 from tests.chaos.rigs import UNREADABLE, Row, Target

@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 
 from coordinator.listener import Step
-from coordinator.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from sinks.testing.servers.kafka import KafkaService
 from tests.cli.play import Job, cli, ids

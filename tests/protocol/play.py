@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from coordinator.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import CheckpointStorage, open_storage
 from examples.custom_sink import FileSink
 from sinks import TransactionContext

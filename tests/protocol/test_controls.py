@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
 from coordinator.errors import CheckpointExpired, CheckpointFailed, FirstCheckpointError, InDoubtError, NotExactlyOnce
-from coordinator.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from tests.protocol.play import Job, Steps, complete_but_one_lost

@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.decisions import (
-    BatchFacts,
+from coordinator.errors import (
+    CheckpointGap,
+    CheckpointLocationMismatch,
+    FirstCheckpointError,
+    InDoubtError,
+    ReplayMismatch,
+)
+from coordinator.protocol.batch import BatchFacts
+from coordinator.protocol.decisions import (
     Call,
     Complete,
     on_call,
@@ -17,14 +24,7 @@ from coordinator.decisions import (
     settle,
     still_asked,
 )
-from coordinator.errors import (
-    CheckpointGap,
-    CheckpointLocationMismatch,
-    FirstCheckpointError,
-    InDoubtError,
-    ReplayMismatch,
-)
-from coordinator.records import Record
+from coordinator.protocol.records import Record
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, Committable, Fingerprint
 

@@ -23,7 +23,7 @@ from coordinator.errors import (
     UnknownSink,
     WrongJob,
 )
-from coordinator.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome, Committable

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step, protocol
-from coordinator.decisions import require_same_offsets
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -19,7 +18,9 @@ from coordinator.errors import (
     ReplayMismatch,
     Superseded,
 )
-from coordinator.records import CheckpointStore
+from coordinator.protocol import protocol
+from coordinator.protocol.decisions import require_same_offsets
+from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks.errors import BadValue, TransactionBlocked

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener
 from coordinator.errors import CheckpointError
-from coordinator.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import CheckpointStorage, open_storage
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
 from sinks.errors import CommittedError

@@ -15,7 +15,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.errors import CheckpointError
-from coordinator.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import StorageError
 from sinks.testing import LocalQuery, rows
 from sinks.transaction import TransactionId, token

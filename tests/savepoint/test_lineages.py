@@ -10,7 +10,7 @@ import pytest
 
 from coordinator import Step
 from coordinator.errors import Superseded
-from coordinator.records import CheckpointStore, Record
+from coordinator.protocol.records import CheckpointStore, Record
 from coordinator.storage import CheckpointStorage
 from sinks.testing.conformance import ids
 from tests.protocol.play import CheckedThenPut, CrashError, HookedStorage, Job, crash, crash_at

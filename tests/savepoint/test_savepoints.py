@@ -25,9 +25,9 @@ from coordinator import (
     restore_savepoint,
 )
 from coordinator.errors import InDoubtError, SavepointError, Superseded, UnknownSink
-from coordinator.location import open_location
-from coordinator.records import CheckpointStore
-from coordinator.savepoint import _require_own
+from coordinator.protocol.records import CheckpointStore
+from coordinator.savepoints.take import _require_own
+from coordinator.spark.location import open_location
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
@@ -89,7 +89,7 @@ def test_a_savepoint_says_what_it_holds(job: Job, target: str) -> None:
 
 
 def test_files_larger_and_smaller_than_a_chunk_come_back(job: Job, target: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("coordinator.savepoint._CHUNK", 100)
+    monkeypatch.setattr("coordinator.savepoints.take._CHUNK", 100)
     (job.folder / "query" / "state" / "0").mkdir(parents=True)
     contents = {"state/0/1.delta": b"x" * 1050, "state/0/2.delta": b"", "state/0/2.snapshot": bytes(range(256))}
     for path, content in contents.items():
@@ -193,7 +193,7 @@ def test_files_that_maintenance_replaces_are_saved_in_their_new_form(job: Job, t
 
     job.run(batches=2)
     coordinator = job.coordinator()
-    import coordinator.location as module
+    import coordinator.spark.location as module
 
     original = module._Directory.read
     seen: list[str] = []

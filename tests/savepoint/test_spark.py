@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator import CheckpointCoordinator, Savepoint, restore_savepoint
-from coordinator.location import _Directory, _HadoopDirectory, open_location
+from coordinator.spark.location import _Directory, _HadoopDirectory, open_location
 from sinks.postgres import PostgresSink
 from tests.spark.job import wait_for, write_input
 

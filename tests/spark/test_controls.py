@@ -23,7 +23,7 @@ from coordinator import (
     ExternalizedCheckpointCleanup,
     StateBackend,
 )
-from coordinator.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.postgres import PostgresSink

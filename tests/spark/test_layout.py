@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coordinator.batch import SparkBatch
+from coordinator.spark.classic import SparkBatch
 from examples.custom_sink import FileSink
 from sinks.task import SinkTask
 

@@ -13,19 +13,22 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
 from coordinator import guarantee
-from coordinator.batch import DataFrameBatch, MicroBatch, Sink, SparkBatch, facts_in
 from coordinator.errors import CheckpointError
+from coordinator.protocol.batch import MicroBatch, Sink
+from coordinator.spark.classic import SparkBatch
+from coordinator.spark.dataframe import DataFrameBatch
+from coordinator.spark.location import facts_in
 from sinks.task import with_row_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from coordinator.coordinator import CheckpointCoordinator
+Coordinator = TypeVar("Coordinator")
 
 
 def batch_of(df: DataFrame, batch_id: int, location: str | None, *, shared: bool) -> MicroBatch:
@@ -122,13 +125,13 @@ def _one_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 # ---------------------------------------------------------------------- the way to the server
-def departure(kind: type[CheckpointCoordinator], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def departure(kind: Callable[..., Coordinator], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a coordinator's `__reduce__` answers: it is made anew, from the same arguments. Transforms travel beside
     their sinks, whose own pickle leaves them out, since tasks do without."""
     return _arrival, (kind, arguments, [sink.transform for sink in arguments[1]])
 
 
-def _arrival(kind: type[CheckpointCoordinator], arguments: Any, transforms: Sequence[Any]) -> CheckpointCoordinator:
+def _arrival(kind: Callable[..., Coordinator], arguments: Any, transforms: Sequence[Any]) -> Coordinator:
     _, sinks, storage, config, _ = arguments
     if config is None or config.checkpoint_location is None:
         raise CheckpointError(

@@ -7,17 +7,26 @@ import logging
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from coordinator.savepoint import list_savepoints
-
-if TYPE_CHECKING:
-    from coordinator.coordinator import CheckpointCoordinator
+from coordinator.protocol.batch import Query
+from coordinator.savepoints.model import Savepoint, list_savepoints
 
 logger = logging.getLogger(__name__)
 
 _LIMIT = 1 << 16
+
+
+class Coordinator(Protocol):
+    """What is asked of the coordinator."""
+
+    @property
+    def query(self) -> Query: ...
+    def newest_checkpoint(self) -> dict[str, Any]: ...
+    def trigger_savepoint(self, target: str) -> Savepoint: ...
+    def stop_with_savepoint(self, query: Query, target: str) -> Savepoint: ...
+    def cancel_with_savepoint(self, query: Query, target: str) -> Savepoint: ...
 
 
 class HttpServer:
@@ -28,7 +37,7 @@ class HttpServer:
     have the content type application/json, which no foreign web page can send from a browser.
     """
 
-    def __init__(self, coordinator: CheckpointCoordinator, host: str, port: int) -> None:
+    def __init__(self, coordinator: Coordinator, host: str, port: int) -> None:
         """Listens at once; `port` 0 takes a free one."""
         self._coordinator = coordinator
         self._server = ThreadingHTTPServer((host, port), self._handler())

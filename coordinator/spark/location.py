@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from abc import ABC, abstractmethod
@@ -10,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from coordinator.protocol.batch import BatchFacts
 from coordinator.storage.objects import fsync_directory
 
 _PIECE = 1 << 20
@@ -110,6 +112,13 @@ class _HadoopDirectory(CheckpointLocation):
         self._fs.delete(target, False)
         if not self._fs.rename(staged, target):
             raise OSError(f"could not rename {staged.toString()} to {target.toString()}")
+
+
+def facts_in(log: str, batch_id: int, query_id: str) -> BatchFacts:
+    """From a file of Spark's offset log: its version, the batch's time and settings, and the sources' offsets, a line
+    each."""
+    _, settings, *offsets = log.split("\n")
+    return BatchFacts(batch_id, query_id, tuple(offsets), json.loads(settings or "{}").get("batchTimestampMs", 0))
 
 
 @contextmanager

@@ -14,23 +14,13 @@ from coordinator.errors import (
     InDoubtError,
     ReplayMismatch,
 )
-from coordinator.records import Acceptance, Record
+from coordinator.protocol.batch import BatchFacts
+from coordinator.protocol.records import Acceptance, Record
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, CommitState, Committable
 
 Participant = tuple[str, int]
 """Sink name and subtask."""
-
-
-@dataclass(frozen=True)
-class BatchFacts:
-    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source; `planned_at`: when it chose
-    them, in milliseconds since the epoch (0: unknown)."""
-
-    checkpoint_id: int
-    query_id: str
-    offsets: tuple[str, ...]
-    planned_at: int = 0
 
 
 @dataclass(frozen=True)

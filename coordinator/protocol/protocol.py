@@ -13,11 +13,8 @@ from typing import Any
 import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from coordinator import decisions, guarantee
-from coordinator.batch import MicroBatch, Sink
+from coordinator import guarantee
 from coordinator.config import CheckpointConfig
-from coordinator.deadline import deadline
-from coordinator.decisions import Call, Complete, Participant
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -28,20 +25,24 @@ from coordinator.errors import (
 )
 from coordinator.guarantee import Guarantee
 from coordinator.listener import CheckpointListener, Step
-from coordinator.records import CheckpointStore, Listing, Record
+from coordinator.protocol import decisions
+from coordinator.protocol.batch import MicroBatch, Sink
+from coordinator.protocol.deadline import deadline
+from coordinator.protocol.decisions import Call, Complete, Participant
+from coordinator.protocol.records import CheckpointStore, Listing, Record
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError, SinkError
 from sinks.task import Ack, SinkTask
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, unnamed
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(__package__)
 
 _RETRIES_WHEN_BLOCKED = 2
 _PATIENCE = 5.0
 """Seconds that a complete checkpoint may take to become visible when its query is being stopped."""
 
 
-class Protocol:
+class CheckpointProtocol:
     """One driver's part in it. Not for several threads: `CheckpointCoordinator` lets one in at a time."""
 
     def __init__(

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from coordinator.batch import MicroBatch
 from coordinator.errors import CheckpointExpired
+from coordinator.protocol.batch import MicroBatch
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(__package__)
 
 
 @contextmanager

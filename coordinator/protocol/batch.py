@@ -1,0 +1,69 @@
+"""What the protocol needs of a micro-batch and its query, whichever session they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import pyarrow as pa
+
+from sinks.base import TwoPhaseCommitSink
+from sinks.task import Ack, SinkTask
+
+Sink = TwoPhaseCommitSink[Any]
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source; `planned_at`: when it chose
+    them, in milliseconds since the epoch (0: unknown)."""
+
+    checkpoint_id: int
+    query_id: str
+    offsets: tuple[str, ...]
+    planned_at: int = 0
+
+
+class Query(Protocol):
+    """A streaming query that can be stopped."""
+
+    def stop(self) -> None:
+        """Returns when it has stopped."""
+
+
+class MicroBatch(Protocol):
+    """What the protocol needs of a batch. `run_id` tells one start of the query from the next; `location` is the
+    checkpointLocation."""
+
+    facts: BatchFacts
+    run_id: str
+    location: str
+
+    @property
+    def query(self) -> Query: ...
+
+    def schema(self, sink: Sink) -> pa.Schema: ...
+    def partitions(self, sink: Sink) -> int: ...
+    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
+        """Run each task over the batch, side by side; one ack per partition that ran, by sink name."""
+
+    def cancel(self) -> None:
+        """Make what `run` is doing fail soon. Called from another thread, again and again until it has."""
+
+    def weaknesses(self) -> list[str]:
+        """Why the source or the query's settings may lose or double rows; for the job's `Guarantee`."""
+
+    @property
+    def active(self) -> bool:
+        """False once the query is being stopped."""
+
+    def leave(self) -> NoReturn:
+        """Leave the batch of a query that is being stopped unprocessed: raises what counts as a clean stop, so that the
+        next start hands the batch over again."""
+
+    def drain(self) -> None:
+        """Compute the batch without writing it."""
+
+    def same_rows(self, other: Any) -> bool:
+        """Whether another call for this batch, in the same run, came with the same DataFrame."""

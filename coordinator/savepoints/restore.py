@@ -1,0 +1,177 @@
+"""Preparing a start from a savepoint."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from coordinator.errors import SavepointError, UnknownSink
+from coordinator.protocol.records import CheckpointStore, Record, seal, unseal
+from coordinator.savepoints.model import MARK, SavedFile, Savepoint, chunk_key, load, opened, opened_savepoint
+from coordinator.spark.location import CheckpointLocation, open_location
+from coordinator.storage import CheckpointStorage
+
+logger = logging.getLogger(__package__)
+
+
+def restore_savepoint(
+    uri: str,
+    checkpoint_location: str,
+    *,
+    storage: str | CheckpointStorage,
+    job: str | None = None,
+    sinks: Iterable[str] | None = None,
+    allow_non_restored: bool = False,
+    allow_later_checkpoints: bool = False,
+) -> Savepoint:
+    """Prepare a start from a savepoint: copy it into an empty `checkpoint_location`, and make its checkpoint the newest
+    one of a new lineage of the job in `storage`. Start the query there afterwards.
+
+    `job`: another name makes another job, that its sinks know nothing of. `sinks`: names of the sinks of the job as it
+    will run; without them, the first start looks whether one is missing. `allow_non_restored`: one may be.
+    `allow_later_checkpoints`: rows of checkpoints after this one are visible, and may be written again.
+
+    A driver of the lineage before is stopped by it (`Superseded`). After a crash call it again. Raises SavepointError,
+    UnknownSink and StorageError, with nothing changed, and Superseded if a driver or another restore starts meanwhile.
+    """
+    with opened_savepoint(uri) as (source, id), opened(storage) as target:
+        savepoint = load(source, id)
+        _verify(source, savepoint)
+        kept = _kept_sinks(savepoint, sinks, allow_non_restored)
+        store = CheckpointStore(target, job or savepoint.job)
+        location = open_location(checkpoint_location)
+        lineage = _marked(location, savepoint, store)
+
+        def allow() -> None:
+            if not allow_later_checkpoints:
+                _refuse_later(savepoint, store, lineage)
+
+        if not lineage:
+            allow()
+            lineage = secrets.token_hex(4)
+            mark = {"savepoint": savepoint.id, "job": store.job, "storage": target.uri, "lineage": lineage}
+            location.write(MARK, [seal(mark)])
+        elif _history(target, store.job, lineage).look().newest_complete > savepoint.checkpoint_id:
+            raise SavepointError(
+                f"{location.uri} was restored from {savepoint.uri} before, and its query has gone on since: start the "
+                "query there, or restore into an empty checkpointLocation"
+            )
+        chunks = _ChunkReader(source, savepoint)
+        for file in savepoint.files:
+            location.write(file.path, chunks.read(file))
+        store.begin_lineage(_base(savepoint, store.job, lineage, kept), allow)
+        logger.info("job %s: restored %s into %s, lineage %s", store.job, savepoint.uri, location.uri, lineage)
+        return savepoint
+
+
+def _base(savepoint: Savepoint, job: str, lineage: str, kept: Sequence[str]) -> Record:
+    partitions = {name: savepoint.record.partitions.get(name, 0) for name in kept}
+    return replace(
+        savepoint.record,
+        job=job,
+        lineage=lineage,
+        partitions=partitions,
+        committables=(),
+        restored_from=savepoint.id,
+    )
+
+
+def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
+    chunks, damaged = _ChunkReader(storage, savepoint), []
+    for file in savepoint.files:
+        try:
+            sha256 = hashlib.sha256()
+            for piece in chunks.read(file):
+                sha256.update(piece)
+            if sha256.hexdigest() != file.sha256:
+                damaged.append(f"{file.path}: its checksum does not match")
+        except SavepointError as error:
+            damaged.append(f"{file.path}: {error}")
+    if damaged:
+        more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
+        raise SavepointError(
+            f"savepoint {savepoint.uri} is damaged: {'; '.join(damaged[:5])}{more}. Nothing was changed."
+        )
+
+
+class _ChunkReader:
+    """Keeps the chunk it read last: files lie in the order of their offsets."""
+
+    def __init__(self, storage: CheckpointStorage, savepoint: Savepoint) -> None:
+        self._storage, self._id, self._size = storage, savepoint.id, savepoint.chunk_size
+        self._number, self._chunk = -1, b""
+
+    def read(self, file: SavedFile) -> Iterator[bytes]:
+        at, end = file.offset, file.offset + file.size
+        while at < end:
+            number, begin = divmod(at, self._size)
+            piece = self._get(number)[begin : begin + end - at]
+            if not piece:
+                raise SavepointError(f"chunk {chunk_key(self._id, number)} is cut off")
+            yield piece
+            at += len(piece)
+
+    def _get(self, number: int) -> bytes:
+        if number != self._number:
+            chunk = self._storage.get(chunk_key(self._id, number))
+            if chunk is None:
+                raise SavepointError(f"chunk {chunk_key(self._id, number)} is missing")
+            self._number, self._chunk = number, chunk
+        return self._chunk
+
+
+def _kept_sinks(savepoint: Savepoint, sinks: Iterable[str] | None, allow_non_restored: bool) -> list[str]:
+    """Names of the savepoint's sinks that the restored job must have."""
+    if sinks is None:
+        return [] if allow_non_restored else sorted(savepoint.sinks)
+    missing = sorted(set(savepoint.sinks) - set(sinks))
+    if missing and not allow_non_restored:
+        raise UnknownSink(
+            f"savepoint {savepoint.uri} was written by sink(s) {missing}, which the job does not have any more. "
+            "A sink's name must be stable. If they were taken out on purpose, pass allow_non_restored=True."
+        )
+    return sorted(set(savepoint.sinks) - set(missing))
+
+
+def _marked(location: CheckpointLocation, savepoint: Savepoint, store: CheckpointStore) -> str:
+    """The lineage of this same restore if it was begun before, "" if the checkpointLocation is empty."""
+    files = location.files()
+    if not files:
+        return ""
+    mark = unseal(b"".join(location.read(MARK)), f"{location.uri}/{MARK}") if MARK in files else {}
+    lineage = mark.pop("lineage", "")
+    if mark != {"savepoint": savepoint.id, "job": store.job, "storage": store.storage.uri}:
+        raise SavepointError(
+            f"{location.uri} is not empty: it holds {len(files)} file(s)"
+            + (f" of the restore {mark}" if mark else "")
+            + ". Restore into a checkpointLocation that does not exist yet."
+        )
+    return str(lineage)
+
+
+def _refuse_later(savepoint: Savepoint, store: CheckpointStore, restoring: str) -> None:
+    """Raises SavepointError if the storage shows that input after the savepoint was written already."""
+    n = savepoint.checkpoint_id
+    current = store.newest_claim().lineage
+    lineages = {(savepoint.job, savepoint.lineage), (store.job, current)} - {(store.job, restoring)}
+    for job, lineage in sorted(lineages):
+        records = _history(store.storage, job, lineage).load_newest()
+        newest = records[0].checkpoint_id if records else -1
+        untouched = lineage == savepoint.lineage or all(record.restored_from for record in records)
+        if newest > n or not untouched:
+            raise SavepointError(
+                f"savepoint {savepoint.uri} is of checkpoint {n}, but {store.storage.uri} has checkpoints of job "
+                f"{job!r} after it, up to {newest} (lineage {lineage}): their rows are visible, and a restore would "
+                "write them again. Start the query from its own checkpointLocation or restore a newer savepoint; or, "
+                "if those rows were removed from the targets or may be there twice, pass allow_later_checkpoints=True."
+            )
+
+
+def _history(storage: CheckpointStorage, job: str, lineage: str) -> CheckpointStore:
+    """The records of one lineage, also of an abandoned one."""
+    store = CheckpointStore(storage, job)
+    store.lineage = lineage
+    return store

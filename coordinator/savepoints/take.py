@@ -1,0 +1,165 @@
+"""Taking a savepoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from importlib import metadata
+from typing import Any
+
+from coordinator.errors import CheckpointLocationMismatch, SavepointError
+from coordinator.protocol.decisions import require_same_offsets
+from coordinator.protocol.records import Record
+from coordinator.savepoints.model import MARK, SavedFile, Savepoint, address_of, chunk_key, delete
+from coordinator.spark.location import CheckpointLocation, facts_in, open_location
+from coordinator.storage import CheckpointStorage
+from sinks.transaction import token
+
+logger = logging.getLogger(__package__)
+
+_CHUNK = 4 << 20
+_PASSES = 20
+_STATE_FILE = re.compile(r"(\d+)(_[^.]*)?\.(delta|snapshot|zip|changelog)(\.crc)?")
+
+
+def take_savepoint(
+    target: CheckpointStorage,
+    records: tuple[Record, ...],
+    sinks: Mapping[str, str],
+    location_uri: str,
+    storage_uri: str,
+    confirm: Callable[[], None],
+) -> Savepoint:
+    """Save a checkpoint that is all visible, while no batch runs. `confirm` may raise at the last moment."""
+    [record, *_] = records
+    id = f"savepoint-{token(record.job)}-{record.checkpoint_id}-{secrets.token_hex(4)}"
+    location = open_location(location_uri)
+    try:
+        layout = _require_own(location, record)
+        files = _copy(location, record.checkpoint_id, _ChunkWriter(target, id))
+        savepoint = Savepoint(
+            address_of(target, id),
+            id,
+            records,
+            dict(sinks),
+            location.uri,
+            storage_uri,
+            time.time_ns() // 1_000_000,
+            _version("pyspark-exactly-once"),
+            {"version": _version("pyspark"), "offsets": layout},
+            _CHUNK,
+            tuple(files),
+        )
+        confirm()
+        _put(target, f"{id}/_metadata", savepoint.to_bytes())
+    except BaseException:
+        with suppress(Exception):
+            delete(target, id)
+        raise
+    logger.info("job %s: checkpoint %d saved as %s", record.job, record.checkpoint_id, savepoint.uri)
+    return savepoint
+
+
+def _require_own(location: CheckpointLocation, record: Record) -> dict[str, Any]:
+    """The header of `offsets/N`. Raises SavepointError if the checkpointLocation is not the one of this checkpoint."""
+    n = record.checkpoint_id
+    try:
+        query_id = json.loads(_text(location, "metadata"))["id"]
+        log = _text(location, f"offsets/{n}")
+        version, settings, *_ = log.split("\n")
+        require_same_offsets(facts_in(log, n, query_id), record)
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        raise SavepointError(
+            f"{location.uri} is not the checkpointLocation of checkpoint {n} of job {record.job!r}, or it is damaged: "
+            f"{error!r}"
+        ) from error
+    except CheckpointLocationMismatch as error:
+        raise SavepointError(
+            f"{location.uri} is not the checkpointLocation of checkpoint {n} of job {record.job!r}, which query "
+            f"{record.query_id} wrote; this one is of query {query_id}: {error}"
+        ) from error
+    return {"version": version, **json.loads(settings)}
+
+
+def _text(location: CheckpointLocation, path: str) -> str:
+    return b"".join(location.read(path)).decode()
+
+
+def _copy(location: CheckpointLocation, n: int, chunks: _ChunkWriter) -> list[SavedFile]:
+    """All files of checkpoints up to n. Spark's maintenance may replace old state files by new ones meanwhile, so it is
+    listed again until nothing new is found: then each file of the last listing is saved, and that listing is whole."""
+    saved: dict[str, SavedFile] = {}
+    for _ in range(_PASSES):
+        new = [path for path in location.files() if path not in saved and _belongs(path, n)]
+        if not new:
+            break
+        for path in new:
+            with suppress(FileNotFoundError):
+                saved[path] = chunks.add(path, location.read(path))
+    else:
+        raise SavepointError(f"files in {location.uri} changed all the time while they were saved; try again")
+    chunks.flush()
+    needed = {"metadata", f"offsets/{n}"}
+    if n > 0 and f"commits/{n}" not in saved:  # Spark stands between the callback and it, and will ask for n again
+        needed |= {f"offsets/{n - 1}", f"commits/{n - 1}"}
+    if missing := sorted(needed - set(saved)):
+        raise SavepointError(f"{location.uri} lacks {missing}, so no query can go on from there; nothing was saved")
+    return list(saved.values())
+
+
+def _belongs(path: str, n: int) -> bool:
+    """Whether a file is of checkpoints up to n: batch n writes version n + 1 of the state. Entries of a source's log
+    that are ahead are kept: Spark writes them before `offsets`, so it finds them after any crash."""
+    folder, _, rest = path.partition("/")
+    if folder in ("offsets", "commits"):
+        number = re.match(r"\d+", rest)
+        return number is not None and int(number[0]) <= n
+    if folder == "state" and (version := _STATE_FILE.fullmatch(path.rsplit("/", 1)[-1])):
+        return int(version[1]) <= n + 1
+    return path != MARK
+
+
+class _ChunkWriter:
+    """Joins small files and cuts large ones, since storage takes values of some MB at best."""
+
+    def __init__(self, storage: CheckpointStorage, id: str) -> None:
+        self._storage, self._id = storage, id
+        self._buffer = bytearray()
+        self._written = 0
+
+    def add(self, path: str, pieces: Iterable[bytes]) -> SavedFile:
+        offset, size, sha256 = self._written + len(self._buffer), 0, hashlib.sha256()
+        for piece in pieces:
+            sha256.update(piece)
+            size += len(piece)
+            self._buffer += piece
+            while len(self._buffer) >= _CHUNK:
+                self._put(_CHUNK)
+        return SavedFile(path, size, sha256.hexdigest(), offset)
+
+    def flush(self) -> None:
+        if self._buffer:
+            self._put(len(self._buffer))
+
+    def _put(self, size: int) -> None:
+        _put(self._storage, chunk_key(self._id, self._written // _CHUNK), bytes(self._buffer[:size]))
+        del self._buffer[:size]
+        self._written += size
+
+
+def _put(storage: CheckpointStorage, key: str, data: bytes) -> None:
+    if not storage.put_if_absent(key, data) and storage.get(key) != data:
+        raise SavepointError(f"{key} in {storage.uri} was written by somebody else")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed as a package"

@@ -1,0 +1,1 @@
+"""What knows Spark: its batches, classic and Connect, and its checkpointLocation."""

@@ -1,0 +1,99 @@
+"""Running sinks over the DataFrame of a micro-batch, in any kind of session."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from coordinator.protocol.batch import Sink
+from sinks.task import ACK_SCHEMA, Ack, SinkTask, with_row_hash
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class DataFrameBatch(ABC):
+    """What all sessions have in common: a sink is run over the batch's DataFrame by `mapInArrow`."""
+
+    def __init__(self, df: DataFrame, *, shared: bool = False) -> None:
+        """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout."""
+        self._df, self._shared = df, shared
+
+    def schema(self, sink: Sink) -> pa.Schema:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        zone = self._df.sparkSession.conf.get("spark.sql.session.timeZone")
+        accepts_zone = "timezone" in inspect.signature(to_arrow_schema).parameters  # since PySpark 4.2
+        options: Any = {"timezone": zone} if accepts_zone else {}
+        return to_arrow_schema(self._written(sink).schema, **options)
+
+    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
+        with self._tagged(), self._computed_once():
+            if len(tasks) == 1:
+                [(name, task)] = tasks.items()
+                return {name: self._collect(task)}
+            self.drain()  # else two executors may compute one partition, each for a sink of its own, with other rows
+            return self._side_by_side({name: partial(self._collect, task) for name, task in tasks.items()})
+
+    def drain(self) -> None:
+        self._df.write.format("noop").mode("overwrite").save()
+
+    def same_rows(self, other: DataFrameBatch) -> bool:
+        return self._df.sameSemantics(other._df)
+
+    @abstractmethod
+    def _tagged(self) -> AbstractContextManager[None]:
+        """Spark jobs that this thread begins, and threads that inherit from it, can be cancelled."""
+
+    @abstractmethod
+    def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
+        """A thread whose Spark jobs are cancelled with those of the thread that starts it."""
+
+    def _computed_once(self) -> AbstractContextManager[None]:
+        return _persisted(self._df) if self._shared else nullcontext()
+
+    def _written(self, sink: Sink) -> DataFrame:
+        return sink.transform(self._df) if sink.transform else self._df
+
+    def _collect(self, task: SinkTask) -> list[Ack]:
+        rows = with_row_hash(self._written(task.sink)).mapInArrow(task, ACK_SCHEMA).collect()
+        return [Ack.from_json(row.ack) for row in rows]
+
+    def _side_by_side(self, calls: Mapping[str, Callable[[], list[Ack]]]) -> dict[str, list[Ack]]:
+        """Run the calls in threads of their own. Raises the first error after all have ended."""
+        results: dict[str, list[Ack]] = {}
+        errors: list[BaseException] = []
+
+        def run(name: str, call: Callable[[], list[Ack]]) -> None:
+            try:
+                results[name] = call()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [self._thread(run, *item) for item in calls.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+
+@contextmanager
+def _persisted(df: DataFrame) -> Iterator[None]:
+    if df.storageLevel.useMemory or df.storageLevel.useDisk:  # by the user, who may want to read it afterwards
+        yield
+        return
+    df.persist()
+    try:
+        yield
+    finally:
+        df.unpersist()
