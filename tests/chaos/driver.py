@@ -1,20 +1,18 @@
 """One life of a driver without Spark: real protocol, sinks and storage over a `LocalQuery`, in a process of its own.
 
-Processes are forked from a server that has imported everything and opened nothing, so that a life costs milliseconds
-before its first step. A process has no other way to end than any driver: it returns, it fails, or it is killed.
+A process has no other way to end than any driver: it returns, it fails, or it is killed.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import random
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from coordinator.storage import open_storage
 from sinks.base import TwoPhaseCommitSink
 from sinks.task import Ack, SinkTask
 from sinks.testing.conformance import SCHEMA
+from sinks.testing.driver import fork, redirect_output
 from sinks.testing.local import LocalBatch, LocalQuery, Partitions
 from tests.chaos import bugs, faults
 from tests.chaos.faults import Fault, Injector, WatchedSink, WatchedStorage
@@ -39,8 +38,6 @@ CHECKPOINT = 100_000
 PARTITIONS = 3
 COUNTS = (0, 3, 10, 40)
 """Rows that a partition may have; the first has 7."""
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload([__name__])
 _LIMIT = 150
 """Seconds after which a driver that nobody watches any more ends itself."""
 
@@ -96,9 +93,8 @@ class LocalProcess:
     """A driver's process, and our end of the connection to it."""
 
     def __init__(self, life: Life) -> None:
-        self.connection, theirs = _processes.Pipe()
-        self._process = _processes.Process(target=live, args=(life, theirs), daemon=True)
-        self._process.start()
+        self.connection, theirs = Pipe()
+        self._process = fork(live, life, theirs, preload=__name__)
         theirs.close()
 
     @property
@@ -129,9 +125,7 @@ class LocalProcess:
 
 def live(life: Life, connection: Connection) -> None:
     signal.alarm(_LIMIT)
-    log = os.open(life.folder / "driver.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    redirect_output(life.folder / "driver.log")
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s", force=True)
     logging.raiseExceptions = False  # nobody reads them
     faults.here = Injector(connection, life.faults)
@@ -163,6 +157,3 @@ class _Batch(LocalBatch):
         if faults.here and faults.here.unfaithful and any(task.round for task in tasks.values()):
             self._partitions = [table.slice(0, table.num_rows - 1) for table in self._partitions]
         return super().run(tasks)
-
-
-Input("", 1)[0]  # makes pyarrow load what it loads late (pandas), before the fork

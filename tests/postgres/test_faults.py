@@ -102,12 +102,13 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(
     stopped._staged.merge = StopsInTheMiddle()
     storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=limit)
     zombie = Driver("job", stopped, storage, tmp_path / "query", input, config=config).start()
+    assert zombie.pid
     try:
         eventually(lambda: Path(f"/proc/{zombie.pid}/stat").read_text().split()[2] == "T", 30)
         with CheckpointCoordinator("job", [sink], storage, config) as coordinator:
             LocalQuery(tmp_path / "query", input).run(coordinator)
         assert Counter(db.ids()) == Counter(ids(input))
     finally:
-        zombie.send_signal(signal.SIGCONT)
-        zombie.wait(30)
+        os.kill(zombie.pid, signal.SIGCONT)
+        zombie.join(30)
     assert Counter(db.ids()) == Counter(ids(input))
