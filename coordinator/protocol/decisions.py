@@ -152,11 +152,11 @@ def settle(complete: Complete) -> list[Participant]:
     if unknown:
         raise InDoubtError(
             _list(
-                f"checkpoint {complete.checkpoint_id} is complete, but nobody can tell whether these took effect:",
+                f"checkpoint {complete.checkpoint_id} is complete, and asking again does not help with these:",
                 [f"{describe(p, named[p])}: {outcomes[p].reason}" for p in unknown],
-                "Look into the external system. Then either commit the transaction there, or roll it back for good, "
-                "and start the query again: it asks again and goes on from what it finds. To go on whatever became of "
-                "them: coordinator resolve.",
+                "Do what each of them says (where nobody can tell what became of a transaction: commit it in the "
+                "external system, or roll it back for good), and start the query again: it asks again and goes on from "
+                "what it finds. To go on whatever became of them: coordinator resolve.",
             ),
             [dict(named[p].transaction) for p in unknown],
         )

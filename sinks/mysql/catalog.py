@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pymysql
 
 from sinks.errors import ConfigurationError
-from sinks.mysql.failures import RIGHTS, code_of
+from sinks.mysql.failures import RIGHTS, SHAPE, code_of
 from sinks.mysql.failures import describe as text_of
-from sinks.mysql.server import Connection, execute, is_mariadb, query, quoted, setting
+from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted, setting
 from sinks.mysql.types import Column, target_type
 
 _PART = re.compile(r"`((?:[^`]|``)+)`|([^`.\s;]+)")
@@ -96,8 +96,9 @@ def weaknesses(connection: Connection) -> list[str]:
     ]
 
 
-def describe(connection: Connection, schema: str, name: str) -> Target | None:
-    """Read the target from the catalog; None if there is none, or none that this user may see.
+def describe(connection: Connection, schema: str, name: str, *, references: bool = True) -> Target | None:
+    """Read the target from the catalog; None if there is none, or none that this user may see. Who refers to it is
+    left out without `references`: the server opens every table of the database to tell.
 
     Raises ConfigurationError if it is not a table."""
     found = query(
@@ -113,13 +114,13 @@ def describe(connection: Connection, schema: str, name: str) -> Target | None:
         raise ConfigurationError(f"{schema}.{name} is a {kind.lower()}; rows can only go to a table")
     where = [schema, name]
     checks = _checks(connection, where)
-    json = {column for column, clause in checks if clause == f"json_valid({quoted(column)})"}
+    json = _json(checks)
     columns = tuple(_column(row, json) for row in query(connection, _COLUMNS, where))
     uniques, special = _indexes(connection, where)
     beyond = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
     beyond += [f"check {check}" for check, _ in checks if check not in json]
     beyond += [row[0] for row in query(connection, _BEYOND, where * 3)]
-    references = query(connection, _REFERENCES, where)
+    referring = query(connection, _REFERENCES, where) if references else []
     return Target(
         schema,
         name,
@@ -127,13 +128,95 @@ def describe(connection: Connection, schema: str, name: str) -> Target | None:
         columns,
         uniques,
         tuple(beyond),
-        tuple(f"foreign key {row[0]}" for row in references),
+        tuple(f"foreign key {row[0]}" for row in referring),
     )
 
 
+def lock(connection: Connection, target: Target, written: Sequence[str]) -> pymysql.Error | None:
+    """Take the table's metadata lock in the running transaction, by an INSERT of no rows: until its end nobody can
+    ALTER or DROP the table. Returns the error of a table that has no such columns any more, and so is not locked."""
+    nulls = ", ".join(["NULL"] * len(written))
+    try:
+        execute(connection, f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {nulls} FROM DUAL WHERE 1 = 0")
+    except pymysql.Error as error:
+        if code_of(error) not in SHAPE:
+            raise
+        return error
+    return None
+
+
+def current(connection: Connection, target: Target, written: Sequence[str]) -> Target:
+    """Columns and engine as the running transaction sees them, under the table's metadata lock. Raises
+    ConfigurationError if it may not write such rows any more."""
+    unlocked = lock(connection, target, written)
+    where = [target.schema, target.name]
+    engine = query(connection, _ENGINE, where)
+    require_innodb(target, engine[0][0] if engine else None)
+    rows = query(connection, _COLUMNS, where)
+    json = _json(_checks(connection, where)) if any(row[1].lower() == "longtext" for row in rows) else ()
+    found = replace(target, columns=tuple(_column(row, json) for row in rows))
+    if unlocked:
+        raise changed(target, lacking(written, found) or [text_of(unlocked)])
+    return found
+
+
+def staged_types(connection: Connection, schema: str, tables: Sequence[str]) -> set[tuple[str, str, str]]:
+    """Name, type and collation of the columns of staging tables."""
+    marks = ", ".join(["%s"] * len(tables))
+    rows = query(
+        connection,
+        "SELECT column_name, column_type, coalesce(collation_name, '') FROM information_schema.columns"
+        f" WHERE table_schema = %s AND table_name IN ({marks})",
+        [schema, *tables],
+    )
+    return {(name, str(declared), collation) for name, declared, collation in rows}
+
+
+def other_types(target: Target, staged: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Where the server might alter values that were staged with these types on their way into the columns."""
+    known = {column.name: column for column in target.columns}
+    reasons = []
+    for name, declared, collation in sorted(staged):
+        there = known.get(name)
+        if there and (there.declared, there.collation) != (declared, collation):
+            now = f"{there.declared} {there.collation}".rstrip()
+            then = f"{declared} {collation}".rstrip()
+            reasons.append(f'its column "{name}" is {now}, and the rows are staged for {then}: change it back')
+    return reasons
+
+
+def require_innodb(target: Target, engine: str | None) -> None:
+    """`engine` is what the table has now; None if it is gone. Raises ConfigurationError."""
+    if engine is None:
+        raise changed(target, [f"it is gone: create it again as it was, columns {', '.join(target.names)}"])
+    if engine.lower() != "innodb":
+        raise changed(
+            target,
+            [f"its engine is {engine}, which has no transactions: ALTER TABLE {target.identifier} ENGINE=InnoDB"],
+        )
+
+
+def lacking(written: Sequence[str], target: Target) -> list[str]:
+    """Why a table has no place for rows of the columns `written`, or asks for more than that."""
+    gone = [f'it has no column "{name}" any more: add it, or give it its name back' for name in written]
+    reasons = [reason for name, reason in zip(written, gone, strict=True) if name not in target.names]
+    for column in target.columns:
+        if column.name not in written and not (column.nullable or column.has_default or column.generated):
+            reasons.append(f'its column "{column.name}" is NOT NULL without default: give it one')
+        elif column.name in written and column.generated:
+            reasons.append(f'its column "{column.name}" is generated now: make it a plain one')
+    return reasons
+
+
+def changed(target: Target, reasons: Sequence[str]) -> ConfigurationError:
+    return ConfigurationError(f"table {target.label} was changed while the query ran: " + "; ".join(reasons))
+
+
+_ENGINE = "SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
 _COLUMNS = (
     "SELECT column_name, data_type, column_type, is_nullable = 'YES',"
-    " column_default IS NOT NULL OR extra LIKE '%%auto_increment%%', coalesce(generation_expression, '') <> '',"
+    " column_default IS NOT NULL OR extra LIKE '%%auto_increment%%',"
+    " extra LIKE '%%auto_increment%%', coalesce(generation_expression, '') <> '',"
     " coalesce(numeric_precision, 0), numeric_scale, coalesce(datetime_precision, 0),"
     " coalesce(character_octet_length, 0), coalesce(character_set_name, ''), coalesce(collation_name, '')"
     " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
@@ -154,7 +237,21 @@ _REFERENCES = (
 
 
 def _column(row: Sequence[object], json: Collection[str]) -> Column:
-    name, kind, declared, nullable, default, generated, precision, scale, digits, length, charset, collation = row
+    (
+        name,
+        kind,
+        declared,
+        nullable,
+        default,
+        counter,
+        generated,
+        precision,
+        scale,
+        digits,
+        length,
+        charset,
+        collation,
+    ) = row
     assert isinstance(name, str)
     return Column(
         name,
@@ -163,6 +260,7 @@ def _column(row: Sequence[object], json: Collection[str]) -> Column:
         bool(nullable),
         bool(default),
         bool(generated),
+        bool(counter),
         int(str(precision)),
         None if scale is None else int(str(scale)),
         int(str(digits)),
@@ -188,6 +286,11 @@ def extra_column(name: str, arrow: pa.DataType) -> Column:
         charset=text[0],
         collation=text[1],
     )
+
+
+def _json(checks: Iterable[tuple[str, str]]) -> set[str]:
+    """The columns that MariaDB knows as JSON."""
+    return {column for column, clause in checks if clause == f"json_valid({quoted(column)})"}
 
 
 def _checks(connection: Connection, where: list[str]) -> list[tuple[str, str]]:

@@ -18,6 +18,12 @@ _XA_ROLLED_BACK = {1613, 1614}  # XA_RBTIMEOUT, XA_RBDEADLOCK
 _BLOCKED = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, 3572, *_XA_ROLLED_BACK}
 RIGHTS = {1044, 1142, 1143, 1227, 1370}
 _CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
+SHAPE = {
+    *_CHANGED,
+    1364,
+    1906,
+    3105,
+}  # no such table or column; no value for one; a value for a generated one (two codes)
 _NO_LOCAL = {1148, 3948, 4166}  # LOAD DATA LOCAL is off
 _TOO_LARGE = 1153
 # Refused rows, as far as PyMySQL takes them for something else: no such column, no default, SIGNAL, bad function

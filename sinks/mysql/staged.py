@@ -7,15 +7,16 @@ commit it, so the staging tables are dropped after it: the ledger tells that tho
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pymysql
 
+from sinks.mysql import catalog
 from sinks.mysql.catalog import Target, extra_column
-from sinks.mysql.failures import Writing, describe, refuses
+from sinks.mysql.failures import RIGHTS, SHAPE, Writing, code_of, describe, refuses
 from sinks.mysql.loading import RowTransaction
 from sinks.mysql.merge import Merge
 from sinks.mysql.planning import Plan
@@ -37,13 +38,16 @@ class Staged(StagingTables[RowTransaction]):
     def create(self, plan: Plan, context: TransactionContext, name: str) -> RowTransaction:
         """Nothing can undo CREATE TABLE but DROP TABLE. The types are those of the target."""
         target = plan.target
-        columns = staging_columns(target, self.merge, context)
-        encode = plan.encoder(context.schema, columns, target.label)
         table = quoted(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
         transaction = RowTransaction(self.server, context, target.label, identity, undo)
         try:
+            with transaction.explained():
+                written = self.merge.written(context.schema.names, target.names)
+                target = catalog.current(transaction.connection, target, written)
+            columns = staging_columns(target, self.merge, context)
+            encode = plan.encoder(context.schema, columns, target.label)
             transaction.execute(
                 f"CREATE TABLE {table} ({', '.join(_declarations(name, columns, target, self.merge))}) ENGINE=InnoDB"
                 f" COMMENT={literal(context.transaction_id)}"
@@ -68,10 +72,48 @@ class Staged(StagingTables[RowTransaction]):
     def explained(self, target: Target, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         return Writing(target.label, where, dict.fromkeys(tables, target.name)).explained()
 
+    def locked(self, connection: Connection, plan: Plan, tables: Sequence[str]) -> Target:
+        """The lock is that of an INSERT of no rows. Types, engine and indexes are asked for under it."""
+        known, upsert = plan.target, self.merge.mode == "upsert"
+        staged = catalog.staged_types(connection, known.schema, tables)
+        names = sorted({name for name, *_ in staged} - {_ROW})
+        written = self.merge.written(names, known.names)
+        unlocked = catalog.lock(connection, known, written)
+        target = catalog.describe(connection, known.schema, known.name, references=upsert)
+        catalog.require_innodb(known, target.engine if target else None)
+        assert target is not None
+        reasons = catalog.lacking(written, target) or ([describe(unlocked)] if unlocked else [])
+        reasons += catalog.other_types(target, staged)
+        # a counter or timestamp takes a NULL for a number or the time; of others it is better to know now
+        nullable = {column.name for column in known.columns if column.nullable}
+        asked = [c for c in target.columns if c.counter or c.type == "timestamp" or c.name in nullable]
+        required = [c.name for c in asked if not c.nullable and c.name in written]
+        reasons += self._nulls(connection, target, tables, required)
+        rights = self.merge.rights(target, "staged")
+        reasons += catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
+        if upsert and not any(set(unique.columns) == set(self.merge.keys) for unique in target.uniques):
+            reasons.append(f"it has no unique index on ({', '.join(self.merge.keys)}) any more: add it")
+        if reasons:
+            raise catalog.changed(target, reasons)
+        return target
+
+    def _nulls(
+        self, connection: Connection, target: Target, tables: Sequence[str], columns: Sequence[str]
+    ) -> Iterable[str]:
+        kept = f" AND {quoted(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
+        for name in columns:
+            staged = self.merge.union([quoted(target.schema, table) for table in tables], "*")
+            where = f"({staged}) AS staged WHERE {quoted(name)} IS NULL{kept}"
+            if query(connection, f"SELECT 1 FROM {where} LIMIT 1"):
+                yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
+
     def refusal(self, error: Exception, target: Target, tables: Sequence[str]) -> str | None:
-        if not isinstance(error, pymysql.Error) or not refuses(error):
+        if not isinstance(error, pymysql.Error) or not (refuses(error) or code_of(error) in SHAPE):
             return None  # the connection, a lock, a full disk
         return f": {Writing(target.label, '', dict.fromkeys(tables, target.name)).said(describe(error))}"
+
+    def forbidden(self, error: Exception) -> str | None:
+        return describe(error) if isinstance(error, pymysql.Error) and code_of(error) in RIGHTS else None
 
     def move(self, connection: Connection, plan: Plan, committables: Sequence[Committable]) -> None:
         super().move(connection, plan, committables)

@@ -34,8 +34,8 @@ _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 class Column:
     """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared` COLUMN_TYPE.
 
-    `precision` and `scale` are those of numbers (for BIT, its bits), `digits` those of fractions of a second, `length`
-    is in bytes. `collation` is "" for what is no text.
+    `counter` is one with AUTO_INCREMENT. `precision` and `scale` are those of numbers (for BIT, its bits), `digits`
+    those of fractions of a second, `length` is in bytes. `collation` is "" for what is no text.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Column:
     nullable: bool = True
     has_default: bool = False
     generated: bool = False
+    counter: bool = False
     precision: int = 0
     scale: int | None = None
     digits: int = 0

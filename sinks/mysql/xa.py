@@ -10,6 +10,7 @@ from typing import Any
 import pymysql
 
 from sinks.errors import SinkError
+from sinks.mysql.catalog import current
 from sinks.mysql.failures import XA_UNKNOWN, code_of
 from sinks.mysql.ledger import Ledger
 from sinks.mysql.loading import RowTransaction
@@ -59,14 +60,15 @@ class Branches(Separate[RowTransaction]):
     def begin(self, plan: Plan, context: TransactionContext) -> RowTransaction:
         """Open the participant's branch; rows go into the target itself."""
         target = plan.target
-        encode = plan.encoder(context.schema, target.columns, target.label)
         identity = identity_of(context.transaction_id)
         name = xid(identity, target.schema)
         undo = [f"XA END {name}", f"XA ROLLBACK {name}"]
         transaction = RowTransaction(self.server, context, target.label, identity, undo)
         try:
             transaction.execute(f"XA START {name}")
-            transaction.start(target.identifier, encode)
+            with transaction.explained():
+                columns = current(transaction.connection, target, context.schema.names).columns
+            transaction.start(target.identifier, plan.encoder(context.schema, columns, target.label))
         except BaseException:
             transaction.close()
             raise

@@ -58,6 +58,10 @@ class Staged(StagingTables[CopyTransaction]):
     def explained(self, target: Target, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         return explained(target.label, where, dict.fromkeys(tables, target.label))
 
+    def locked(self, connection: Connection, plan: Plan, tables: Sequence[str]) -> Target:
+        target: Target = plan.target
+        return target
+
     def refusal(self, error: Exception, target: Target, tables: Sequence[str]) -> str | None:
         ask_again = psycopg.OperationalError | errors.IdleInTransactionSessionTimeout  # connection, lock, full disk
         if not isinstance(error, psycopg.Error) or isinstance(error, ask_again):

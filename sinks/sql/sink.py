@@ -142,7 +142,11 @@ class TableSink(TwoPhaseCommitSink[T]):
         if not committables:
             return []
         try:
-            return self._staged.commit_all(self._planned(), committables)
+            try:
+                plan = self._planned()
+            except ConfigurationError as error:  # the table is gone, for instance
+                return self._staged.refused(committables, str(error))
+            return self._staged.commit_all(plan, committables)
         except Exception as error:
             self._look_again(error)
             return [error] * len(committables)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from sinks.errors import SinkError
+from sinks.errors import ConfigurationError, SinkError
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table
-from sinks.sql.strategies import Refused, Staged, T
+from sinks.sql.strategies import Doubtful, Refused, Staged, T
 from sinks.transaction import Checkpoint, Committable, Identity, TransactionContext, TransactionId
 
 
@@ -53,6 +53,12 @@ class StagingTables(Staged[T]):
         """Whether the table may refuse rows that staging tables take."""
 
     @abstractmethod
+    def locked(self, connection: Any, plan: Any, tables: Sequence[str]) -> Any:
+        """The target as the running transaction sees it, locked against changes until its end. Raises
+        ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
+        cannot go into it as they are."""
+
+    @abstractmethod
     def explained(self, target: Any, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         """The server's errors as SinkErrors, with the target's name instead of a staging table's."""
 
@@ -82,19 +88,21 @@ class StagingTables(Staged[T]):
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, plan: Any, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        """Raise BadValue for what the target would refuse and no staging table could see. Costs nothing for an append
-        to a table without constraints, and for an upsert with `order_by` to a table with none but its key."""
-        merge, target = self.merge, plan.target
-        if merge.mode == "append" and not self.judges(target):
-            return
+        """Raise what would keep the rows from being moved: a table that was changed since they were staged, and values
+        that it would refuse and no staging table could. For an append to a table without constraints it only looks at
+        the table; the same for an upsert with `order_by` to a table with none but its key."""
+        merge = self.merge
         with self.server.lend() as connection:
-            there = self.existing(connection, target.schema, names_of(committables))
+            there = self.existing(connection, plan.target.schema, names_of(committables))
             tables = [name for name in names_of(committables) if name in there]
             if not tables:
                 return
-            staging, written = self._staging(connection, target, tables)
             where = f"checkpoint {checkpoint.checkpoint_id}"
-            with self.explained(target, where, tables), self.server.trial(connection):
+            with self.explained(plan.target, where, tables), self.server.trial(connection):
+                target = self.locked(connection, plan, tables)
+                if merge.mode == "append" and not self.judges(target):
+                    return
+                staging, written = self._staging(connection, target, tables)
                 merge.clashes(connection, target, staging, written)
                 if merge.beyond(target, written):
                     merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
@@ -104,18 +112,26 @@ class StagingTables(Staged[T]):
         ids = [c.transaction["transaction_id"] for c in committables]
         return [text for text in ids if staging_table(text) in there]
 
+    def kept(self, committables: Sequence[Committable]) -> str:
+        tables = [str(c.transaction["table"]) for c in committables]
+        more = f" and {len(tables) - 1} more, one for each partition" if len(tables) > 1 else ""
+        return f"the staging table{'s' if more else ''} {tables[0]}{more}"
+
     def gone(self, transaction_id: str) -> str:
         return f"the staging table {staging_table(transaction_id)} of {transaction_id} is gone"
 
     def move(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> None:
         target, tables = plan.target, names_of(committables)
         try:
+            target = self.locked(connection, plan, tables)
             staging, written = self._staging(connection, target, tables)
             self.merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+        except ConfigurationError as error:
+            raise Refused(str(error)) from error
         except SinkError as error:
             if error.retryable:
                 raise
-            raise Refused(f"table {target.label}: {error}") from error
+            raise Doubtful(f"table {target.label}: {error}") from error
         except Exception as error:
             reason = self.refusal(error, target, tables)
             if reason is None:

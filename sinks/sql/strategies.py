@@ -151,6 +151,10 @@ class Refused(Exception):
     """The target refuses the rows of a complete checkpoint: asking again cannot help, an operator can."""
 
 
+class Doubtful(Exception):
+    """What is staged is not what was acknowledged, so nobody can tell what became of the rows."""
+
+
 class SettledByOthers(Exception):
     """Somebody else settled a participant at the same time: ask again."""
 
@@ -167,13 +171,21 @@ class Staged(Strategy[T]):
     def intact(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> Collection[str]:
         """The transaction ids of those whose rows are still staged."""
 
+    def forbidden(self, error: Exception) -> str | None:
+        """What the server says of a right that the user lacks; None if the error is about something else."""
+        return None
+
+    @abstractmethod
+    def kept(self, committables: Sequence[Committable]) -> str:
+        """Where their rows are staged, for a reader."""
+
     @abstractmethod
     def gone(self, transaction_id: str) -> str:
         """What a reader is told of one that is not intact."""
 
     @abstractmethod
     def move(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> None:
-        """Put their rows into the target, in the caller's transaction. Raises Refused."""
+        """Put their rows into the target, in the caller's transaction. Raises Refused or Doubtful."""
 
     @abstractmethod
     def forget(self, connection: Any, schema: Any, identity: Identity) -> None:
@@ -197,16 +209,27 @@ class Staged(Strategy[T]):
                 with self.server.transaction(connection):
                     outcomes = self.settle(connection, plan, committables)
             except Refused as refused:
-                return [self.refused(str(refused))] * len(committables)
+                return self.refused(committables, str(refused))
+            except Doubtful as doubtful:
+                what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
+                return [CommitOutcome.unknown(what)] * len(committables)
+            except Exception as error:
+                if (right := self.forbidden(error)) is None:
+                    raise
+                return self.refused(committables, f"the user lacks a right: {right}: grant it")
             committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
             self.tidy(connection, plan.ledger.schema, committed)
         return [outcomes[_id(c)] for c in committables]
 
-    def refused(self, reason: str) -> CommitOutcome:
-        return CommitOutcome.unknown(
-            f"{reason}; the checkpoint is complete, so nothing is lost: it stays in its staging tables until what "
-            "stands in the way is removed and the query is started again"
-        )
+    def refused(self, committables: Sequence[Committable], reason: str) -> list[CommitOutcome]:
+        """What an operator is told: asking again does not help, mending what is named does."""
+        return [
+            CommitOutcome.unknown(
+                f"{reason}. The checkpoint is complete and none of it is in the table; its rows are safe in "
+                f"{self.kept(committables)}, which must not be touched. Mend what is named and start the query "
+                "again: it moves every row, once"
+            )
+        ] * len(committables)
 
     def settle(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
         """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:

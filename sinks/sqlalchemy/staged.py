@@ -90,6 +90,10 @@ class Staged(strategies.Staged[RowTransaction]):
         rows = {c.transaction["transaction_id"]: c.fingerprint.rows for c in committables}
         return {text for text in staged if counts.get(tag(text), 0) == rows[text]}
 
+    def kept(self, committables: Sequence[Committable]) -> str:
+        names = sorted({str(c.transaction["staging"]) for c in committables})
+        return f"the staging table{'s' * (len(names) > 1)} {', '.join(names)}"
+
     def gone(self, transaction_id: str) -> str:
         return f"{transaction_id} was aborted by somebody else, or its staged rows were changed"
 
@@ -104,7 +108,7 @@ class Staged(strategies.Staged[RowTransaction]):
             if not self.server.refuses(error):
                 raise  # the connection, a lock, a full disk: ask again
             reason = f"table {plan.target.label} refuses rows: {self.server.said(error)}"
-            return [self.refused(reason)] * len(committables)
+            return self.refused(committables, reason)
 
     def forget(self, connection: Connection, schema: str | None, identity: Identity) -> None:
         if sa.inspect(connection).has_table(identity["staging"], schema=schema):

@@ -237,7 +237,7 @@ def test_what_only_the_target_refuses_fails_the_checkpoint_before_the_decision(d
     with pytest.raises(BadValue, match=r"table orders: checkpoint 0 was refused: UNIQUE constraint failed: orders.id"):
         sink.validate_all(Checkpoint("job", "l1", 0), [committable])
     outcomes = sink.commit_all(Checkpoint("job", "l1", 0), [committable])
-    assert "nothing is lost" in why_unknown(outcomes[0])
+    assert "rows are safe in the staging table" in why_unknown(outcomes[0])
     db.run("DELETE FROM orders")
     assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
 
