@@ -1,9 +1,10 @@
-# make demo | test | lint | bench | chaos | model | clean. Each but model sets up .venv first, once, and again only when
+# make demo | test | test-all | lint | bench | chaos | model | clean. Each but model sets up .venv first, once, and again only when
 # pyproject.toml changed.
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 BENCH ?= postgres kafka mysql
+PYTEST := -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
 CLASSES := .cache/spark-classes.jsa
@@ -11,14 +12,17 @@ CLASSES := .cache/spark-classes.jsa
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: demo test lint bench chaos model clean java
+.PHONY: demo test test-all lint bench chaos model clean java
 .DEFAULT_GOAL := test
 
 demo: java $(READY)
 	@$(BIN)/python -m examples.flights_demo
 
 test: java $(READY) $(CLASSES)
-	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python $(PYTEST) -m "not large" $(ARGS)
+
+test-all: java $(READY) $(CLASSES)
+	@$(BIN)/python $(PYTEST) -m large $(ARGS)
 
 bench: java $(READY)
 	@for system in $(BENCH); do $(BIN)/python -m benchmarks.$$system $(ARGS) || exit 1; done

@@ -14,12 +14,17 @@ from sinks.testing.servers.kafka import KafkaService, kafka_service
 from sinks.testing.servers.mariadb import MySQLService, mysql_service
 from sinks.testing.servers.postgres import PostgresService, postgres_service
 from sinks.testing.servers.s3 import S3Server
-from tests import jvm
+from tests import jvm, reaper
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 jvm.prepare()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        reaper.start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -85,7 +85,7 @@ def test_comparison_sees_what_is_left_in_doubt(pg_database: str, tmp_path: Path)
         assert not comparison.exact
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_job_that_fails_by_itself_is_reported_with_its_log(pg_database: str, tmp_path: Path) -> None:
     with psycopg.connect(pg_database, autocommit=True) as connection:
         connection.execute("CREATE TABLE flights (id text)")
@@ -94,7 +94,7 @@ def test_job_that_fails_by_itself_is_reported_with_its_log(pg_database: str, tmp
     assert "SchemaMismatch" in str(failure.value)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.chaos
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
 def test_stopped_demo_leaves_nothing_running(

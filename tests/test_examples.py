@@ -57,7 +57,7 @@ def name_in(output: str, kind: str) -> str:
     return found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.chaos
 def test_kafka_to_kafka(kafka: KafkaService, tmp_path: Path) -> None:
     output = run_example("kafka_to_kafka", tmp_path, "--bootstrap", kafka.bootstrap)

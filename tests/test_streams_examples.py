@@ -13,7 +13,7 @@ from examples import orders_fan_out, page_views, word_count
 from sinks.testing.servers.kafka import KafkaService
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_page_views_are_counted_once(
     kafka: KafkaService, mysql_database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -34,7 +34,7 @@ def test_every_order_is_in_all_three_systems(
     assert found == {system: Counter(range(orders)) for system in ("PostgreSQL", "MySQL", "Kafka")}
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_words_are_counted_once_over_three_attempts(kafka: KafkaService, pg_database: str) -> None:
     """In a process of its own, since its session has other jars than the tests' session."""
     options = ["--bootstrap", kafka.bootstrap, "--dsn", pg_database, "--lines", "1500", "--delay", "0.5"]

@@ -23,7 +23,18 @@ def options(batches: int = 20, bug: str | None = None, fault: tuple[str, ...] = 
     return argparse.Namespace(batches=batches, keep=False, bug=bug, fault=fault, peer=False)
 
 
-@pytest.mark.parametrize(("sink", "mode"), [(sink, mode) for sink, modes in MODES.items() for mode in modes])
+SHORT = (("postgres", "prepared"), ("kafka", "append"), ("all", "mixed"))
+"""The rigs of `make test`."""
+
+
+@pytest.mark.parametrize(
+    ("sink", "mode"),
+    [
+        pytest.param(sink, mode, marks=() if (sink, mode) in SHORT else pytest.mark.large)
+        for sink, modes in MODES.items()
+        for mode in modes
+    ],
+)
 def test_every_row_once_whatever_fails(services: Services, sink: str, mode: str) -> None:
     result = one(services, sink, mode, "make test", options(batches=5))
     assert result.violations == []
@@ -33,9 +44,9 @@ def test_every_row_once_whatever_fails(services: Services, sink: str, mode: str)
 
 @pytest.mark.parametrize(("bug", "mode", "faults"), [
     ("commit-before-complete", "prepared", ()),
-    ("recovery-without-sweep", "prepared", ("kill",)),
-    ("put-without-if-absent", "prepared", ("stop",)),
-    ("replay-without-fingerprint", "staged", ("source", "kill")),
+    pytest.param("recovery-without-sweep", "prepared", ("kill",), marks=pytest.mark.large),
+    pytest.param("put-without-if-absent", "prepared", ("stop",), marks=pytest.mark.large),
+    pytest.param("replay-without-fingerprint", "staged", ("source", "kill"), marks=pytest.mark.large),
 ])  # fmt: skip
 def test_a_deliberate_bug_is_found(services: Services, bug: str, mode: str, faults: tuple[str, ...]) -> None:
     found: list[str] = []

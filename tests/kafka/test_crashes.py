@@ -170,7 +170,7 @@ def three() -> Iterator[KafkaServer]:
 
 @pytest.mark.slow
 @pytest.mark.chaos
-@pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
+@pytest.mark.parametrize("step", [pytest.param(Step.PRE_COMMITTED, marks=pytest.mark.large), Step.COMPLETE])
 def test_the_transaction_coordinator_dies_and_another_takes_over(
     three: KafkaServer, tmp_path: Path, step: Step
 ) -> None:

@@ -68,7 +68,7 @@ def assert_exactly_once(dsn: str, input: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("how", ["restart", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("restart", marks=pytest.mark.large), "kill"])
 @pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
 def test_server_goes_down_between_pre_commit_and_commit(
     tmp_path: Path, server: MariaDBServer, dsn: str, strategy: Any, how: str, step: Step

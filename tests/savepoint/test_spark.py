@@ -151,7 +151,9 @@ def test_taken_of_a_running_and_of_an_idle_query_and_of_a_stopped_one(
     assert Counter(play.values()) == Counter(ids)
 
 
-@pytest.mark.parametrize("backend", list(BACKENDS))
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=() if "format 2" in name else pytest.mark.large) for name in BACKENDS]
+)
 def test_state_comes_back(spark: SparkSession, pg_database: str, tmp_path: Path, backend: str) -> None:
     """Counts so far are state: a restored query that had lost or doubled some would show it."""
     play = Play(spark, pg_database, tmp_path, BACKENDS[backend] | BUSY)

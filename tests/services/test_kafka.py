@@ -286,7 +286,7 @@ def test_nothing_is_left_after_sigkill_of_the_owner(paused: bool) -> None:
 # ---------------------------------------------------------------------- three brokers
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_three_brokers_survive_the_loss_of_any(three: KafkaServer) -> None:
     with three.topic(partitions=3) as topic:
         replicas = three.admin().list_topics(topic).topics[topic].partitions[0].replicas
@@ -306,7 +306,7 @@ def test_three_brokers_survive_the_loss_of_any(three: KafkaServer) -> None:
         assert _read(three, topic, 6) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_three_brokers_need_two(three: KafkaServer) -> None:
     """Acknowledged means that two brokers have it."""
     with three.topic() as topic:
@@ -320,7 +320,7 @@ def test_three_brokers_need_two(three: KafkaServer) -> None:
         assert "a" in _read(three, topic, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.parametrize("way", ["kill", "stop"])
 def test_three_brokers_start_again_with_their_data(three: KafkaServer, way: str) -> None:
     with three.topic(partitions=3) as topic:

@@ -132,12 +132,17 @@ def into_kafka(kafka: KafkaService, kafka_topic: str) -> IntoKafka:
     return IntoKafka(kafka, kafka_topic)
 
 
-@pytest.fixture(params=["kafka", "postgres"])
+@pytest.fixture
 def target(request: pytest.FixtureRequest) -> Target:
     if request.param == "postgres":
         return IntoPostgres(request.getfixturevalue("pg_database"))
     into: IntoKafka = request.getfixturevalue("into_kafka")
     return into
+
+
+into_either = pytest.mark.parametrize(
+    "target", ["kafka", pytest.param("postgres", marks=pytest.mark.large)], indirect=True
+)
 
 
 def job(
@@ -158,7 +163,7 @@ def every_record_once(target: Target) -> None:
     assert target.in_doubt() == 0
 
 
-@pytest.mark.slow
+@into_either
 @pytest.mark.chaos
 def test_driver_and_python_worker_killed(tmp_path: Path, source: KafkaSource, target: Target) -> None:
     """The whole process group after pre-commit, then after the decision; then a worker between pre-commit and ack."""
@@ -188,7 +193,7 @@ class CrashBroker(CheckpointListener):
                 time.sleep(0.01)
 
 
-@pytest.mark.slow
+@into_either
 @pytest.mark.chaos
 def test_broker_killed_while_the_job_goes_on(
     kafka: KafkaService, tmp_path: Path, source: KafkaSource, target: Target
@@ -235,7 +240,7 @@ def linger() -> None:
     time.sleep(100)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_speculative_loser_on_pooled_ids(tmp_path: Path, source: KafkaSource, into_kafka: IntoKafka) -> None:
     """The copy of a task neither fences the original nor is fenced by it, and the loser's records stay invisible."""
     sink = Hooked(into_kafka.sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))

@@ -33,7 +33,7 @@ def by_chance(df: Any) -> Any:
     return with_random_id(df).repartition(8, "random")
 
 
-@pytest.mark.parametrize("shape", [round_robin, by_chance])
+@pytest.mark.parametrize("shape", [pytest.param(round_robin, marks=pytest.mark.large), by_chance])
 def test_executor_dies_with_its_shuffle_files(tmp_path: Path, shape: Any) -> None:
     """Spark computes them again, and runs those of the sink's tasks that it has not seen end; or, where that would
     mix rows of two computations, it fails the job, and the checkpoint is tried again as a whole."""

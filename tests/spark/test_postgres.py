@@ -26,7 +26,7 @@ def query(dsn: str, statement: str) -> list[Any]:
         return connection.execute(statement).fetchall()
 
 
-@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+@pytest.mark.parametrize("strategy", ["prepared", pytest.param("staged", marks=pytest.mark.large)])
 def test_killed_at_the_worst_moments(tmp_path: Path, pg_database: str, strategy: Any) -> None:
     """After pre-commit, after the decision, and a Python worker between its PREPARE and its ack."""
     ids = write_input(tmp_path / "input")

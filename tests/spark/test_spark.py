@@ -46,7 +46,11 @@ def assert_exactly_once(sink: FileSink, ids: list[int], job: str = "spark-job") 
 
 @pytest.mark.parametrize(
     ("step", "master"),
-    [(Step.PRE_COMMITTED, "local[2]"), (Step.COMPLETE, "local-cluster[2,1,1024]"), (Step.DONE, "local[2]")],
+    [
+        (Step.PRE_COMMITTED, "local[2,4]"),
+        (Step.COMPLETE, "local-cluster[2,1,1024]"),
+        pytest.param(Step.DONE, "local[2,4]", marks=pytest.mark.large),
+    ],
 )
 def test_killed_and_restarted(tmp_path: Path, sink: FileSink, step: Step, master: str) -> None:
     ids = write_input(tmp_path / "input")

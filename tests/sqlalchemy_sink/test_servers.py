@@ -169,7 +169,7 @@ def test_a_value_that_the_column_refuses(server: Server) -> None:
             server.pre_commit(sink, ORDERS, [row])
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_a_spark_stream_killed_at_the_worst_moments(tmp_path: Path) -> None:
     """Into SQLite: after pre-commit, after the decision, and a Python worker between its COMMIT and its ack."""
     ids = write_input(tmp_path / "input")

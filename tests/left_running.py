@@ -1,0 +1,21 @@
+"""Run by test_reaper.py, which kills it: servers that run while a test does."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from sinks.testing.servers.postgres import PostgresServer
+from tests.spark.cluster import standalone_cluster
+from tests.spark.connect import ConnectServer
+
+
+def test_servers_run(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(PostgresServer())
+        stack.enter_context(ConnectServer(tmp_path))
+        stack.enter_context(standalone_cluster(tmp_path))
+        Path(os.environ["ALL_RUN"]).write_text(os.environ["TEST_RUN"])
+        time.sleep(200)
