@@ -5,25 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup
-from coordinator.errors import CheckpointError, SavepointError, Superseded
-from coordinator.listener import CheckpointListener
+from coordinator.errors import CheckpointError, SavepointError
+from coordinator.guarantee import Guarantee
+from coordinator.listener import CheckpointListener, Listeners
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query, Sink
-from coordinator.protocol.decisions import Complete, Participant
-from coordinator.protocol.protocol import CheckpointProtocol, milliseconds
+from coordinator.protocol.clock import Clock
+from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.http import HttpServer
-from coordinator.spark.connect import batch_of, departure
+from coordinator.spark.connect import batch_of, reduced
 from coordinator.storage import CheckpointStorage, open_storage
-from sinks.transaction import CommitState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,11 +29,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LATE = 2.0
+_WORKER_GRACE_PERIOD = 2.0
 """Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
 
 
-class CheckpointCoordinator(CheckpointProtocol):
+class CheckpointCoordinator:
     """The function for `foreachBatch` that makes its sinks exactly-once.
 
     `job` names the job for ever: its records, transactions and ledgers carry it. `storage` is where the complete
@@ -52,6 +50,8 @@ class CheckpointCoordinator(CheckpointProtocol):
         storage: str | CheckpointStorage | None = None,
         config: CheckpointConfig | None = None,
         listeners: Sequence[CheckpointListener] = (),
+        *,
+        clock: Clock | None = None,
     ) -> None:
         self._made_of = (job, sinks, storage, config, listeners)
         names = [sink.name for sink in sinks]
@@ -65,8 +65,21 @@ class CheckpointCoordinator(CheckpointProtocol):
         storage = storage if storage is not None else config.storage
         if storage is None:
             raise ValueError("a coordinator needs a storage for its checkpoints: storage='file:///…', or in the config")
+        self.job = job
+        self.sinks = {sink.name: sink for sink in sinks}
+        self.config = config
+        self._clock = clock or Clock()
         store = CheckpointStore(open_storage(storage), job)
-        super().__init__(job, {sink.name: sink for sink in sinks}, store, config, list(listeners))
+        self.protocol = CheckpointProtocol(
+            job,
+            self.sinks,
+            store,
+            config,
+            Listeners(job, listeners),
+            self._clock,
+            claim=lambda: store.claim_generation(self._http.address if self._http else ""),
+        )
+        """For tools without a running query: it is not for several threads."""
         self.last_error: Exception | None = None
         """What stopped the query: Spark passes on its text only."""
         self._finished_at = self._cut_off_at = -math.inf
@@ -78,6 +91,10 @@ class CheckpointCoordinator(CheckpointProtocol):
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
         self._http: HttpServer | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.protocol.guarantee
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
         """`df.writeStream` into this coordinator, with the trigger, the state backend and the checkpointLocation of the
@@ -96,11 +113,11 @@ class CheckpointCoordinator(CheckpointProtocol):
         try:
             self.process(batch)
         except Exception:
-            self._cut_off_at = time.monotonic()
+            self._cut_off_at = self._clock.monotonic()
             if batch.active:
                 raise
             logger.info("batch %d was cut off, since the query is being stopped", batch_id, exc_info=True)
-            batch.leave()
+            batch.raise_stopped()
         if not self._sweeper.is_alive():
             self._closed.clear()
             self._sweeper = threading.Thread(target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True)
@@ -109,34 +126,34 @@ class CheckpointCoordinator(CheckpointProtocol):
     def _sweep_while_quiet(self) -> None:
         """As long as the query runs: what pre-commits late holds its locks, and readers of Kafka, up until it is swept,
         and in a quiet stream the next batch may be far away."""
-        while not self._closed.wait(self.config.sweep_interval):
+        while not self._clock.wait(self._closed, self.config.sweep_interval):
             with self._one_at_a_time:
                 try:
                     if self._closed.is_set() or not self._done or not self._done.active:
                         return
-                    self._sweep()
+                    self.protocol.sweep()
                 except Exception:
                     logger.info("job %s sweeps no more until its next batch", self.job, exc_info=True)
                     return
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
-        while batch.active and (pause := self._finished_at + self.config.min_pause - time.monotonic()) > 0:
-            time.sleep(min(pause, 0.2))
+        while batch.active and (pause := self._finished_at + self.config.min_pause - self._clock.monotonic()) > 0:
+            self._clock.sleep(min(pause, 0.2))
         with self._one_at_a_time:
             self._query, self._location = batch.query, batch.location
             while self._stopping and batch.active:  # a savepoint was taken, and the query has to end there
-                time.sleep(0.05)
+                self._clock.sleep(0.05)
             if not batch.active:
-                batch.leave()
+                batch.raise_stopped()
             try:
                 self._require_once(batch)
-                self._process(batch)
+                self.protocol.process(batch)
             except Exception as error:
                 self.last_error = error
                 raise
             self._done = batch
-            self._finished_at = time.monotonic()
+            self._finished_at = self._clock.monotonic()
 
     def _require_once(self, batch: MicroBatch) -> None:
         """A second call in one run finds the checkpoint complete. With the same rows that does no harm."""
@@ -156,10 +173,7 @@ class CheckpointCoordinator(CheckpointProtocol):
         by itself. For settling a job without starting its query. With no checkpoint in storage nothing is aborted,
         since that storage may be the wrong one."""
         with self._one_at_a_time:
-            self._become_newest()
-            self._load_and_commit()
-            if self._newest:
-                self._sweep()
+            self.protocol.recover()
 
     # ------------------------------------------------------------------ savepoints
     @property
@@ -185,21 +199,22 @@ class CheckpointCoordinator(CheckpointProtocol):
                     storage.close()
 
     def _save(self, target: CheckpointStorage, location: str) -> Savepoint:
-        if self._newest is None:
-            self._become_newest()
-        if self._newest is None or self._newest.checkpoint_id != self._store.look().newest_complete:
-            self._load_and_commit()
-        if self._newest is None:
-            raise SavepointError(f"job {self.job!r} has no complete checkpoint in {self._store.storage.uri} yet")
-        decisions.require_visible(self._newest)
-        self._require_newest("take a savepoint")
+        newest, storage = self.protocol.reload_newest(), self.protocol.store.storage
+        if newest is None:
+            raise SavepointError(f"job {self.job!r} has no complete checkpoint in {storage.uri} yet")
+        decisions.require_visible(newest)
+
+        def confirm() -> None:  # another driver may have written there meanwhile
+            self.protocol.fence.require_newest("take a savepoint")
+
+        confirm()
         return take_savepoint(
             target,
-            self._newest.rounds,
+            newest.rounds,
             {name: f"{type(sink).__module__}.{type(sink).__qualname__}" for name, sink in self.sinks.items()},
             location,
-            self._store.storage.uri,
-            confirm=lambda: self._require_newest("take a savepoint"),  # another driver may have written there meanwhile
+            storage.uri,
+            confirm,
         )
 
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
@@ -224,68 +239,12 @@ class CheckpointCoordinator(CheckpointProtocol):
         query starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`)."""
         if self._http is None:
             self._http = HttpServer(self, host, port)
-            self._address = self._http.address
-        return self._address
+        return self._http.address
 
     def newest_checkpoint(self) -> dict[str, Any]:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
-        rounds = CheckpointStore(self._store.storage, self.job).load_newest()
+        rounds = CheckpointStore(self.protocol.store.storage, self.job).load_newest()
         return {k: v for k, v in rounds[0].to_json().items() if k != "committables"} if rounds else {}
-
-    # ------------------------------------------------------------------ for operators
-    def ask(self) -> tuple[Complete | None, Mapping[Participant, Exception]]:
-        """Ask once what became of each participant of the newest complete checkpoint, which commits what can be; and
-        who could not answer. Claims no generation, so a driver that runs is not disturbed; but amid a restore, which
-        has stopped all drivers and may have looked for records already (R14)."""
-        with self._one_at_a_time:
-            for sink in self.sinks.values():
-                sink.open()
-            claim = self._store.newest_claim()
-            seen, self._store.lineage = claim.generation, claim.lineage
-            if claim.address is None:
-                self._become_newest()
-                seen = self._generation
-            rounds = self._load()
-            if self._store.newest_generation() != seen:  # R14
-                raise Superseded(f"another driver, or a restore, of job {self.job!r} has started just now; look again")
-            return self._ask(Complete(rounds)) if rounds else (None, {})
-
-    def accept_loss(self, participants: Sequence[Participant], *, who: str, why: str) -> Complete:
-        """Give up participants of the newest complete checkpoint that are lost or unknown, so that the job goes on
-        without them: a replay record names them, who and why, and no replacement. Those that were held for them are
-        committed. Claims a generation, so a driver of this job that runs stops.
-
-        Raises CheckpointError for participants that are anything else, InDoubtError while somebody cannot answer (R3),
-        and Superseded if another driver has decided meanwhile.
-        """
-        with self._one_at_a_time:
-            self._become_newest()
-            complete, errors = self.ask()
-            if complete is None:
-                raise CheckpointError(f"there is no complete checkpoint of job {self.job!r} in storage")
-            if errors:
-                raise decisions.still_asked(complete, errors, 0)
-            accepted = decisions.accept(complete, participants, who, why)
-            now, newest = milliseconds(), complete.rounds[-1]
-            record = replace(
-                complete.record,
-                round=newest.round + 1,  # R3: the successor of the round whose outcomes are final here
-                generation=self._generation,
-                committables=(),
-                rows={},
-                triggered_at=now,
-                completed_at=now,
-                accepted=accepted,
-            )
-            if self._put(record, []) is not record:
-                raise Superseded(f"another driver has decided round {record.round} meanwhile; look again")
-            logger.warning("job %s, checkpoint %d: given up: %s", self.job, record.checkpoint_id, accepted)
-            for one in accepted:
-                if one.outcome == CommitState.UNKNOWN.value:
-                    self._abort_quietly(self.sinks[one.sink], one.transaction)
-            complete, _ = self._ask(complete.superseded_by(record))
-            self._newest = complete
-            return complete
 
     # ------------------------------------------------------------------ life
     def cancel(self, query: Query) -> None:
@@ -294,10 +253,8 @@ class CheckpointCoordinator(CheckpointProtocol):
         used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible."""
         query.stop()
         self.recover()
-        if self._newest and self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:
-            decisions.require_visible(self._newest)
-            self._store.delete_older_than(self._newest.checkpoint_id + 1, self._store.look())
-            self._newest = None
+        if self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:
+            self.protocol.delete_checkpoints()
         self.close()
 
     def newest_offsets(self) -> tuple[str, ...]:
@@ -313,10 +270,10 @@ class CheckpointCoordinator(CheckpointProtocol):
         if http:
             http.close()
         with self._one_at_a_time:
-            if self._newest or self._swept_at > -math.inf:
-                time.sleep(max(0, self._cut_off_at + _LATE - time.monotonic()))
+            if self.protocol.newest or self.protocol.has_swept:
+                self._clock.sleep(max(0, self._cut_off_at + _WORKER_GRACE_PERIOD - self._clock.monotonic()))
                 try:
-                    self._sweep()
+                    self.protocol.sweep()
                 except Exception:
                     logger.warning("last sweep of job %s failed; the next start sweeps", self.job, exc_info=True)
             for name, sink in self.sinks.items():
@@ -324,10 +281,10 @@ class CheckpointCoordinator(CheckpointProtocol):
                     sink.close()
                 except Exception:
                     logger.warning("sink %r could not be closed", name, exc_info=True)
-            self._store.storage.close()
+            self.protocol.store.storage.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return departure(type(self), self._made_of)
+        return reduced(type(self), self._made_of)
 
     def __enter__(self) -> CheckpointCoordinator:
         return self

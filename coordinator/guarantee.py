@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.config import CheckpointConfig
+from coordinator.errors import NotExactlyOnce
+from coordinator.protocol.batch import MicroBatch, Sink
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,25 @@ class Guarantee:
 
     def __str__(self) -> str:
         return "exactly-once: " + ("yes" if self.exactly_once else f"no, because {'; '.join(self.reasons)}")
+
+
+def promise(
+    job: str, config: CheckpointConfig, storage_uri: str, sinks: Mapping[str, Sink], batch: MicroBatch | None = None
+) -> Guarantee:
+    """What is known before the query runs, or with its first batch and the sinks open. Raises `NotExactlyOnce`."""
+    reasons = of_settings(config, storage_uri)
+    if batch:
+        reasons += batch.weaknesses()
+        for name, sink in sinks.items():
+            try:
+                reasons += [f"sink {name!r}: {why}" for why in sink.weaknesses()]
+            except Exception:
+                if config.require:
+                    raise
+                logger.warning("sink %r cannot tell how durable its target is", name, exc_info=True)
+    if config.require and reasons:
+        raise NotExactlyOnce(f"job {job!r} is to be exactly-once, but is not: {'; '.join(reasons)}")
+    return Guarantee(tuple(reasons))
 
 
 def of_settings(config: CheckpointConfig, storage_uri: str) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 class Step(str, Enum):
@@ -34,3 +37,22 @@ class CheckpointListener:
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         """`checkpoint_id` is -1 where no checkpoint is under way; `facts` are named beside each step."""
+
+
+class Listeners:
+    """Those of one job. One that fails changes nothing."""
+
+    def __init__(self, job: str, listeners: Sequence[CheckpointListener] = ()) -> None:
+        self._job = job
+        self._all = list(listeners)
+
+    def add(self, listener: CheckpointListener) -> None:
+        self._all.append(listener)
+
+    def tell(self, step: Step, checkpoint_id: int = -1, **facts: Any) -> None:
+        logger.debug("job %s checkpoint %d: %s %s", self._job, checkpoint_id, step.value, facts)
+        for listener in self._all:
+            try:
+                listener.on_step(step, checkpoint_id, facts)
+            except Exception:
+                logger.exception("listener %r failed at %s", listener, step)

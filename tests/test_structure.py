@@ -1,8 +1,9 @@
-"""Modules import each other in one direction only; imports for types count."""
+"""Modules import each other in one direction only (imports for types count), and keep to what others show them."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -15,6 +16,8 @@ MODULES = {
     for package in ("coordinator", "sinks")
     for path in (ROOT / package).rglob("*.py")
 }
+OF_PYSPARK = re.compile(r"\._(jvm|jdf|jsparkSession|gateway)$")
+"""The only way to Spark's JVM."""
 
 
 def imported(module: str) -> Iterator[str]:
@@ -33,3 +36,28 @@ def test_no_import_circle() -> None:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(f"modules import each other in a circle: {' <- '.join(error.args[1])}")
+
+
+def outside(node: ast.Attribute, own: set[str]) -> bool:
+    """Whether a private member is taken from an object that is not one's own, nor of a class of this module."""
+    of_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+    return node.attr.startswith("_") and not node.attr.startswith("__") and not of_itself and node.attr not in own
+
+
+def test_no_private_member_of_the_coordinator_is_used_by_another_module() -> None:
+    found = []
+    for module in (name for name in MODULES if name.split(".")[0] == "coordinator"):
+        tree = ast.parse(MODULES[module].read_text())
+        own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and not outside(node, set())}
+        own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        found += [
+            f"{module}:{node.lineno} {ast.unparse(node)}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and outside(node, own)
+        ]
+    assert [one for one in found if not OF_PYSPARK.search(one)] == []
+
+
+def test_only_the_fence_gives_a_permit_to_commit() -> None:
+    makers = [name for name, path in MODULES.items() if "CommitPermit(" in path.read_text()]
+    assert makers == ["coordinator.protocol.fence"]

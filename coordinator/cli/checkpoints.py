@@ -19,13 +19,13 @@ app = typer.Typer(help="The complete checkpoints that are retained.", no_args_is
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """All retained complete checkpoints, oldest first."""
     with opened(job) as coordinator:
-        found = [summary(rounds) for rounds in coordinator._store.history()]
+        found = [summary(rounds) for rounds in coordinator.protocol.store.history()]
         if as_json:
             show_json(
                 {
                     "job": coordinator.job,
-                    "storage": coordinator._store.storage.uri,
-                    "newest_generation": coordinator._store.newest_generation(),
+                    "storage": coordinator.protocol.store.storage.uri,
+                    "newest_generation": coordinator.protocol.store.newest_generation(),
                     "checkpoints": found,
                 }
             )
@@ -48,7 +48,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
             ],
         )
         if not found:
-            say(f"No checkpoint of job {coordinator.job!r} in {coordinator._store.storage.uri}.")
+            say(f"No checkpoint of job {coordinator.job!r} in {coordinator.protocol.store.storage.uri}.")
 
 
 @app.command()
@@ -59,7 +59,7 @@ def show(
 ) -> None:
     """One checkpoint: its input, its participants and their transactions, its replay rounds."""
     with opened(job) as coordinator:
-        history = {rounds[0].checkpoint_id: rounds for rounds in coordinator._store.history()}
+        history = {rounds[0].checkpoint_id: rounds for rounds in coordinator.protocol.store.history()}
         number = max(history, default=-1) if checkpoint is None else checkpoint
         if number not in history:
             there = f"there are {', '.join(map(str, history))}" if history else "there is none"

@@ -53,7 +53,7 @@ def doctor(
 def _findings(coordinator: CheckpointCoordinator) -> Iterable[tuple[str, Finding]]:
     for finding in _versions(coordinator):
         yield "packages", finding
-    storage = coordinator._store.storage
+    storage = coordinator.protocol.store.storage
     for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/operations.md"):
         yield f"storage {storage.uri}", finding
     for name, sink in coordinator.sinks.items():

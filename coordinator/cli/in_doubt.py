@@ -29,6 +29,7 @@ from coordinator.cli.output import (
 )
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Superseded
+from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete
 from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import InDoubt
@@ -137,14 +138,14 @@ def abort(
                 "fence",
                 given=yes,
             )
-            claimed = coordinator._store.claim_generation()
+            claimed = coordinator.protocol.store.claim_generation()
         found, errors = look(coordinator, claimed)
         wanted = _choose(found, errors, chosen, Decision.ORPHAN)
         running = [one for one in wanted if one.decision is Decision.OPEN]
         if running and fence:
             confirm(
-                f"Storage {coordinator._store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If it is "
-                f"the wrong one, {_names(running)} may be decided, and aborting it LOSES its rows.",
+                f"Storage {coordinator.protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
+                f"it is the wrong one, {_names(running)} may be decided, and aborting it LOSES its rows.",
                 "lose",
                 given=break_decision and yes,
             )
@@ -184,7 +185,7 @@ def look(coordinator: CheckpointCoordinator, claimed: int | None = None) -> tupl
             listed[name] = sink.inspect(list(sink.in_doubt(coordinator.job)))
         except Exception as error:
             errors[name] = f"{type(error).__name__}: {error}"
-    store = coordinator._store
+    store = coordinator.protocol.store
     generation, rounds = store.newest_generation(), store.load_newest()
     if claimed is not None and generation != claimed:
         raise Superseded(f"a driver of job {coordinator.job!r} (generation {generation}) has started just now")
@@ -239,7 +240,7 @@ def _commit_decided(coordinator: CheckpointCoordinator, wanted: list[Pending]) -
     mine = [one for one in wanted if one.decision is Decision.COMMIT]
     if not mine:
         return
-    complete, errors = coordinator.ask()
+    complete, errors = operators.ask(coordinator.protocol)
     assert complete
     for one in mine:
         assert one.named
@@ -255,7 +256,7 @@ def _commit_strangers(coordinator: CheckpointCoordinator, strangers: list[Pendin
     for one in strangers:
         sink: TwoPhaseCommitSink[Any] = coordinator.sinks[one.sink]
         committable = Committable(one.about.transaction, sink=one.sink, subtask=one.about.subtask or 0)
-        about = Checkpoint(coordinator.job, coordinator._store.lineage, one.about.checkpoint or 0)
+        about = Checkpoint(coordinator.job, coordinator.protocol.store.lineage, one.about.checkpoint or 0)
         try:
             (outcome,) = sink.notify_checkpoint_complete(about, [committable])
         except Exception as error:

@@ -22,6 +22,7 @@ from coordinator.cli.output import (
     show_json,
     show_table,
 )
+from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete, Participant
 from sinks.transaction import CommitState
 
@@ -45,9 +46,9 @@ def resolve(
     written again by that start, if the source still gives the very same rows; so this is for when it cannot
     (ReplayMismatch), or when nobody can tell what became of a transaction."""
     with opened(job) as coordinator:
-        complete, errors = coordinator.ask()
+        complete, errors = operators.ask(coordinator.protocol)
         if complete is None:
-            fail(f"job {coordinator.job!r} has no checkpoint in {coordinator._store.storage.uri}")
+            fail(f"job {coordinator.job!r} has no checkpoint in {coordinator.protocol.store.storage.uri}")
         if accept_loss:
             if not why:
                 fail("Say --why: the reason is kept in the record.", USAGE)
@@ -60,8 +61,8 @@ def resolve(
                 "accept loss",
                 given=yes,
             )
-            coordinator.accept_loss(chosen, who=who or _login(), why=why)
-            complete, errors = coordinator.ask()
+            operators.accept_loss(coordinator.protocol, chosen, who=who or _login(), why=why)
+            complete, errors = operators.ask(coordinator.protocol)
             assert complete
         _show(complete, {f"{sink}/{subtask}": str(error) for (sink, subtask), error in errors.items()}, as_json)
         if errors or _missing(complete):

@@ -123,7 +123,7 @@ def restore(
         restored: Savepoint = restore_savepoint(
             savepoint,
             checkpoint_location,
-            storage=coordinator._store.storage,
+            storage=coordinator.protocol.store.storage,
             job=coordinator.job,
             sinks=list(coordinator.sinks),
             allow_non_restored=allow_non_restored,
@@ -134,7 +134,7 @@ def restore(
 
 
 def _ask_driver(coordinator: CheckpointCoordinator, body: dict[str, Any]) -> dict[str, Any]:
-    address = coordinator._store.newest_claim().address
+    address = coordinator.protocol.store.newest_claim().address
     if not address:
         fail(
             f"No driver of job {coordinator.job!r} answers over HTTP: call coordinator.serve_http() before its query "

@@ -16,8 +16,8 @@ Sink = TwoPhaseCommitSink[Any]
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source; `planned_at`: when it chose
-    them, in milliseconds since the epoch (0: unknown)."""
+    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source; `planned_at`: when they were
+    chosen, in milliseconds since the epoch, where offsets alone do not tell the input (0: they do)."""
 
     checkpoint_id: int
     query_id: str
@@ -58,8 +58,8 @@ class MicroBatch(Protocol):
     def active(self) -> bool:
         """False once the query is being stopped."""
 
-    def leave(self) -> NoReturn:
-        """Leave the batch of a query that is being stopped unprocessed: raises what counts as a clean stop, so that the
+    def raise_stopped(self) -> NoReturn:
+        """For the batch of a query that is being stopped, unprocessed: raises what counts as a clean stop, so that the
         next start hands the batch over again."""
 
     def drain(self) -> None:

@@ -9,17 +9,18 @@ from contextlib import contextmanager
 
 from coordinator.errors import CheckpointExpired
 from coordinator.protocol.batch import MicroBatch
+from coordinator.protocol.clock import Clock
 
 logger = logging.getLogger(__package__)
 
 
 @contextmanager
-def deadline(seconds: float, batch: MicroBatch) -> Iterator[None]:
+def deadline(seconds: float, batch: MicroBatch, clock: Clock) -> Iterator[None]:
     """Cancels the batch after so many seconds; raises `CheckpointExpired` if it came to that."""
     over, expired = threading.Event(), threading.Event()
 
     def watch() -> None:
-        if not over.wait(seconds):
+        if not clock.wait(over, seconds):
             expired.set()
         while not over.is_set():  # again, since a job may have started after the first time
             try:

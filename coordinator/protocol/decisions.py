@@ -1,21 +1,26 @@
-"""The protocol's decisions: pure functions of facts that were read. Nothing here reads or writes anything."""
+"""The protocol's decisions: pure functions of facts that were read. Nothing here reads or writes anything.
+Rules: docs/protocol.md#the-rules"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import cached_property
 
 from coordinator.errors import (
     CheckpointError,
+    CheckpointFailed,
     CheckpointGap,
     CheckpointLocationMismatch,
     FirstCheckpointError,
     InDoubtError,
     ReplayMismatch,
+    UnknownSink,
 )
 from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.records import Acceptance, Record
+from sinks.errors import SinkError
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, CommitState, Committable
 
@@ -40,7 +45,12 @@ class Complete:
         return self.record.checkpoint_id
 
     @property
-    def named(self) -> dict[Participant, Committable]:
+    def next_round(self) -> int:
+        """R3: the successor of the round whose outcomes are final here."""
+        return self.rounds[-1].round + 1
+
+    @cached_property
+    def named(self) -> Mapping[Participant, Committable]:
         """The participants' current committables: those of round 0, replaced or given up round by round."""
         current: dict[Participant, Committable] = {}
         for record in self.rounds:
@@ -64,7 +74,7 @@ class Complete:
     def committed(self) -> int:
         return sum(self._state(p) is CommitState.COMMITTED for p in self.named)
 
-    def told(self, outcomes: Mapping[Participant, CommitOutcome]) -> Complete:
+    def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> Complete:
         return replace(self, outcomes={**self.outcomes, **outcomes})
 
     def superseded_by(self, replay: Record) -> Complete:
@@ -128,13 +138,12 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
 
 
 def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
-    """R12: a batch counts as done only if the record is of the very same input. Spark's file source counts its batches,
-    so a batch that is planned anew has other files under the same offset; its time tells."""
+    """R12: a batch counts as done only if the record is of the very same input."""
     if record is None:
         known = "is no longer retained, so its input cannot be compared"
     elif (record.offsets, record.query_id) != (batch.offsets, batch.query_id):
         known = f"has other offsets: {record.offsets}"
-    elif any('"logOffset":' in offset for offset in batch.offsets) and record.planned_at not in (0, batch.planned_at):
+    elif batch.planned_at and record.planned_at not in (0, batch.planned_at):
         known = "has files that Spark planned at another time, so they may be others"
     else:
         return
@@ -145,8 +154,8 @@ def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
     )
 
 
-def settle(complete: Complete) -> list[Participant]:
-    """The lost participants, when nobody is left to ask (R3). Raises `InDoubtError` where an outcome is unknown."""
+def require_known(complete: Complete) -> None:
+    """When nobody is left to ask. Raises `InDoubtError` where an outcome is unknown, or held for no reason."""
     named, outcomes = complete.named, complete.outcomes
     unknown = [p for p in named if p in outcomes and outcomes[p].state is CommitState.UNKNOWN]
     if unknown:
@@ -160,9 +169,8 @@ def settle(complete: Complete) -> list[Participant]:
             ),
             [dict(named[p].transaction) for p in unknown],
         )
-    lost = sorted(complete.lost())
     held = complete.pending()
-    if held and not lost:
+    if held and not complete.lost():
         raise InDoubtError(
             _list(
                 f"checkpoint {complete.checkpoint_id}: held for a lost sibling that is not there:",
@@ -171,7 +179,6 @@ def settle(complete: Complete) -> list[Participant]:
             ),
             [dict(named[p].transaction) for p in held],
         )
-    return lost
 
 
 def still_asked(complete: Complete, errors: Mapping[Participant, Exception], waited: float) -> InDoubtError:
@@ -248,17 +255,60 @@ def accept(complete: Complete, chosen: Iterable[Participant], who: str, why: str
     return tuple(accepted)
 
 
+def require_sinks(rounds: Sequence[Record], sinks: Iterable[str]) -> None:
+    """Raises `UnknownSink` if one is missing whose transactions have to be committed, or that was restored."""
+    written = {c.sink for record in rounds for c in record.committables}
+    if rounds and rounds[0].restored_from:
+        written |= set(rounds[0].partitions)
+    if unknown := sorted(written - set(sinks)):
+        raise UnknownSink(
+            f"checkpoint {rounds[0].checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
+            f"does not have (it has {sorted(sinks)}). A sink's name must be stable over restarts."
+        )
+
+
+class AfterFailure(Enum):
+    RETRY = auto()  # read the newest again, sweep, and write the batch under new names
+    FAIL = auto()  # the checkpoint has failed, and the query stops
+    STOP = auto()  # the query is being stopped: the next start hands the batch over again
+
+
+RETRIES_WHEN_BLOCKED = 2
+
+
+def after_failure(errors: Sequence[Exception], *, tolerable: int, active: bool = True) -> AfterFailure:
+    """What to do when pre-commit has failed so often, for the last time just now. A task that was blocked is tried
+    again, since an orphan may hold its lock (R8: sweep, then try again); other errors of a sink are not."""
+    *earlier, error = errors
+    blocked = sum(isinstance(e, SinkError) for e in earlier)
+    if not active:
+        return AfterFailure.STOP
+    if isinstance(error, SinkError):
+        again = error.retryable and blocked < RETRIES_WHEN_BLOCKED
+    else:
+        again = len(earlier) - blocked < tolerable
+    return AfterFailure.RETRY if again else AfterFailure.FAIL
+
+
+def failed(checkpoint_id: int, job: str, error: Exception, *, exactly_once: bool) -> CheckpointFailed:
+    return CheckpointFailed(
+        f"checkpoint {checkpoint_id} of job {job!r} failed before it was complete; "
+        + ("nothing of it is visible" if exactly_once else "some of it may be visible")
+        + f": {type(error).__name__}: {error}"
+    )
+
+
 def require_visible(complete: Complete) -> None:
     """Raises `InDoubtError` unless every participant of a complete checkpoint is known to be committed."""
-    open = [p for p, c in complete.named.items() if complete.outcomes.get(p) != CommitOutcome.COMMITTED]
-    if open:
+    hidden = [p for p in complete.named if complete.outcomes.get(p) != CommitOutcome.COMMITTED]
+    if hidden:
         raise InDoubtError(
             _list(
                 f"checkpoint {complete.checkpoint_id} is complete, but these are not visible:",
-                [describe(p, complete.named[p]) for p in open],
+                [describe(p, complete.named[p]) for p in hidden],
                 "Start the query again: it commits them, or writes them again.",
             ),
-            [dict(complete.named[p].transaction) for p in open],
+            [dict(complete.named[p].transaction) for p in hidden],
         )
 
 

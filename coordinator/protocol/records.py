@@ -1,4 +1,4 @@
-"""The checkpoint metadata in storage, and the only code that knows its keys.
+"""The checkpoint metadata in storage, and the only code that knows its keys. Rules: docs/protocol.md#the-rules
 
 JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
                                     the current lineage
@@ -21,6 +21,8 @@ from sinks.transaction import Committable, Identity, token
 
 FORMAT = 1
 _KEPT_GENERATIONS = 10
+_STALE_LISTINGS = 20
+"""So many in a row that contradict what is there, and the storage is not what it has to be."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Acceptance:
 class Record:
     """One decision: a checkpoint is complete with these committables (round 0), or these replace lost ones.
 
-    `offsets` are the source offsets of Spark's offset log, one JSON text per source, and `planned_at` the time in it.
+    `offsets` are the source offsets of Spark's offset log, one JSON text per source, and `planned_at` is as in
+    `BatchFacts` (in records of version 0.1: always the time in that log).
     `partitions` is the layout: number of partitions per sink. Times are milliseconds since the epoch (0: unknown).
     `guarantee` is the text of the job's `Guarantee`.
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
@@ -135,17 +138,22 @@ class Listing:
     @property
     def newest_complete(self) -> int:
         """Id of the newest complete checkpoint, -1 if there is none."""
-        return max((id for id, round in self.records if round == 0), default=-1)
+        return max((id for id, number in self.records if number == 0), default=-1)
 
 
 class CheckpointStore:
-    """The records of one job."""
+    """The records of one job, in its current lineage (that of the newest claim it has seen) or in the one given."""
 
-    def __init__(self, storage: CheckpointStorage, job: str) -> None:
+    def __init__(self, storage: CheckpointStorage, job: str, lineage: str = "") -> None:
         self.storage = storage
         self.job = job
         self._root = token(job)
-        self.lineage = ""
+        self._lineage = lineage
+
+    @property
+    def lineage(self) -> str:
+        """ "" before the first claim."""
+        return self._lineage
 
     def look(self, folder: str = "") -> Listing:
         """One listing of the job, or of one of its folders; nothing in it is older than this call."""
@@ -155,7 +163,7 @@ class CheckpointStore:
             pairs = [key.removeprefix(records).split(".") for key in keys if key.startswith(records)]
             return Listing(
                 [int(key.removeprefix(claims)) for key in keys if key.startswith(claims)],
-                [(int(id), int(round)) for id, round in pairs],
+                [(int(id), int(number)) for id, number in pairs],
             )
         except ValueError as error:
             raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
@@ -164,12 +172,20 @@ class CheckpointStore:
     def claim_generation(self, address: str | None = None) -> int:
         """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice.
         `address`: as in `Claim`."""
-        while True:
-            newest = self.newest_claim()
+        newest, stale = self.newest_claim(), 0
+        while stale < _STALE_LISTINGS:
             claim = Claim(newest.generation + 1, newest.lineage or secrets.token_hex(4), address)
             if self._claim(claim):
-                self.lineage = claim.lineage
+                self._lineage = claim.lineage
                 return claim.generation
+            before, newest = newest, self.newest_claim()
+            stale = stale + 1 if newest == before else 0
+        raise StorageError(
+            self.storage.uri,
+            self._generation_key(newest.generation + 1),
+            f"it is there, but {stale} listings in a row show no generation after {newest.generation}",
+            "Listings have to show what was written before; use a storage that is consistent, and start again",
+        )
 
     def begin_lineage(self, base: Record, allow: Callable[[], None]) -> None:
         """Make `base` the newest checkpoint, and its lineage the current one: drivers of the lineage before may not
@@ -179,7 +195,7 @@ class CheckpointStore:
         if self.newest_claim().lineage != base.lineage:
             fence = self.claim_generation()
             allow()
-            self.lineage = base.lineage
+            self._lineage = base.lineage
             if not self.put(base):
                 raise CorruptRecord(f"the lineage {base.lineage} has another base than the one that is restored")
             if not self._claim(Claim(fence + 1, base.lineage, None)):
@@ -187,19 +203,33 @@ class CheckpointStore:
                     f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
                     "restore. See that nothing else runs, and restore again."
                 )
-        self.lineage = base.lineage
+        self._lineage = base.lineage
 
     def newest_generation(self) -> int:
         return self.look("generation/").newest_generation
 
     def newest_claim(self) -> Claim:
-        while number := self.newest_generation():
+        for _ in range(_STALE_LISTINGS):
+            number = self.newest_generation()
+            if not number:
+                return Claim()
             key = self._generation_key(number)
-            if data := self.storage.get(key):
+            if data := self.storage.get(key):  # None: so many have been claimed since that it is deleted
                 body = unseal(data, self._where(key))
                 self._require_own(body["job"], key)
                 return Claim(number, body["lineage"], body["address"])
-        return Claim()
+        raise StorageError(
+            self.storage.uri,
+            key,
+            f"{_STALE_LISTINGS} listings in a row show it, but it is not there",
+            "Listings have to show what is there; use a storage that is consistent, and start again",
+        )
+
+    def follow_newest_claim(self) -> Claim:
+        """The newest claim, whose lineage is read from now on. Claims nothing."""
+        claim = self.newest_claim()
+        self._lineage = claim.lineage
+        return claim
 
     def _claim(self, claim: Claim) -> bool:
         body = {"job": self.job, "lineage": claim.lineage, "address": claim.address}
@@ -223,22 +253,22 @@ class CheckpointStore:
         key, data = self._record_key(record.checkpoint_id, record.round), record.to_bytes()
         return self.storage.put_if_absent(key, data) or self.storage.get(key) == data
 
-    def get(self, checkpoint_id: int, round: int) -> Record | None:
-        key = self._record_key(checkpoint_id, round)
+    def get(self, checkpoint_id: int, number: int) -> Record | None:
+        """Of the round with that number."""
+        key = self._record_key(checkpoint_id, number)
         data = self.storage.get(key)
         if data is None:
             return None
         record = Record.from_bytes(data, self._where(key))
         self._require_own(record.job, key)
-        if (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, round):
+        if (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, number):
             raise CorruptRecord(f"{self._where(key)} is the record of another checkpoint: it was copied or renamed.")
         return record
 
     def load_newest(self) -> tuple[Record, ...]:
         """The newest complete record and its replay records in order; () if there is none (R9: read again when
         retention cut in). A reader need not claim a generation before."""
-        self.lineage = self.lineage or self.newest_claim().lineage
-        if not self.lineage:
+        if not (self.lineage or self.follow_newest_claim().lineage):
             return ()
         while True:
             newest = self.look().newest_complete
@@ -254,18 +284,18 @@ class CheckpointStore:
         """Every retained complete checkpoint with its replay records, oldest first. A reader need not claim."""
         newest = self.load_newest()
         older: dict[int, list[Record]] = {}
-        for id, round in sorted(self.look().records) if newest else ():
-            if id < newest[0].checkpoint_id and (record := self.get(id, round)):  # None: retention was quicker
+        for id, number in sorted(self.look().records) if newest else ():
+            if id < newest[0].checkpoint_id and (record := self.get(id, number)):  # None: retention was quicker
                 older.setdefault(id, []).append(record)
         return [tuple(rounds) for rounds in older.values() if rounds[0].round == 0] + ([newest] if newest else [])
 
     def delete_older_than(self, checkpoint_id: int, there: Listing) -> None:
-        for id, round in there.records:
+        for id, number in there.records:
             if id < checkpoint_id:
-                self.storage.delete(self._record_key(id, round))
+                self.storage.delete(self._record_key(id, number))
 
-    def _record_key(self, checkpoint_id: int, round: int) -> str:
-        return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{round:06d}"
+    def _record_key(self, checkpoint_id: int, number: int) -> str:
+        return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{number:06d}"
 
     def _where(self, key: str) -> str:
         return f"record {key} in {self.storage.uri}"

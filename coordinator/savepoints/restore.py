@@ -54,7 +54,7 @@ def restore_savepoint(
             lineage = secrets.token_hex(4)
             mark = {"savepoint": savepoint.id, "job": store.job, "storage": target.uri, "lineage": lineage}
             location.write(MARK, [seal(mark)])
-        elif _history(target, store.job, lineage).look().newest_complete > savepoint.checkpoint_id:
+        elif CheckpointStore(target, store.job, lineage).look().newest_complete > savepoint.checkpoint_id:
             raise SavepointError(
                 f"{location.uri} was restored from {savepoint.uri} before, and its query has gone on since: start the "
                 "query there, or restore into an empty checkpointLocation"
@@ -158,7 +158,7 @@ def _refuse_later(savepoint: Savepoint, store: CheckpointStore, restoring: str) 
     current = store.newest_claim().lineage
     lineages = {(savepoint.job, savepoint.lineage), (store.job, current)} - {(store.job, restoring)}
     for job, lineage in sorted(lineages):
-        records = _history(store.storage, job, lineage).load_newest()
+        records = CheckpointStore(store.storage, job, lineage).load_newest()
         newest = records[0].checkpoint_id if records else -1
         untouched = lineage == savepoint.lineage or all(record.restored_from for record in records)
         if newest > n or not untouched:
@@ -168,10 +168,3 @@ def _refuse_later(savepoint: Savepoint, store: CheckpointStore, restoring: str) 
                 "write them again. Start the query from its own checkpointLocation or restore a newer savepoint; or, "
                 "if those rows were removed from the targets or may be there twice, pass allow_later_checkpoints=True."
             )
-
-
-def _history(storage: CheckpointStorage, job: str, lineage: str) -> CheckpointStore:
-    """The records of one lineage, also of an abandoned one."""
-    store = CheckpointStore(storage, job)
-    store.lineage = lineage
-    return store

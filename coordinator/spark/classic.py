@@ -49,7 +49,7 @@ class SparkBatch(DataFrameBatch):
         except Exception:
             if self.active:
                 raise
-            self.leave()
+            self.raise_stopped()
         self.facts = facts_in(text, batch_id, query_id)
 
     @property
@@ -62,7 +62,7 @@ class SparkBatch(DataFrameBatch):
 
         return StreamingQuery(self._execution)
 
-    def leave(self) -> NoReturn:
+    def raise_stopped(self) -> NoReturn:
         """Spark knows by its text that an error comes of a stop, with a regular expression that overflows the stack on
         a long one, such as a stack trace of the JVM (StreamExecution.isInterruptionException, PROXY_ERROR)."""
         raise CheckpointError(

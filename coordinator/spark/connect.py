@@ -72,7 +72,7 @@ class ConnectBatch(DataFrameBatch):
     def active(self) -> bool:
         return bool(self.query.isActive)
 
-    def leave(self) -> NoReturn:
+    def raise_stopped(self) -> NoReturn:
         raise CheckpointError(f"batch {self.facts.checkpoint_id} was left, since the query is being stopped")
 
     def partitions(self, sink: Sink) -> int:
@@ -125,13 +125,13 @@ def _one_row(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 # ---------------------------------------------------------------------- the way to the server
-def departure(kind: Callable[..., Coordinator], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def reduced(kind: Callable[..., Coordinator], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a coordinator's `__reduce__` answers: it is made anew, from the same arguments. Transforms travel beside
     their sinks, whose own pickle leaves them out, since tasks do without."""
-    return _arrival, (kind, arguments, [sink.transform for sink in arguments[1]])
+    return _rebuilt, (kind, arguments, [sink.transform for sink in arguments[1]])
 
 
-def _arrival(kind: Callable[..., Coordinator], arguments: Any, transforms: Sequence[Any]) -> Coordinator:
+def _rebuilt(kind: Callable[..., Coordinator], arguments: Any, transforms: Sequence[Any]) -> Coordinator:
     _, sinks, storage, config, _ = arguments
     if config is None or config.checkpoint_location is None:
         raise CheckpointError(

@@ -116,9 +116,12 @@ class _HadoopDirectory(CheckpointLocation):
 
 def facts_in(log: str, batch_id: int, query_id: str) -> BatchFacts:
     """From a file of Spark's offset log: its version, the batch's time and settings, and the sources' offsets, a line
-    each."""
+    each. Spark's file source counts its batches (`logOffset`), so a batch that is planned anew has other files under
+    the same offset; its time tells."""
     _, settings, *offsets = log.split("\n")
-    return BatchFacts(batch_id, query_id, tuple(offsets), json.loads(settings or "{}").get("batchTimestampMs", 0))
+    counted = any('"logOffset":' in offset for offset in offsets)
+    planned_at = json.loads(settings or "{}").get("batchTimestampMs", 0) if counted else 0
+    return BatchFacts(batch_id, query_id, tuple(offsets), planned_at)
 
 
 @contextmanager

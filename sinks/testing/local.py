@@ -40,7 +40,7 @@ class LocalBatch:
         self.drained = 0
         self._cancelled = False
 
-    def leave(self) -> NoReturn:
+    def raise_stopped(self) -> NoReturn:
         raise QueryStopped
 
     def schema(self, sink: TwoPhaseCommitSink[Any]) -> pa.Schema:

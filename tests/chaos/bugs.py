@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coordinator import CheckpointCoordinator
 from coordinator.protocol import decisions
+from coordinator.protocol.decisions import Complete
+from coordinator.protocol.fence import CommitPermit
+from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import Record
 from coordinator.storage.objects import FileStorage
 
@@ -17,19 +19,17 @@ from coordinator.storage.objects import FileStorage
 
 
 def commit_before_complete() -> None:
-    put = CheckpointCoordinator._put
+    decide = CheckpointProtocol.decide
 
-    def commit_then_put(self: Any, record: Record, acks: Any) -> Record:
-        for name, sink in self.sinks.items():
-            mine = [c for c in record.committables if c.sink == name]
-            sink.notify_checkpoint_complete(self._about(record.checkpoint_id), mine)
-        return put(self, record, acks)
+    def commit_then_decide(self: CheckpointProtocol, record: Record, before: Complete | None = None) -> CommitPermit:
+        self.ask(CommitPermit(before.superseded_by(record) if before else Complete((record,))))
+        return decide(self, record, before)
 
-    _replace(CheckpointCoordinator, "_put", commit_then_put)
+    _replace(CheckpointProtocol, "decide", commit_then_decide)
 
 
 def recovery_without_sweep() -> None:
-    _replace(CheckpointCoordinator, "_sweep", lambda self: None)
+    _replace(CheckpointProtocol, "sweep", lambda self: None)
 
 
 def put_over_what_is_there() -> None:

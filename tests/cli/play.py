@@ -40,7 +40,7 @@ class Job:
             LocalQuery(self.folder / "query", self.input[:batches]).run(coordinator)
             coordinator.close()
             return
-        coordinator._listeners.append(crash_at(*crash))
+        coordinator.protocol.listeners.add(crash_at(*crash))
         with pytest.raises(CrashError):
             LocalQuery(self.folder / "query", self.input[:batches]).run(coordinator)
         for sink in coordinator.sinks.values():

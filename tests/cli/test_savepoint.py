@@ -39,10 +39,10 @@ def test_by_the_driver_that_runs(file_job: Job) -> None:
     with load_job(str(file_job.file)) as coordinator:
         coordinator.serve_http()
         LocalQuery(file_job.folder / "query", INPUT[:2]).run(coordinator)
-        generation = coordinator._store.newest_generation()
+        generation = coordinator.protocol.store.newest_generation()
         taken = file_job.json("savepoint", "trigger", target)
         assert taken["checkpoint"] == 1
-        assert coordinator._store.newest_generation() == generation
+        assert coordinator.protocol.store.newest_generation() == generation
         refused = file_job.cli("savepoint", "trigger", "no-storage", code=1)
         assert "refused" in refused.stderr
     assert "does not answer" in file_job.cli("savepoint", "trigger", target, code=1).stderr

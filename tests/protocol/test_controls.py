@@ -116,7 +116,7 @@ def test_a_sinks_weakness_is_in_the_record_and_refused_where_exactly_once_is_req
     sink = Leaky(job.sink.folder)
     coordinator = CheckpointCoordinator("job", [sink], f"file://{tmp_path}/s")
     job.query(1).run(coordinator)
-    [record] = CheckpointStore(coordinator._store.storage, "job").load_newest()
+    [record] = CheckpointStore(coordinator.protocol.store.storage, "job").load_newest()
     assert record.guarantee == str(coordinator.guarantee) == "exactly-once: no, because sink 'files': the disk forgets"
     strict = CheckpointConfig(require="exactly-once")
     with pytest.raises(NotExactlyOnce, match="sink 'files': the disk forgets"):

@@ -18,13 +18,14 @@ from coordinator.protocol.decisions import (
     Call,
     Complete,
     on_call,
+    require_known,
     require_same_layout,
     require_same_offsets,
     require_same_rows,
-    settle,
     still_asked,
 )
 from coordinator.protocol.records import Record
+from coordinator.spark.location import facts_in
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, Committable, Fingerprint
 
@@ -123,11 +124,15 @@ def test_a_batch_of_files_that_was_planned_anew_is_another_batch(offset: str):
     with pytest.raises(CheckpointLocationMismatch, match="files that Spark planned at another time"):
         require_same_offsets(replace(batch(3, offsets=offset), planned_at=2000), done)
     require_same_offsets(replace(batch(3, offsets=offset), planned_at=2000), replace(done, planned_at=0))
+    log = f'v1\n{{"batchTimestampMs":2000}}\n{offset}'
+    assert facts_in(log, 3, "query") == replace(batch(3, offsets=offset), planned_at=2000)
 
 
 def test_offsets_that_tell_the_rows_may_be_planned_anew():
-    done = replace(record(3, offsets='{"topic":{"0":7}}'), planned_at=1000)
-    require_same_offsets(replace(batch(3, offsets='{"topic":{"0":7}}'), planned_at=2000), done)
+    """Records of version 0.1 have a time for them too."""
+    topic = '{"topic":{"0":7}}'
+    done = replace(record(3, offsets=topic), planned_at=1000)
+    require_same_offsets(facts_in(f'v1\n{{"batchTimestampMs":2000}}\n{topic}', 3, "query"), done)
 
 
 def test_a_replay_record_replaces_lost_participants_only():
@@ -141,20 +146,21 @@ def test_held_participants_are_not_asked_before_their_lost_sibling_is_replaced()
     """Or an atomic sink would make the rest of the checkpoint visible without it."""
     complete = Complete((record(3),), {("s", 0): LOST, ("s", 1): CommitOutcome.HELD})
     assert complete.pending() == []
-    assert settle(complete) == [("s", 0)]
+    require_known(complete)
+    assert list(complete.lost()) == [("s", 0)]
     assert complete.superseded_by(record(3, 1, (0,))).pending() == [("s", 0), ("s", 1)]
 
 
 def test_an_unknown_outcome_halts_and_names_the_transaction():
     complete = Complete((record(3),), {("s", 0): UNKNOWN, ("s", 1): LOST})
     with pytest.raises(InDoubtError, match=r"s-0-0.*permission denied") as error:
-        settle(complete)
+        require_known(complete)
     assert error.value.transactions == [{"id": "s-0-0"}]
 
 
 def test_held_without_a_lost_sibling_halts():
     with pytest.raises(InDoubtError, match="defect of the sink"):
-        settle(Complete((record(3),), {("s", 0): CommitOutcome.HELD, ("s", 1): CommitOutcome.COMMITTED}))
+        require_known(Complete((record(3),), {("s", 0): CommitOutcome.HELD, ("s", 1): CommitOutcome.COMMITTED}))
 
 
 def test_running_out_of_time_names_the_transactions_and_their_causes():

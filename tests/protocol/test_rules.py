@@ -21,7 +21,7 @@ from coordinator.errors import (
 from coordinator.protocol import protocol
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.protocol.records import CheckpointStore
-from coordinator.storage import StorageError, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks.errors import BadValue, TransactionBlocked
 from sinks.testing import Hooked, LocalBatch, LocalQuery
@@ -41,6 +41,7 @@ from tests.protocol.play import (
     fail,
 )
 from tests.protocol.test_decisions import batch, record
+from tests.storage.wrapped import WrappedStorage
 
 
 def steps_of(steps: Steps) -> list[Step]:
@@ -332,6 +333,36 @@ def test_a_generation_whose_key_was_deleted_while_it_was_claimed_is_claimed_anew
     assert CheckpointStore(storage, "job").claim_generation() == 16
 
 
+class Stale(WrappedStorage):
+    """Its listings stay as they were when it was opened."""
+
+    def __init__(self, inner: CheckpointStorage) -> None:
+        super().__init__(inner)
+        self.seen = list(inner.list(""))
+
+    def list(self, prefix: str) -> list[str]:
+        return [key for key in self.seen if key.startswith(prefix)]
+
+
+def test_a_storage_whose_listings_are_stale_is_an_error(job: Job) -> None:
+    """claim not bounded"""
+    stale = CheckpointStore(Stale(job.storage), "job")
+    CheckpointStore(job.storage, "job").claim_generation()
+    with pytest.raises(StorageError, match="listings in a row show no generation after 0"):
+        stale.claim_generation()
+
+
+def test_a_storage_that_still_lists_what_was_deleted_is_an_error(job: Job) -> None:
+    """newest claim not bounded"""
+    store = CheckpointStore(job.storage, "job")
+    store.claim_generation()
+    stale = CheckpointStore(Stale(job.storage), "job")
+    [key] = job.storage.list("")
+    job.storage.delete(key)
+    with pytest.raises(StorageError, match="listings in a row show it, but it is not there"):
+        stale.claim_generation()
+
+
 def records(job: Job) -> list[int]:
     return [int(key.rsplit("/", 1)[1].split(".")[0]) for key in job.storage.list("") if "/checkpoint/" in key]
 
@@ -512,7 +543,7 @@ def test_a_query_that_is_being_stopped_does_not_wait_for_a_system_that_is_away(
     job: Job, complete_already: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record decides, so the next start commits."""
-    monkeypatch.setattr(protocol, "_PATIENCE", 0)
+    monkeypatch.setattr(protocol, "STOP_GRACE_PERIOD", 0)
     if complete_already:
         with pytest.raises(CrashError):
             job.run(listeners=[crash_at(Step.COMPLETE, 0)])
@@ -676,7 +707,7 @@ def test_close_of_a_zombie_sweeps_nothing(job: Job) -> None:
 
 
 def test_recover_tells_of_an_outcome_that_nobody_knows(job: Job) -> None:
-    """settle not called after commit"""
+    """require_known not called after commit"""
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.COMPLETE, 0)])
     next(path for path in job.sink.folder.iterdir()).unlink()

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator import Step
 from coordinator.errors import Superseded
+from coordinator.protocol import operators
 from coordinator.protocol.records import CheckpointStore, Record
 from coordinator.storage import CheckpointStorage
 from sinks.testing.conformance import ids
@@ -31,8 +32,7 @@ class Later(Exception):
 
 
 def refuse_later(store: CheckpointStore, lineage: str, n: int) -> None:
-    old = CheckpointStore(store.storage, "job")
-    old.lineage = lineage
+    old = CheckpointStore(store.storage, "job", lineage)
     if old.look().newest_complete > n:
         raise Later
 
@@ -76,7 +76,7 @@ def test_r14_an_operator_who_asks_amid_a_restore_commits_no_record_that_it_has_n
 
     def operator_asks() -> None:
         driver.put()
-        job.coordinator().ask()
+        operators.ask(job.coordinator().protocol)
 
     def restore_then_die() -> None:
         with pytest.raises(Superseded):
@@ -94,11 +94,11 @@ def test_r14_an_operator_who_asks_again_after_a_restore_commits_nothing_of_the_o
     job.run(batches=1)
     base = base_of(job)
     operator = job.coordinator()
-    operator.ask()
+    operators.ask(operator.protocol)
     storage = HookedStorage(job.storage, "put_if_absent", f"{1:020d}.", lambda: restore(job, base))
     with pytest.raises(Superseded):
         job.run(batches=2, storage=storage)
-    operator.ask()
+    operators.ask(operator.protocol)
     assert job.visible() == Counter(ids(job.input[:1]))
     job.run()
     job.assert_exactly_once()

@@ -1,0 +1,34 @@
+"""What the participants of a checkpoint have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sinks.errors import SinkError
+from sinks.task import Ack
+from sinks.transaction import Committable
+
+
+@dataclass(frozen=True)
+class Acks:
+    """One per partition, also for one without rows, by sink."""
+
+    by_sink: Mapping[str, Sequence[Ack]] = field(default_factory=dict)
+
+    def of(self, sink: str) -> list[Committable]:
+        return [ack.committable for ack in self.by_sink.get(sink, ()) if ack.committable]
+
+    @property
+    def committables(self) -> tuple[Committable, ...]:
+        return tuple(committable for sink in self.by_sink for committable in self.of(sink))
+
+    @property
+    def errors(self) -> list[SinkError]:
+        """Those that trying again cannot mend come first."""
+        errors = [ack.error for acks in self.by_sink.values() for ack in acks if ack.error]
+        return sorted(errors, key=lambda error: error.retryable)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        return {sink: sum(ack.fingerprint.rows for ack in acks) for sink, acks in self.by_sink.items()}

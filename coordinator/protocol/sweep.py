@@ -1,0 +1,79 @@
+"""The sweep: presumed abort of what no record names. Rules: docs/protocol.md#the-rules"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator.listener import Listeners, Step
+from coordinator.protocol.batch import Sink
+from coordinator.protocol.clock import Clock
+from coordinator.protocol.fence import Fence
+from coordinator.storage import StorageError
+from sinks.errors import CommittedError
+from sinks.transaction import Identity, unnamed
+
+logger = logging.getLogger(__package__)
+
+
+class Sweeper:
+    """Aborts every pre-committed transaction of a job that no record names."""
+
+    def __init__(self, job: str, sinks: Mapping[str, Sink], interval: float, listeners: Listeners, clock: Clock):
+        self._job, self._sinks, self._interval = job, sinks, interval
+        self._listeners, self._clock = listeners, clock
+        self._swept_at = -math.inf
+
+    @property
+    def due(self) -> bool:
+        return self._clock.monotonic() - self._swept_at > self._interval
+
+    @property
+    def has_swept(self) -> bool:
+        """In this run, and all that it found."""
+        return self._swept_at > -math.inf
+
+    def make_due(self) -> None:
+        self._swept_at = -math.inf
+
+    def sweep(self, fence: Fence, *, records_exist: bool) -> None:
+        """Generation and records are read after the listing: a newer driver, and every decision that could be meant by
+        then, is seen (I6). What cannot be listed or aborted now is left to the next sweep: nothing but locks and
+        resources depends on it. `records_exist`: one was seen before, so that their absence proves nothing."""
+        aborted: dict[str, list[dict[str, Any]]] = {}
+        self._swept_at = self._clock.monotonic()
+        for name, sink in self._sinks.items():
+            try:
+                listed = list(sink.in_doubt(self._job))
+            except Exception:
+                self.make_due()
+                logger.warning("sweep of sink %r failed and will be tried again", name, exc_info=True)
+                continue
+            try:
+                fence.require_newest("sweep")
+                records = fence.store.load_newest() if listed else ()
+                if records_exist and listed and not records:
+                    raise StorageError(fence.store.storage.uri, "", "the records of this job vanished")
+            except StorageError:
+                self.make_due()
+                logger.warning("the records cannot be read, so nothing is swept; tried again later", exc_info=True)
+                continue
+            for orphan in unnamed(listed, [c.transaction for record in records for c in record.committables]):
+                if self._abort(sink, orphan):
+                    aborted.setdefault(name, []).append(dict(orphan))
+        if aborted:
+            logger.info("job %s: aborted orphaned transactions %s", self._job, aborted)
+        self._listeners.tell(Step.SWEPT, aborted=aborted)
+
+    def _abort(self, sink: Sink, orphan: Identity) -> bool:
+        try:
+            sink.abort(orphan)
+        except CommittedError:
+            return False  # listed, then committed by whoever it belongs to
+        except Exception:
+            self.make_due()
+            logger.warning("could not abort %s; left to the next sweep", dict(orphan), exc_info=True)
+            return False
+        return True
