@@ -90,7 +90,8 @@ class ReplayMismatch(InDoubtError):
 @dataclass(frozen=True)
 class Attempt:
     """One start of the query. Times are seconds since the epoch; offsets are those of the newest complete checkpoint,
-    one JSON text per source, () if there is none (or if they could not be read). `error` is None for a good end."""
+    one JSON text per source, () if there is none (or if they could not be read). `error` is None for a good end.
+    `span` is begin and end by the monotonic clock: what strategies go by, since the other may be set back or forth."""
 
     number: int
     started: float
@@ -98,6 +99,7 @@ class Attempt:
     offsets_before: tuple[str, ...] = ()
     offsets_after: tuple[str, ...] = ()
     error: Exception | None = None
+    span: tuple[float, float] = (0.0, 0.0)
 
 
 class JobFailed(CheckpointError):

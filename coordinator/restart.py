@@ -109,7 +109,8 @@ class ExponentialDelay:
     def delay_after(self, failed: Sequence[Attempt]) -> float | None:
         in_a_row = 1
         for attempt in reversed(failed[1:]):
-            if attempt.ended - attempt.started >= self.reset_after:
+            began, ended = attempt.span
+            if ended - began >= self.reset_after:
                 break
             in_a_row += 1
         if self.attempts is not None and in_a_row > self.attempts:
@@ -137,7 +138,8 @@ class FailureRate:
             raise ValueError(f"interval must be more than 0 seconds, not {self.interval:g}")
 
     def delay_after(self, failed: Sequence[Attempt]) -> float | None:
-        recent = [attempt for attempt in failed if failed[-1].ended - attempt.ended <= self.interval]
+        since = failed[-1].span[1] - self.interval
+        recent = [attempt for attempt in failed if attempt.span[1] >= since]
         return self.delay if len(recent) <= self.max_failures else None
 
 
@@ -320,7 +322,8 @@ def _attempt(
     attempts: list[Attempt],
 ) -> None:
     """One start of the query to its end. Raises `_Failed`."""
-    number, started, before = len(attempts) + 1, time.time(), _offsets(coordinator)
+    number, started, began = len(attempts) + 1, time.time(), time.monotonic()
+    before = _offsets(coordinator)
     logger.info("%s: attempt %d starts after offsets %s", _job(coordinator), number, before)
     earlier = coordinator.last_error if coordinator else None
     refused, error = True, None
@@ -341,7 +344,7 @@ def _attempt(
     if error and stopped and not isinstance(error, CheckpointError):
         error = None  # of Spark's jobs that were cancelled
     after = _offsets(coordinator)
-    attempts.append(Attempt(number, started, time.time(), before, after, error))
+    attempts.append(Attempt(number, started, time.time(), before, after, error, (began, time.monotonic())))
     logger.info("%s: attempt %d ended at offsets %s", _job(coordinator), number, after)
     if error:
         logger.warning("%s: attempt %d failed: %s: %s", _job(coordinator), number, type(error).__name__, error)

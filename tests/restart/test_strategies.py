@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
-from coordinator import Attempt, ExponentialDelay, FailureRate, FixedDelay, NoRestart, restart_strategy_from
+from coordinator import (
+    Attempt,
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    restart_strategy_from,
+    run,
+)
+from coordinator.errors import JobFailed
 
 
 def failed(*ran: tuple[float, float]) -> list[Attempt]:
-    """Attempts that began and failed at these times."""
+    """Attempts that began and failed at these times; the wall clock goes back by a day with each."""
     error = RuntimeError("down")
-    return [Attempt(number, began, ended, error=error) for number, (began, ended) in enumerate(ran, 1)]
+    return [
+        Attempt(number, began - 86_400 * number, ended - 86_400 * (number + 1), error=error, span=(began, ended))
+        for number, (began, ended) in enumerate(ran, 1)
+    ]
 
 
 def delays(strategy: Any, attempts: list[Attempt]) -> list[float | None]:
@@ -64,6 +77,22 @@ def test_failure_rate_looks_at_its_interval_only() -> None:
     slow = failed(*[(40 * i, 40 * i + 5) for i in range(6)])
     assert delays(strategy, slow) == [4] * 6
     assert delays(strategy, FIVE) == [4, 4, None, None, None]
+
+
+def test_a_wall_clock_that_jumps_does_not_hide_a_failure_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(step=3600)
+    monkeypatch.setattr("coordinator.restart.time.time", lambda: float(next(hours)))
+    starts = 0
+
+    def down() -> Any:
+        nonlocal starts
+        starts += 1
+        if starts > 3:
+            raise KeyboardInterrupt("restarted for ever")
+        raise RuntimeError("down")
+
+    with pytest.raises(JobFailed, match="at attempt 3"):
+        run(down, FailureRate(max_failures=2, interval=60, delay=0))
 
 
 @pytest.mark.parametrize(
