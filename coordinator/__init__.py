@@ -1,5 +1,8 @@
 """The checkpoint coordinator that runs inside foreachBatch."""
 
+__version__ = "0.1.0"
+
+from coordinator import place  # noqa: F401  # isort: split
 from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup, StateBackend
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Attempt, CheckpointError

@@ -107,7 +107,7 @@ def _class(kind: str, where: str) -> type[TwoPhaseCommitSink[Any]]:
         try:
             found = _attribute(place, where)
         except JobFileError as error:
-            raise JobFileError(f"{error}. Install its driver: pip install 'pyspark-exactly-once[{extra}]'") from error
+            raise JobFileError(f"{error}. Install this library with its extra {extra!r}") from error
     else:
         found = _attribute(place, where)
     if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink)):

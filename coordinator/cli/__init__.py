@@ -11,5 +11,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        sys.exit("The command `coordinator` needs typer and rich: pip install 'pyspark-exactly-once[cli]'")
+        sys.exit(
+            "The command `coordinator` needs typer and rich: install this library with its extra `cli` (README, "
+            "Installation), or pip install typer rich"
+        )
     app()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from coordinator import __version__
 from coordinator.cli import checkpoints, doctor, in_doubt, resolve, savepoints
 
 app = typer.Typer(
@@ -14,6 +17,23 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, nothing wrong; 1 something was found, or failed; 2 wrong usage or job file; "
     "3 a confirmation was not given, nothing was changed.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pyspark-exactly-once {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(in_doubt.app, name="in-doubt")
 app.add_typer(savepoints.app, name="savepoint")

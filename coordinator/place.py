@@ -1,0 +1,15 @@
+"""Raises ImportError unless `sinks` lies beside `coordinator`: other packages, and users' folders, have these names."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+_HERE = Path(__file__).parents[1]
+_FOUND = find_spec("sinks")
+_THERE = Path(_FOUND.origin) if _FOUND and _FOUND.origin else None
+
+if _THERE is None or _THERE.parents[1] != _HERE:
+    raise ImportError(
+        f"`coordinator` was imported from {_HERE}, where `sinks` is of the same library (pyspark-exactly-once); but "
+        f"`import sinks` leads to {_THERE or 'nothing'}. Something else has that name and comes first in sys.path: "
+        "rename it, or remove it from the path. docs/operations.md, Names that collide"
+    )

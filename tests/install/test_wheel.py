@@ -1,0 +1,175 @@
+"""The wheel works where nothing else is installed, and the README's own first pipeline with it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import coordinator
+from tests.install.conftest import ENVIRONMENT, ROOT, Environment, empty, run
+
+
+def test_the_sdist_has_changelog_and_docs(sdist: Path) -> None:
+    for file in (
+        "CHANGELOG.md",
+        "LICENSE",
+        "README.md",
+        "docs/protocol.md",
+        "examples/word_count.py",
+        "tests/conftest.py",
+    ):
+        assert (sdist / file).is_file()
+
+
+def test_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        about = Parser().parsestr(archive.read(name).decode())
+        assert {"coordinator/py.typed", "sinks/py.typed"} <= set(archive.namelist())
+    assert about["Version"] == coordinator.__version__
+    assert about["License-Expression"] == "Apache-2.0"
+    without_extras = [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert all(re.search(r"[>=]=", line) for line in about.get_all("Requires-Dist", []) if "pyspark-" not in line)
+    assert not [line for line in without_extras if line.startswith("pyspark")], "clusters have Spark already"
+    description = about.get_payload()
+    assert isinstance(description, str)
+    assert "# Exactly-once sinks for PySpark" in description
+    links = re.findall(r"\]\(([^)]*)\)", description)
+    assert all(link.startswith("https://") for link in links), "on an index a relative link leads nowhere"
+
+
+@pytest.mark.parametrize(
+    ("extra", "sink"),
+    [("", "sinks.sqlalchemy"), ("postgres", "sinks.postgres"), ("mysql", "sinks.mysql"), ("kafka", "sinks.kafka")],
+)
+def test_each_extra_is_enough_for_its_sink(
+    extra: str, sink: str, wheel: Path, base: Environment, tmp_path: Path
+) -> None:
+    environment = base
+    if extra:
+        environment = empty(tmp_path / "venv")
+        environment.with_packages_of(base)
+        environment.install(f"{wheel}[{extra}]")
+    code = f"import sys, coordinator, {sink}; print(coordinator.__file__, 'pyspark' in sys.modules)"
+    place, has_spark = run(environment.python, "-c", code, cwd=tmp_path).split()
+    assert str(base.packages) in place
+    assert has_spark == "False"
+
+
+def test_the_command_without_spark(wheel: Path, base: Environment, tmp_path: Path) -> None:
+    without = subprocess.run([base.folder / "bin" / "coordinator"], capture_output=True, text=True, env=ENVIRONMENT)
+    assert without.returncode == 1
+    assert "extra `cli`" in without.stderr
+    environment = empty(tmp_path / "venv")
+    environment.with_packages_of(base)
+    environment.install(f"{wheel}[cli]")
+    command = [environment.python, "-m", "coordinator.cli"]
+    assert run(*command, "--version") == f"pyspark-exactly-once {coordinator.__version__}\n"
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'job = "orders"\nstorage = "{(tmp_path / "storage").as_uri()}"\n'
+        f'[[sinks]]\ntype = "sqlalchemy"\nurl = "sqlite:///{tmp_path}/orders.db"\ntable = "orders"\n'
+    )
+    told = subprocess.run([*command, "doctor", "--job", str(job)], capture_output=True, text=True, env=ENVIRONMENT)
+    assert "no pyspark here" in told.stdout
+
+
+@pytest.mark.parametrize("name", ["sinks", "coordinator"])
+def test_a_package_of_the_same_name(name: str, base: Environment, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text("")
+    code = "from coordinator import CheckpointCoordinator"
+    done = subprocess.run([base.python, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 1
+    assert str(tmp_path / f"{name}.py") in done.stderr.splitlines()[-1]
+
+
+# ---------------------------------------------------------------------- the first pipeline
+LONGEST_END = 40
+"""Lines that Spark and this library may print from start to end; a stack of the JVM has more."""
+
+
+def program(seconds: float) -> str:
+    section = (ROOT / "README.md").read_text().split("## A first pipeline")[1]
+    found = re.search(r"```python\n(.*?)```", section, re.S)
+    assert found
+    assert "awaitTermination(30)" in found[1]
+    return found[1].replace("awaitTermination(30)", f"awaitTermination({seconds})")
+
+
+class Pipeline:
+    def __init__(self, environment: Environment, home: Path, dsn: str) -> None:
+        self.environment, self.home, self.dsn = environment, home, dsn
+        self.log = home / "log"  # of the newest start; the JVM of one that was killed goes on writing for a while
+
+    def start(self, seconds: float, **variables: str) -> subprocess.Popen[bytes]:
+        script = self.home / "first.py"
+        script.write_text(program(seconds))
+        environment = ENVIRONMENT | {"DSN": self.dsn, "HOME": str(self.home), "SPARK_LOCAL_IP": "127.0.0.1"} | variables
+        self.log = self.log.with_suffix(f"{self.log.suffix}.next")
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                [self.environment.python, script], env=environment, stdout=log, stderr=log, cwd=self.home
+            )
+
+    def rows(self) -> tuple[int, int, int]:
+        """How many there are, how many different ones, and how many there should be."""
+        try:
+            with psycopg.connect(self.dsn) as connection:
+                found = connection.execute(
+                    "SELECT count(*), count(DISTINCT value), max(value) + 1 FROM numbers"
+                ).fetchone()
+        except psycopg.errors.UndefinedTable:
+            return 0, 0, 0
+        assert found
+        return int(found[0]), int(found[1]), int(found[2] or 0)
+
+
+@pytest.fixture
+def pipeline(with_postgres: Environment, tmp_path: Path, pg_database: str) -> Pipeline:
+    return Pipeline(with_postgres, tmp_path, pg_database)
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_killed_and_run_again(pipeline: Pipeline) -> None:
+    killed = pipeline.start(120)
+    deadline = time.monotonic() + 120
+    while pipeline.rows()[0] < 2000:
+        assert killed.poll() is None, pipeline.log.read_text()
+        assert time.monotonic() < deadline, pipeline.log.read_text()
+        time.sleep(0.2)
+    killed.kill()
+    killed.wait()
+    before, _, _ = pipeline.rows()
+    again = pipeline.start(8)
+    assert again.wait(200) == 0, pipeline.log.read_text()
+    rows, different, expected = pipeline.rows()
+    assert rows == different == expected > before
+    told = pipeline.log.read_text()
+    assert re.search(r"job numbers wrote checkpoints [1-9]\d* to \d+; rows: [\d,]+ into numbers", told), told
+    assert "Traceback" not in told
+    assert len(told.splitlines()) < LONGEST_END, told
+    with psycopg.connect(pipeline.dsn) as connection:
+        assert (
+            connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall() == []
+        )
+    assert (pipeline.home / "numbers" / "checkpoints").is_dir()
+
+
+@pytest.mark.slow
+def test_workers_without_the_library(pipeline: Pipeline, tmp_path: Path) -> None:
+    bare = empty(tmp_path / "bare")
+    failed = pipeline.start(5, PYSPARK_PYTHON=bare.python)
+    assert failed.wait(200) == 1
+    told = pipeline.log.read_text().splitlines()
+    assert f"{bare.python} says ModuleNotFoundError: No module named 'sinks'" in told[-1]
+    assert f"PYSPARK_PYTHON={pipeline.environment.python}" in told[-1]
+    assert len(told) < LONGEST_END
+    assert not (tmp_path / "numbers" / "spark").exists(), "the query was started"
