@@ -8,6 +8,7 @@
     * CorruptRecord - a record in storage cannot be trusted
     * UnknownSink - a record names a sink that this coordinator does not have
     * Superseded - a newer driver runs this job; this one is a zombie
+    * WorkersNotReady - Spark's Python workers lack this library, a sink's driver, or the driver's version of Python
     * SavepointError - a savepoint cannot be taken, read or restored; nothing was changed
     * NotExactlyOnce - exactly-once is required, and the job cannot promise it
     * CheckpointFailed - the checkpoint was aborted before it was complete; nothing of it is visible
@@ -19,6 +20,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +55,10 @@ class UnknownSink(CheckpointError):
 
 
 class Superseded(CheckpointError):
+    pass
+
+
+class WorkersNotReady(CheckpointError):
     pass
 
 
@@ -111,3 +117,13 @@ class JobFailed(CheckpointError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+_RAISED_IN_A_WORKER = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.M)
+
+
+def reason(error: BaseException) -> str:
+    """Type and message of an error in a line; of one from a Python worker, which Spark buries in the stacks of both
+    sides, what the worker raised."""
+    raised = _RAISED_IN_A_WORKER.findall(str(error))
+    return str(raised[-1]).strip() if raised else f"{type(error).__name__}: {error}"

@@ -37,10 +37,10 @@ def promise(
         for name, sink in sinks.items():
             try:
                 reasons += [f"sink {name!r}: {why}" for why in sink.weaknesses()]
-            except Exception:
+            except Exception as error:
                 if config.require:
                     raise
-                logger.warning("sink %r cannot tell how durable its target is", name, exc_info=True)
+                logger.warning("sink %r cannot tell how durable its target is: %s", name, error)
     if config.require and reasons:
         raise NotExactlyOnce(f"job {job!r} is to be exactly-once, but is not: {'; '.join(reasons)}")
     return Guarantee(tuple(reasons))

@@ -17,6 +17,7 @@ from coordinator.errors import (
     InDoubtError,
     ReplayMismatch,
     UnknownSink,
+    reason,
 )
 from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.records import Acceptance, Record
@@ -294,7 +295,7 @@ def failed(checkpoint_id: int, job: str, error: Exception, *, exactly_once: bool
     return CheckpointFailed(
         f"checkpoint {checkpoint_id} of job {job!r} failed before it was complete; "
         + ("nothing of it is visible" if exactly_once else "some of it may be visible")
-        + f": {type(error).__name__}: {error}"
+        + f": {reason(error)}"
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from coordinator import guarantee
 from coordinator.config import CheckpointConfig
-from coordinator.errors import CheckpointError, CheckpointFailed, InDoubtError, Superseded
+from coordinator.errors import CheckpointError, CheckpointFailed, InDoubtError, Superseded, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.acks import Acks
@@ -21,6 +21,7 @@ from coordinator.protocol.clock import Clock
 from coordinator.protocol.deadline import deadline
 from coordinator.protocol.decisions import AfterFailure, Call, Complete, Participant
 from coordinator.protocol.fence import CommitPermit, Fence
+from coordinator.protocol.outage import Outages
 from coordinator.protocol.records import CheckpointStore, Record
 from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
@@ -61,7 +62,8 @@ class CheckpointProtocol:
         self._claim = claim
         self._run_id: str | None = None
         self._checked: dict[str, pa.Schema] = {}
-        self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock)
+        self._outages = Outages(job, clock)
+        self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
@@ -185,8 +187,8 @@ class CheckpointProtocol:
     def abort_quietly(self, sink: Sink, transaction: Identity) -> None:
         try:
             sink.abort(transaction)
-        except Exception:
-            logger.warning("could not abort %s; left to the next sweep", dict(transaction), exc_info=True)
+        except Exception as error:
+            logger.warning("could not abort %s; left to the next sweep: %s", dict(transaction), error)
 
     # ------------------------------------------------------------------ 4.-5. phase one
     def _pre_commit(self, batch: MicroBatch) -> Record:
@@ -221,7 +223,7 @@ class CheckpointProtocol:
             if isinstance(error, SinkError):
                 raise error
             raise decisions.failed(n, self.job, error, exactly_once=self.config.exactly_once) from error
-        logger.warning("checkpoint %d failed, trying again: %s", n, error)
+        logger.warning("checkpoint %d failed, trying again: %s", n, reason(error))
         self.load_and_commit(batch)
         self.sweep()  # R8: an orphan may hold the lock
         if decisions.on_call(batch.facts, self.newest, adopt=self.config.adopt, reloaded=True) is not Call.WRITE:
@@ -315,8 +317,8 @@ class CheckpointProtocol:
         oldest = permit.complete.checkpoint_id - self.config.retained_checkpoints + 1
         try:
             self.store.delete_older_than(oldest, permit.listing or self.store.look())
-        except StorageError:
-            logger.warning("could not delete old records; the next checkpoint tries again", exc_info=True)
+        except StorageError as error:
+            logger.warning("could not delete old records; the next checkpoint tries again: %s", error)
 
     # ------------------------------------------------------------------ 8. phase two
     def commit(self, permit: CommitPermit, batch: MicroBatch | None = None) -> Complete:
@@ -326,21 +328,25 @@ class CheckpointProtocol:
         self.listeners.tell(Step.COMMITTING, n, participants=len(permit.complete.pending()))
         permit, errors = self.ask(permit)
         tries = 1
+        self._tell_outages(errors)
         while errors:
-            logger.warning(
-                "checkpoint %d: asking again for %d transaction(s), e.g. %s",
-                n,
-                len(errors),
-                next(iter(errors.values())),
-            )
             if not self._wait_to_ask_again(tries, started, batch):
                 waited = self.clock.monotonic() - started
                 raise decisions.still_asked(permit.complete, errors, waited) from next(iter(errors.values()))
             self.sweep()  # R7: what is in the way may be an orphan
             permit, errors = self.ask(permit)
+            self._tell_outages(errors)
             tries += 1
         decisions.require_known(permit.complete)
         return permit.complete
+
+    def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
+        for name in self.sinks:
+            failed = [error for (sink, _), error in errors.items() if sink == name]
+            if failed:
+                self._outages.failed(f"sink {name!r}", "commit", failed[0])
+            else:
+                self._outages.over(f"sink {name!r}", "commit")
 
     def _wait_to_ask_again(self, tries: int, started: float, batch: MicroBatch | None) -> bool:
         """Longer with each try, and by chance. False: there is no time left."""

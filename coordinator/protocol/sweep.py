@@ -11,6 +11,7 @@ from coordinator.listener import Listeners, Step
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.fence import Fence
+from coordinator.protocol.outage import Outages
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
 from sinks.transaction import Identity, unnamed
@@ -21,9 +22,17 @@ logger = logging.getLogger(__package__)
 class Sweeper:
     """Aborts every pre-committed transaction of a job that no record names."""
 
-    def __init__(self, job: str, sinks: Mapping[str, Sink], interval: float, listeners: Listeners, clock: Clock):
+    def __init__(
+        self,
+        job: str,
+        sinks: Mapping[str, Sink],
+        interval: float,
+        listeners: Listeners,
+        clock: Clock,
+        outages: Outages,
+    ) -> None:
         self._job, self._sinks, self._interval = job, sinks, interval
-        self._listeners, self._clock = listeners, clock
+        self._listeners, self._clock, self._outages = listeners, clock, outages
         self._swept_at = -math.inf
 
     @property
@@ -47,18 +56,20 @@ class Sweeper:
         for name, sink in self._sinks.items():
             try:
                 listed = list(sink.in_doubt(self._job))
-            except Exception:
+                self._outages.over(f"sink {name!r}", "list what is in doubt")
+            except Exception as error:
                 self.make_due()
-                logger.warning("sweep of sink %r failed and will be tried again", name, exc_info=True)
+                self._outages.failed(f"sink {name!r}", "list what is in doubt", error)
                 continue
             try:
                 fence.require_newest("sweep")
                 records = fence.store.load_newest() if listed else ()
                 if records_exist and listed and not records:
                     raise StorageError(fence.store.storage.uri, "", "the records of this job vanished")
-            except StorageError:
+                self._outages.over("the storage", "read the records before a sweep")
+            except StorageError as error:
                 self.make_due()
-                logger.warning("the records cannot be read, so nothing is swept; tried again later", exc_info=True)
+                self._outages.failed("the storage", "read the records before a sweep", error)
                 continue
             for orphan in unnamed(listed, [c.transaction for record in records for c in record.committables]):
                 if self._abort(sink, orphan):
@@ -72,8 +83,8 @@ class Sweeper:
             sink.abort(orphan)
         except CommittedError:
             return False  # listed, then committed by whoever it belongs to
-        except Exception:
+        except Exception as error:
             self.make_due()
-            logger.warning("could not abort %s; left to the next sweep", dict(orphan), exc_info=True)
+            logger.warning("could not abort %s; left to the next sweep: %s", dict(orphan), error)
             return False
         return True

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator import CheckpointConfig, CheckpointCoordinator
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import InDoubtError
+from coordinator.protocol import outage
 from sinks import CommitOutcome
 from sinks.postgres import PostgresSink
 from sinks.postgres.merge import Merge
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
+from sinks.testing.servers.postgres import PostgresServer
 from tests.postgres.play import Observer, held
 from tests.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 
@@ -79,6 +83,41 @@ def test_close_after_an_in_doubt_error_keeps_what_is_decided(db: Observer, tmp_p
     ):
         LocalQuery(tmp_path / "query", example_input(1)).run(coordinator)
     assert db.pending() == 3, "close() aborted what the record of checkpoint 0 names"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_down_is_told_in_a_few_lines(
+    tmp_path: Path, strategy: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It crashes when a checkpoint is complete, and comes back some time later."""
+    monkeypatch.setattr(outage, "_FIRST_REMINDER", 1.0)
+    with PostgresServer({"max_prepared_transactions": "8"}) as server:
+        restarts: list[threading.Timer] = []
+
+        class Crash(CheckpointListener):
+            def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+                if step is Step.COMMITTING and checkpoint_id == 1 and not restarts:
+                    server.stop("immediate")
+                    restarts.append(threading.Timer(9, server.start))
+                    restarts[0].start()
+
+        sink = PostgresSink(server.dsn, "orders", strategy=strategy, create_table=True)  # type: ignore[arg-type]
+        storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=60)
+        input = example_input(3)
+        with CheckpointCoordinator("job", [sink], storage, config, [Crash()]) as coordinator:
+            LocalQuery(tmp_path / "query", input).run(coordinator)
+        with server.connect() as connection:
+            found = [id for (id,) in connection.execute("SELECT id FROM orders").fetchall()]
+        assert Counter(found) == Counter(ids(input))
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    lines = [record.getMessage() for record in told]
+    assert "sink 'orders' fails to commit, and is asked again" in lines[0]
+    assert "sink 'orders' answers again, after" in lines[-1]
+    reminders = lines[1:-1]
+    assert 1 <= len(reminders) <= 4, lines  # after 1, 2, 4 and 8 s, if it is asked then
+    assert all("sink 'orders' has failed to commit for" in line for line in reminders)
+    assert not any("\n" in line for line in lines)
+    assert [record for record in told if record.exc_info] == []
 
 
 class StopsInTheMiddle(Merge):
