@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -21,7 +22,10 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.http import HttpServer
 from coordinator.spark.connect import batch_of, reduced
+from coordinator.spark.dataframe import arrow_schema
+from coordinator.spark.preflight import require_packages, require_workers
 from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.tally import Tally
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,6 +57,8 @@ class CheckpointCoordinator:
         *,
         clock: Clock | None = None,
     ) -> None:
+        if "pyspark" in sys.modules:  # the command `coordinator` does without
+            require_packages()
         self._made_of = (job, sinks, storage, config, listeners)
         names = [sink.name for sink in sinks]
         if not job:
@@ -69,13 +75,14 @@ class CheckpointCoordinator:
         self.sinks = {sink.name: sink for sink in sinks}
         self.config = config
         self._clock = clock or Clock()
+        self._tally = Tally()
         store = CheckpointStore(open_storage(storage), job)
         self.protocol = CheckpointProtocol(
             job,
             self.sinks,
             store,
             config,
-            Listeners(job, listeners),
+            Listeners(job, [self._tally, *listeners]),
             self._clock,
             claim=lambda: store.claim_generation(self._http.address if self._http else ""),
         )
@@ -84,6 +91,7 @@ class CheckpointCoordinator:
         """What stopped the query: Spark passes on its text only."""
         self._finished_at = self._cut_off_at = -math.inf
         self._one_at_a_time = threading.RLock()
+        self._ready = False
         self._query: Query | None = None
         self._done: MicroBatch | None = None
         self._location: str | None = None
@@ -98,7 +106,18 @@ class CheckpointCoordinator:
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
         """`df.writeStream` into this coordinator, with the trigger, the state backend and the checkpointLocation of the
-        config. Without one there, set the option checkpointLocation; then start it."""
+        config. Without one there, set the option checkpointLocation; then start it.
+
+        Raises here, and not in the first batch, what is wrong with the set-up: `WorkersNotReady`, and the sinks'
+        `ConfigurationError` (of those without a `transform`, in a classic session)."""
+        from pyspark.sql import is_remote
+
+        self._prepare(df)
+        if not is_remote():  # else the sinks are reached from the server
+            for sink in self.sinks.values():
+                if not sink.transform:
+                    sink.open()
+                    sink.check(arrow_schema(df))
         for key, value in self.config.spark_conf.items():
             df.sparkSession.conf.set(key, value)
         writer = df.writeStream.foreachBatch(self)
@@ -111,17 +130,26 @@ class CheckpointCoordinator:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         batch = batch_of(df, batch_id, self.config.checkpoint_location, shared=len(self.sinks) > 1)
         try:
+            self._prepare(df)
             self.process(batch)
-        except Exception:
-            self._cut_off_at = self._clock.monotonic()
+        except Exception as error:
+            self.last_error, self._cut_off_at = error, self._clock.monotonic()
             if batch.active:
                 raise
-            logger.info("batch %d was cut off, since the query is being stopped", batch_id, exc_info=True)
+            logger.info("batch %d was cut off, since the query is being stopped; the next start has it", batch_id)
+            logger.debug("it was cut off here", exc_info=True)
             batch.raise_stopped()
         if not self._sweeper.is_alive():
             self._closed.clear()
             self._sweeper = threading.Thread(target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True)
             self._sweeper.start()
+
+    def _prepare(self, df: DataFrame) -> None:
+        """Once, and before anything is written: what a batch would fail on, deep in Spark's stacks."""
+        if not self._ready:
+            require_packages()
+            require_workers(df.sparkSession, list(self.sinks.values()))
+            self._ready = True
 
     def _sweep_while_quiet(self) -> None:
         """As long as the query runs: what pre-commits late holds its locks, and readers of Kafka, up until it is swept,
@@ -146,12 +174,8 @@ class CheckpointCoordinator:
                 self._clock.sleep(0.05)
             if not batch.active:
                 batch.raise_stopped()
-            try:
-                self._require_once(batch)
-                self.protocol.process(batch)
-            except Exception as error:
-                self.last_error = error
-                raise
+            self._require_once(batch)
+            self.protocol.process(batch)
             self._done = batch
             self._finished_at = self._clock.monotonic()
 
@@ -274,14 +298,16 @@ class CheckpointCoordinator:
                 self._clock.sleep(max(0, self._cut_off_at + _WORKER_GRACE_PERIOD - self._clock.monotonic()))
                 try:
                     self.protocol.sweep()
-                except Exception:
-                    logger.warning("last sweep of job %s failed; the next start sweeps", self.job, exc_info=True)
+                except Exception as error:
+                    logger.warning("last sweep of job %s failed; the next start sweeps: %s", self.job, error)
             for name, sink in self.sinks.items():
                 try:
                     sink.close()
                 except Exception:
                     logger.warning("sink %r could not be closed", name, exc_info=True)
             self.protocol.store.storage.close()
+            if self._query is not None:
+                logger.info("job %s %s", self.job, self._tally)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduced(type(self), self._made_of)
@@ -292,4 +318,14 @@ class CheckpointCoordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Stop the query, then `close`. An error of Spark that passes on the text of what stopped the query gives way
+        to that error itself."""
+        try:
+            if self._query is not None:
+                self._query.stop()
+        finally:
+            self.close()
+        stopped_by = self.last_error
+        if stopped_by and error and stopped_by is not error and str(stopped_by) in str(error):
+            cause = stopped_by.__cause__
+            raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)

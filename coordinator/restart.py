@@ -28,6 +28,7 @@ from coordinator.errors import (
     ReplayMismatch,
     Superseded,
     UnknownSink,
+    WorkersNotReady,
     WrongJob,
 )
 
@@ -45,6 +46,7 @@ FATAL = (
     ReplayMismatch,
     Superseded,
     UnknownSink,
+    WorkersNotReady,
     WrongJob,
 )
 """What a restart cannot mend. After `Superseded` it would fence the driver that has taken over. A sink's errors are not

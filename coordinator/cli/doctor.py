@@ -7,13 +7,16 @@ import secrets
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from coordinator import __version__
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, show_json, show_table
 from coordinator.coordinator import CheckpointCoordinator
+from coordinator.spark.preflight import package_problems
 from coordinator.storage import CheckpointStorage
 from sinks.diagnosis import Finding, Severity, of_clock
 
@@ -51,7 +54,7 @@ def doctor(
 
 
 def _findings(coordinator: CheckpointCoordinator) -> Iterable[tuple[str, Finding]]:
-    for finding in _versions(coordinator):
+    for finding in _guarded(_packages(coordinator), "install them anew"):
         yield "packages", finding
     storage = coordinator.protocol.store.storage
     for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/operations.md"):
@@ -69,8 +72,14 @@ def _guarded(findings: Iterable[Finding], mend: str) -> Iterable[Finding]:
         yield Finding.error(f"{type(error).__name__}: {error}", mend)
 
 
-def _versions(coordinator: CheckpointCoordinator) -> Iterable[Finding]:
-    names = ["pyspark", "pyarrow"]
+def _packages(coordinator: CheckpointCoordinator) -> Iterable[Finding]:
+    names = ["pandas", "pyarrow"]
+    if find_spec("pyspark"):
+        names.insert(0, "pyspark")
+        for what, mend in package_problems():
+            yield Finding.error(what, mend)
+    else:
+        yield Finding.warning("no pyspark here, so no driver runs here", "run the doctor where the driver runs, too")
     for sink in coordinator.sinks.values():
         names += _DRIVERS.get(type(sink).__module__.rpartition(".")[0], ())
     versions = []
@@ -78,8 +87,15 @@ def _versions(coordinator: CheckpointCoordinator) -> Iterable[Finding]:
         try:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            yield Finding.error(f"{name} is not installed here", f"pip install {name}")
-    yield Finding.ok(f"Python {sys.version.split()[0]}, {', '.join(versions)}")
+            if name not in ("pyspark", "pandas"):  # Spark of a cluster is no package; pandas is a problem named above
+                yield Finding.error(f"{name} is not installed here", f"pip install {name}")
+    yield Finding.ok(f"pyspark-exactly-once {__version__}, Python {sys.version.split()[0]}, {', '.join(versions)}")
+    for name, owners in importlib.metadata.packages_distributions().items():
+        if name in ("coordinator", "sinks") and len(set(owners)) > 1:
+            yield Finding.error(
+                f"{' and '.join(sorted(set(owners)))} are installed over each other: each has a package {name!r}",
+                "uninstall all of them and install pyspark-exactly-once again, in an environment of its own",
+            )
 
 
 def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -13,9 +14,19 @@ from coordinator.errors import CheckpointError
 from coordinator.protocol.batch import Query, Sink
 from coordinator.spark.dataframe import DataFrameBatch
 from coordinator.spark.location import facts_in
+from sinks.errors import SinkError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Py4J logs the stack of whatever leaves foreachBatch, also where it only tells Spark of a clean stop. Errors of
+    ours stop the query with their text, which Spark logs and raises."""
+    return not (record.exc_info and isinstance(record.exc_info[1], (CheckpointError, SinkError)))
+
+
+logging.getLogger("py4j.clientserver").addFilter(_is_news)
 
 
 class SparkBatch(DataFrameBatch):

@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+def arrow_schema(df: DataFrame) -> pa.Schema:
+    """The columns that a sink's task gets of `df`."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
+    accepts_zone = "timezone" in inspect.signature(to_arrow_schema).parameters  # since PySpark 4.2
+    options: Any = {"timezone": zone} if accepts_zone else {}
+    return to_arrow_schema(df.schema, **options)
+
+
 class DataFrameBatch(ABC):
     """What all sessions have in common: a sink is run over the batch's DataFrame by `mapInArrow`."""
 
@@ -27,12 +37,7 @@ class DataFrameBatch(ABC):
         self._df, self._shared = df, shared
 
     def schema(self, sink: Sink) -> pa.Schema:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        zone = self._df.sparkSession.conf.get("spark.sql.session.timeZone")
-        accepts_zone = "timezone" in inspect.signature(to_arrow_schema).parameters  # since PySpark 4.2
-        options: Any = {"timezone": zone} if accepts_zone else {}
-        return to_arrow_schema(self._written(sink).schema, **options)
+        return arrow_schema(self._written(sink))
 
     def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
         with self._tagged(), self._computed_once():

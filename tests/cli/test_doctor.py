@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import getpass
+import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,9 @@ import pymysql
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from coordinator.cli.doctor import of_storage
+from coordinator import CheckpointCoordinator
+from coordinator.cli.doctor import _packages, of_storage
+from coordinator.jobfile import load_job
 from coordinator.storage import open_storage
 from coordinator.storage.memory import MemoryStorage
 from sinks.diagnosis import Severity
@@ -43,6 +47,36 @@ def test_a_sound_job(file_job: Job) -> None:
     assert "an empty transaction was pre-committed and aborted" in about(findings, "sink files")
     assert "0 error(s), 0 warning(s)" in file_job.cli("doctor").stderr
     assert open_storage((file_job.folder / "checkpoints").as_uri()).list("") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "version", "told"),
+    [
+        ("pandas", None, "cannot run a sink's tasks without pandas"),
+        ("pandas", "1.5.3", "1.5.3"),
+        ("pyarrow", "4.0.0", "4.0.0"),
+        ("pyspark", "3.5.3", "pyspark 3.5.3 is too old"),
+    ],
+)
+def test_packages_that_do_not_suit_spark(
+    file_job: Job, module: str, version: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version is None:
+        monkeypatch.setitem(sys.modules, module, None)
+    else:
+        monkeypatch.setattr(f"{module}.__version__", version)
+    found = list(_packages(load_job_quietly(file_job)))
+    assert told in " ".join(one.what for one in found if one.severity is Severity.ERROR)
+    assert all(one.mend.startswith("pip install") for one in found if one.severity is Severity.ERROR)
+    with pytest.raises(ImportError, match=re.escape(told)):
+        load_job(str(file_job.file))
+
+
+def load_job_quietly(job: Job) -> CheckpointCoordinator:
+    """As in a process that has not imported Spark."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "pyspark")
+        return load_job(str(job.file))
 
 
 def test_postgres(pg_job: Job, pg_database: str) -> None:

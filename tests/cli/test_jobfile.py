@@ -143,7 +143,7 @@ def test_a_process_of_its_own_needs_no_spark(file_job: Job) -> None:
     file_job.run(1)
     (file_job.folder / "pyspark.py").write_text("raise RuntimeError('Spark was imported')\n")
     path = os.pathsep.join([str(file_job.folder), str(ROOT)])
-    for command in (["checkpoints", "list"], ["in-doubt", "list"], ["doctor"], ["resolve"]):
+    for command in (["checkpoints", "list"], ["in-doubt", "list"], ["resolve"]):
         done = run(*command, COORDINATOR_JOB=str(file_job.file), PYTHONPATH=path)
         assert done.returncode == 0, done.stderr + done.stdout
 

@@ -1,0 +1,85 @@
+"""What a user sees of a query that cannot start, that fails, and that ends well."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from coordinator import CheckpointCoordinator
+from sinks.errors import ConfigurationError
+from sinks.postgres import PostgresSink
+from sinks.testing.servers.postgres import PostgresService
+from tests.spark.job import wait_for
+
+
+def numbers(spark: SparkSession) -> DataFrame:
+    return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2).load()
+
+
+def into(dsn: str, folder: Path) -> CheckpointCoordinator:
+    sink = PostgresSink(dsn, table="numbers", create_table=True)
+    return CheckpointCoordinator("numbers", [sink], (folder / "storage").as_uri())
+
+
+def start(writer: DataStreamWriter, folder: Path) -> StreamingQuery:
+    return writer.option("checkpointLocation", str(folder / "spark")).start()
+
+
+def test_a_wrong_password_is_told_before_the_query_starts(
+    spark: SparkSession, tmp_path: Path, pg_database: str
+) -> None:
+    coordinator = into(wrong(pg_database), tmp_path)
+    with pytest.raises(ConfigurationError, match=r"sink 'numbers'.*password authentication failed.*[Cc]heck host"):
+        coordinator.write_stream(numbers(spark))
+    assert not (tmp_path / "storage" / "numbers").exists()
+
+
+def test_what_stops_the_query_is_raised_at_the_end_of_the_block(
+    spark: SparkSession, tmp_path: Path, pg_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        pytest.raises(ConfigurationError, match=r"sink 'numbers'.*password") as raised,
+        into(wrong(pg_database), tmp_path) as coordinator,
+    ):
+        start(numbers(spark).writeStream.foreachBatch(coordinator), tmp_path).awaitTermination(60)
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__, "Spark's exception would be printed too, with the stacks of both sides"
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def wrong(dsn: str) -> str:
+    password = conninfo_to_dict(dsn)["password"]
+    return dsn.replace(f":{password}@", ":wrong@")
+
+
+@pytest.mark.parametrize("batches", [2, 3, 5])
+def test_the_end_of_the_block_ends_the_query_well(
+    spark: SparkSession,
+    tmp_path: Path,
+    postgres: PostgresService,
+    pg_database: str,
+    caplog: pytest.LogCaptureFixture,
+    batches: int,
+) -> None:
+    """Mostly amid a batch: this source always has another one."""
+    caplog.set_level(logging.INFO, "coordinator")
+    with into(pg_database, tmp_path) as coordinator:
+        query = start(coordinator.write_stream(numbers(spark)), tmp_path)
+        wait_for(lambda: len(query.recentProgress) >= batches)
+    assert not query.isActive
+    with psycopg.connect(pg_database) as connection:
+        row = connection.execute("SELECT count(*), count(DISTINCT value), max(value) + 1 FROM numbers").fetchone()
+        left = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
+        connection.execute("DROP TABLE numbers")
+    assert row
+    assert row[0] == row[1] == row[2] >= 10 * batches
+    assert left == []
+    assert f"job numbers wrote checkpoints 0 to {row[0] // 10 - 1}; rows: {row[0]:,} into numbers" in caplog.text
+    assert [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info] == []
