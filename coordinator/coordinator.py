@@ -128,9 +128,12 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------------ called by Spark
     def __call__(self, df: DataFrame, batch_id: int) -> None:
+        from pyspark.sql import is_remote
+
         batch = batch_of(df, batch_id, self.config.checkpoint_location, shared=len(self.sinks) > 1)
         try:
-            self._prepare(df)
+            if not is_remote():
+                self._prepare(df)
             self.process(batch)
         except Exception as error:
             self.last_error, self._cut_off_at = error, self._clock.monotonic()
@@ -145,7 +148,8 @@ class CheckpointCoordinator:
             self._sweeper.start()
 
     def _prepare(self, df: DataFrame) -> None:
-        """Once, and before anything is written: what a batch would fail on, deep in Spark's stacks."""
+        """Once, and before anything is written: what a batch would fail on, deep in Spark's stacks. With Connect in the
+        client alone, since the server's worker has this library, or could not have made this object anew."""
         if not self._ready:
             require_packages()
             require_workers(df.sparkSession, list(self.sinks.values()))
