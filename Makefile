@@ -1,5 +1,5 @@
-# make demo | test | test-all | lint | bench | chaos | model | clean. Each but model sets up .venv first, once, and again only when
-# pyproject.toml changed.
+# make demo | test | test-all | mutants | lint | bench | chaos | model | clean. Each but model sets up .venv first, once,
+# and again only when pyproject.toml changed.
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
@@ -12,7 +12,7 @@ CLASSES := .cache/spark-classes.jsa
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: demo test test-all lint bench chaos model clean java
+.PHONY: demo test test-all mutants lint bench chaos model clean java
 .DEFAULT_GOAL := test
 
 demo: java $(READY)
@@ -23,6 +23,9 @@ test: java $(READY) $(CLASSES)
 
 test-all: java $(READY) $(CLASSES)
 	@$(BIN)/python $(PYTEST) -m large $(ARGS)
+
+mutants: java $(READY) $(CLASSES)
+	@$(BIN)/python -u -m tests.mutants $(ARGS)
 
 bench: java $(READY)
 	@for system in $(BENCH); do $(BIN)/python -m benchmarks.$$system $(ARGS) || exit 1; done

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 from uuid import uuid4
 
 import pytest
@@ -18,10 +16,7 @@ from obstore.store import LocalStore, MemoryStore
 
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.storage.objects import ObjectStorage
-from tests.storage import writer
-from tests.storage.writer import is_whole, value_of
-
-WRITER = [sys.executable, writer.__file__]
+from tests.storage.writer import Writer, is_whole, race, run_on, value_of
 
 
 class StorageConformance:
@@ -175,23 +170,14 @@ class ProcessConformance(StorageConformance):
 
     def test_processes_race_for_each_key(self, uri, reopen, environment):
         """They also meet in making the storage, which none has opened before."""
-        processes = [
-            subprocess.Popen(
-                [*WRITER, "race", uri, str(number), str(self.keys)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
-            )
-            for number in range(self.writers)
-        ]  # fmt: skip
-        for process in processes:
-            assert _pipe(process.stdout).readline() == "ready\n"
+        writers = [Writer(environment, race, uri, str(number), self.keys) for number in range(self.writers)]
+        for writer in writers:
+            assert writer.connection.recv() == "ready"
         moment = time.time() + 1
-        for process in processes:
-            _pipe(process.stdin).write(f"{moment}\n")
-            _pipe(process.stdin).flush()
-        won = [
-            (key, str(number)) for number, process in enumerate(processes) for key in process.communicate()[0].split()
-        ]
-        assert [process.returncode for process in processes] == [0] * self.writers
+        for writer in writers:
+            writer.connection.send(moment)
+        won = [(key, str(number)) for number, writer in enumerate(writers) for key in writer.told()]
+        assert [writer.process.exitcode for writer in writers] == [0] * self.writers
         storage = reopen()
         assert sorted(key for key, _ in won) == storage.list("race") == sorted(f"race/{n}" for n in range(self.keys))
         assert len({name for _, name in won}) > 1, "there was no race"
@@ -204,16 +190,12 @@ class ProcessConformance(StorageConformance):
     def test_a_killed_writer_leaves_whole_values_only(self, uri, reopen, environment, size):
         storage = reopen()
         for attempt in range(self.kills):
-            process = subprocess.Popen(
-                [*WRITER, "run_on", uri, str(attempt), str(size)],
-                stdout=subprocess.PIPE, env=environment, text=True, start_new_session=True,
-            )  # fmt: skip
-            first = _pipe(process.stdout).readline()
+            writer = Writer(environment, run_on, uri, str(attempt), size)
+            first = writer.connection.recv()
             time.sleep(0.02 + 0.013 * attempt)
-            os.killpg(process.pid, signal.SIGKILL)  # with its JVM, if it has one
-            told = [first.strip()] + [line.strip() for line in _pipe(process.stdout) if line.endswith("\n")]
-            process.wait()
-            _pipe(process.stdout).close()
+            assert writer.process.pid
+            os.killpg(writer.process.pid, signal.SIGKILL)  # with its JVM, if it has one
+            told = [first, *writer.told()]
             listed = storage.list(f"run/{attempt}")
             assert set(told) <= set(listed)
             for key in listed:
@@ -279,8 +261,3 @@ class TestPostgres(ProcessConformance):
     @pytest.fixture
     def uri(self, pg_database: str) -> str:
         return pg_database
-
-
-def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None
-    return pipe

@@ -275,9 +275,7 @@ class TestSqlite:
 )
 def test_a_full_disk(tmp_path, form, size):
     folder = tmp_path / "small"
-    printed = in_small_tmpfs(
-        folder, [sys.executable, writer.__file__, "fill", form.format(folder), str(size), str(folder)]
-    )
+    printed = in_small_tmpfs(folder, [sys.executable, writer.__file__, form.format(folder), str(size), str(folder)])
     told = dict(line.split(" ", 1) for line in printed.splitlines())
     refused = told.pop("refused")
     assert f", key 'full/{int(told['written']):03}': cannot write {size} bytes: " in refused

@@ -1,13 +1,19 @@
-"""Processes that write to a checkpoint storage, started by the tests: `python writer.py ROLE URI ...`."""
+"""Processes that write to a checkpoint storage, started by the tests."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from sinks.testing.driver import fork
 
 
 def value_of(writer: str, key: str, size: int) -> bytes:
@@ -21,29 +27,54 @@ def is_whole(value: bytes) -> bool:
     return value == value_of(writer.decode(), key.decode(), int(size))
 
 
-def race(uri: str, writer: str, keys: int) -> None:
-    """Put a value under every key, and print the keys that were won. Starts at the moment that it is told."""
+class Writer:
+    """A process with a group of its own, which does `work(connection, …)`."""
+
+    def __init__(self, environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
+        self.connection, theirs = Pipe()
+        self.process: BaseProcess = fork(_work, dict(environment), work, theirs, *arguments, preload=__name__)
+        theirs.close()
+
+    def told(self) -> Iterator[Any]:
+        """What it sends, until it has ended."""
+        try:
+            while True:
+                yield self.connection.recv()
+        except (EOFError, OSError):  # or it was killed in the middle
+            self.process.join()
+            self.connection.close()
+
+
+def _work(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    work(*arguments)
+
+
+def race(connection: Connection, uri: str, writer: str, keys: int) -> None:
+    """Put a value under every key, and tell the keys that were won. Starts at the moment that it is told."""
     storage = _open(uri)
-    print("ready", flush=True)
-    moment = float(sys.stdin.readline())
+    connection.send("ready")
+    moment = connection.recv()
     while time.time() < moment:
         time.sleep(0.001)
     for key in (f"race/{number}" for number in range(keys)):
         started = time.monotonic()
         if storage.put_if_absent(key, value_of(writer, key, 2_000)):
-            print(key)
+            connection.send(key)
             # A turn for the others: SQLite's lock lets whoever has it have it again, and with S3 losing takes longer
             time.sleep(0.002 + 2 * (time.monotonic() - started))
     storage.close()
 
 
-def run_on(uri: str, writer: str, size: int) -> None:
-    """Put under ever new keys, printing each when it is done, until killed."""
+def run_on(connection: Connection, uri: str, writer: str, size: int) -> None:
+    """Put under ever new keys, telling each when it is done, until killed."""
     storage = _open(uri)
     for number in itertools.count():
         key = f"run/{writer}/{number}"
         storage.put_if_absent(key, value_of(writer, key, size))
-        print(key, flush=True)
+        connection.send(key)
 
 
 def fill(uri: str, size: int, folder: str) -> None:
@@ -91,10 +122,4 @@ def small_session() -> None:
 
 
 if __name__ == "__main__":
-    role, uri, *arguments = sys.argv[1:]
-    if role == "race":
-        race(uri, arguments[0], int(arguments[1]))
-    elif role == "run_on":
-        run_on(uri, arguments[0], int(arguments[1]))
-    elif role == "fill":
-        fill(uri, int(arguments[0]), arguments[1])
+    fill(sys.argv[1], int(sys.argv[2]), sys.argv[3])

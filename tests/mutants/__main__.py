@@ -1,0 +1,82 @@
+"""Put one deliberate bug after the other into a copy of the sources, and see whether the tests catch it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.mutants.catalogue import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("coordinator", "sinks", "tests", "examples", "pyproject.toml")
+LIMIT = 900
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: each was caught."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", help="a part of the name of those to try; default: all")
+    parser.add_argument("-j", type=int, default=1, help="so many at once")
+    parser.add_argument("--list", action="store_true", help="only see that each can still be made")
+    options = parser.parse_args(arguments)
+    chosen = [m for m in MUTANTS if not options.names or any(part in m.name for part in options.names)]
+    for mutant in chosen:
+        place(mutant)
+    if options.list:
+        print(f"{len(chosen)} mutants, and the sources have a place for each")
+        return 0
+    with ThreadPoolExecutor(options.j) as pool:
+        caught = list(pool.map(is_caught, chosen))
+    print(f"{sum(caught)} of {len(caught)} caught")
+    return int(not all(caught))
+
+
+def place(mutant: Mutant) -> Path:
+    """The one file below the mutant's folder that has its text. Raises LookupError if that is not one any more."""
+    found = [path for path in sorted((ROOT / mutant.folder).rglob("*.py")) if mutant.old in path.read_text()]
+    if len(found) != 1 or found[0].read_text().count(mutant.old) != 1:
+        raise LookupError(f"{mutant.name}: the text has to be rewritten, it is in {found}: {mutant.old!r}")
+    return found[0].relative_to(ROOT)
+
+
+def is_caught(mutant: Mutant) -> bool:
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as name:
+        copy = Path(name) / "copy"
+        copy.mkdir()
+        for entry in COPIED:
+            source = ROOT / entry
+            if source.is_dir():
+                shutil.copytree(source, copy / entry, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy)
+        (copy / ".cache").symlink_to(ROOT / ".cache")
+        file = copy / place(mutant)
+        file.write_text(file.read_text().replace(mutant.old, mutant.new))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not large"]
+        done = subprocess.run(
+            [*command, "--basetemp", f"{name}/tmp", "--timeout", "120", *mutant.tests],
+            cwd=copy,
+            env=os.environ | {"PYTHONPATH": str(copy)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+    by = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+    caught = done.returncode == 1 and bool(by)
+    how = by[0] if by else done.stdout[-2000:] if done.returncode else "NOT CAUGHT"
+    print(f"{mutant.name:<55} {time.monotonic() - started:4.0f} s  {how}", flush=True)
+    return caught
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,490 @@
+"""The bugs: each a text in one file of a folder, and what stands there instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    folder: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    """Where one has to fail."""
+
+
+PROTOCOL = ("tests/protocol", "tests/test_custom_sink.py")
+SAVEPOINTS = ("tests/savepoint/test_lineages.py", "tests/savepoint/test_savepoints.py")
+FILES = ("tests/storage/test_conformance.py", "tests/storage/test_failures.py")
+CLOUDS = ("tests/storage/test_clouds.py",)
+POSTGRES = (
+    "tests/postgres/test_conformance.py",
+    "tests/postgres/test_proofs.py",
+    "tests/postgres/test_faults.py",
+    "tests/postgres/test_sink.py",
+)
+MYSQL = ("tests/mysql/test_conformance.py", "tests/mysql/test_faults.py", "tests/mysql/test_sink.py")
+KAFKA = ("tests/kafka/test_conformance.py", "tests/kafka/test_sink.py")
+SQLALCHEMY = ("tests/sqlalchemy_sink/test_conformance.py", "tests/sqlalchemy_sink/test_sink.py")
+
+MUTANTS = (
+    # ------------------------------------------------------------------ the protocol
+    Mutant("no fence before a replay (R6)", "coordinator", 'self.fence.require_newest("replay")', "pass", PROTOCOL),
+    Mutant(
+        "no fence before the put",
+        "coordinator",
+        'self.fence.require_newest("complete")',
+        "pass",
+        PROTOCOL,
+    ),
+    Mutant(
+        "no fence between put, or load, and commit (R14)",
+        "coordinator",
+        'self.require_newest("commit", listing)',
+        "pass",
+        PROTOCOL + SAVEPOINTS,
+    ),
+    Mutant(
+        "no fence after the load of nothing (R14)",
+        "coordinator",
+        'self.fence.require_newest("commit")',
+        "pass",
+        PROTOCOL + SAVEPOINTS,
+    ),
+    Mutant("no fence in the sweep", "coordinator", 'fence.require_newest("sweep")', "pass", PROTOCOL),
+    Mutant(
+        "a newer checkpoint is not looked for after the put (R1)",
+        "coordinator",
+        "if decided is None or listing.newest_complete > record.checkpoint_id:",
+        "if decided is None:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "commit before the decision is put",
+        "coordinator",
+        "            permit = self.decide(record)",
+        "            self.commit(self.fence.permit(Complete((record,))))\n            permit = self.decide(record)",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a finished batch is not run for Spark's state (R10)",
+        "coordinator",
+        "batch.drain()  # R10",
+        "pass  # R10",
+        PROTOCOL,
+    ),
+    Mutant(
+        "nothing is swept",
+        "coordinator",
+        "for orphan in unnamed(listed, [c.transaction for record in records for c in record.committables]):",
+        "for orphan in unnamed(listed, listed):",
+        PROTOCOL,
+    ),
+    Mutant(
+        "what a record names is swept too",
+        "coordinator",
+        "for orphan in unnamed(listed, [c.transaction for record in records for c in record.committables]):",
+        "for orphan in listed:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "swept although the records vanished",
+        "coordinator",
+        "if records_exist and listed and not records:",
+        "if False:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "aborted after a put of which nobody knows whether it landed",
+        "coordinator",
+        "            # The put may still land,",
+        "            self._abort(record.committables)\n            # The put may still land,",
+        PROTOCOL,
+    ),
+    Mutant(
+        "what another driver decided is aborted",
+        "coordinator",
+        "self._abort(record.committables, keep=decided.committables)",
+        "self._abort(record.committables)",
+        PROTOCOL,
+    ),
+    Mutant("no sweep while asking again (R7)", "coordinator", "self.sweep()  # R7", "pass  # R7", PROTOCOL),
+    Mutant(
+        "a lock of an orphan fails the checkpoint (R8)",
+        "coordinator",
+        "again = error.retryable and blocked < RETRIES_WHEN_BLOCKED",
+        "again = False",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a task's error is passed over",
+        "coordinator",
+        "        if errors := acks.errors:\n            raise errors[0]\n",
+        "",
+        PROTOCOL,
+    ),
+    Mutant(
+        "outcomes are final while one could not answer (R3)",
+        "coordinator",
+        "final = not any(isinstance(answer, Exception) for answer in answers)",
+        "final = True",
+        PROTOCOL,
+    ),
+    Mutant(
+        "sinks that are not there any more are passed over",
+        "coordinator",
+        "if unknown := sorted(written - set(sinks)):",
+        "if unknown := sorted(written & set()):",
+        PROTOCOL,
+    ),
+    Mutant(
+        "retention deletes the checkpoint before the newest",
+        "coordinator",
+        "oldest = permit.complete.checkpoint_id - self.config.retained_checkpoints + 1",
+        "oldest = permit.complete.checkpoint_id",
+        PROTOCOL,
+    ),
+    Mutant(
+        "two calls for one batch are not told apart",
+        "coordinator",
+        "elif done and not batch.same_rows(done):",
+        "elif False:",
+        ("tests/protocol", "tests/spark/test_controls.py"),
+    ),
+    # ------------------------------------------------------------------ its decisions
+    Mutant(
+        "another query's checkpoint is taken for one's own",
+        "coordinator",
+        "if batch.query_id != c.query_id:",
+        "if False:",
+        PROTOCOL,
+    ),
+    Mutant("a storage that was wiped", "coordinator", "if n == 0 or adopt:", "if True:", PROTOCOL),
+    Mutant(
+        "a gap between the checkpoints",
+        "coordinator",
+        "if n > c.checkpoint_id + 1 or (n == c.checkpoint_id + 1 and newest.lost()):",
+        "if n == c.checkpoint_id + 1 and newest.lost():",
+        PROTOCOL,
+    ),
+    Mutant(
+        "on to the next batch with transactions lost",
+        "coordinator",
+        "if n > c.checkpoint_id + 1 or (n == c.checkpoint_id + 1 and newest.lost()):",
+        "if n > c.checkpoint_id + 1:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a batch of other offsets counts as done (R12)",
+        "coordinator",
+        "elif (record.offsets, record.query_id) != (batch.offsets, batch.query_id):",
+        "elif False:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a batch of other files counts as done (R12)",
+        "coordinator",
+        "record.planned_at not in (0, batch.planned_at)",
+        "False",
+        PROTOCOL,
+    ),
+    Mutant("a replay in another layout (R13)", "coordinator", "        if then != now:", "        if False:", PROTOCOL),
+    Mutant(
+        "a replay of other rows",
+        "coordinator",
+        "if p not in acks or acks[p].fingerprint != c.fingerprint",
+        "if p not in acks",
+        PROTOCOL,
+    ),
+    Mutant(
+        "an unknown outcome is passed over",
+        "coordinator",
+        "    if unknown:\n        raise InDoubtError(",
+        "    if False:\n        raise InDoubtError(",
+        PROTOCOL,
+    ),
+    Mutant(
+        "nothing lost is replayed", "coordinator", "        while complete.lost():", "        while False:", PROTOCOL
+    ),
+    Mutant(
+        "a checkpoint that is not visible is saved, or deleted",
+        "coordinator",
+        "    if hidden:\n        raise InDoubtError(",
+        "    if False:\n        raise InDoubtError(",
+        ("tests/protocol", *SAVEPOINTS),
+    ),
+    Mutant(
+        "what is committed can be given up",
+        "coordinator",
+        "outcome.state not in (CommitState.LOST, CommitState.UNKNOWN)",
+        "False",
+        ("tests/protocol", "tests/cli/test_resolve.py"),
+    ),
+    # ------------------------------------------------------------------ its records
+    Mutant(
+        "a generation is claimed twice",
+        "coordinator",
+        "        if there.newest_generation != claim.generation:\n            return False\n",
+        "",
+        ("tests/protocol", *SAVEPOINTS),
+    ),
+    Mutant(
+        "the newest is not looked for again (R9)",
+        "coordinator",
+        "if rounds and self.look().newest_complete == newest:",
+        "if rounds:",
+        PROTOCOL,
+    ),
+    Mutant("a record of another job", "coordinator", "        if job != self.job:", "        if False:", PROTOCOL),
+    Mutant("a record that was changed", "coordinator", ".hexdigest() != checksum:", ".hexdigest() == 0:", PROTOCOL),
+    Mutant(
+        "a put that was repeated is taken for another driver's",
+        "coordinator",
+        " or self.storage.get(key) == data",
+        "",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a restore that another driver overtook",
+        "coordinator",
+        "            if not self._claim(Claim(fence + 1, base.lineage, None)):",
+        "            self._claim(Claim(fence + 1, base.lineage, None))\n            if False:",
+        SAVEPOINTS,
+    ),
+    # ------------------------------------------------------------------ the task
+    Mutant(
+        "a task commits what it should pre-commit",
+        "sinks",
+        "            if not self.exactly_once:",
+        "            if True:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a task that fails leaves its transaction",
+        "sinks",
+        "                    self.sink.rollback(transaction)",
+        "                    pass",
+        PROTOCOL,
+    ),
+    Mutant(
+        "a replay writes all partitions",
+        "sinks",
+        "if self.only is not None and subtask not in self.only:",
+        "if False:",
+        PROTOCOL,
+    ),
+    Mutant(
+        "fingerprints only count",
+        "sinks",
+        "fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())",
+        "fingerprint.add(batch.num_rows, 0)",
+        PROTOCOL,
+    ),
+    # ------------------------------------------------------------------ storages
+    Mutant(
+        "file: a second put replaces", "coordinator/storage", "os.link(staged, path)", "os.replace(staged, path)", FILES
+    ),
+    Mutant("file: not durable", "coordinator/storage", "os.fsync(file.fileno())", "pass", FILES),
+    Mutant("file: names are not durable", "coordinator/storage", "    os.fsync(descriptor)", "    pass", FILES),
+    Mutant(
+        "file: half-written values are listed",
+        "coordinator/storage",
+        "self._retrying()(names) if is_key(name))",
+        "self._retrying()(names))",
+        FILES,
+    ),
+    Mutant(
+        "sql: a second put succeeds",
+        "coordinator/storage",
+        'return retrying.statistics["attempt_number"] > 1 and self.get(key) == value',
+        "return True",
+        FILES,
+    ),
+    Mutant("sql: other folders are listed", "coordinator/storage", ", _TABLE.c.key < end)", ")", FILES),
+    Mutant(
+        "cloud: a second put replaces",
+        "coordinator/storage",
+        'obstore.put(self._store, key, value, mode="create")',
+        'obstore.put(self._store, key, value, mode="overwrite")',
+        CLOUDS,
+    ),
+    Mutant(
+        "cloud: a repeated put is taken for the first",
+        "coordinator/storage",
+        'return retrying.statistics["attempt_number"] > 1 and found == value',
+        'return retrying.statistics["attempt_number"] > 1',
+        CLOUDS,
+    ),
+    Mutant(
+        "cloud: a put whose answer got lost is taken for another's",
+        "coordinator/storage",
+        'return retrying.statistics["attempt_number"] > 1 and found == value',
+        "return False",
+        CLOUDS,
+    ),
+    Mutant(
+        "memory: a second put replaces",
+        "coordinator/storage",
+        "            if key in self._values:\n                return False\n",
+        "",
+        FILES,
+    ),
+    # ------------------------------------------------------------------ table sinks
+    Mutant(
+        "lost without a tombstone",
+        "sinks",
+        "        if committed is None:\n            reason = ledger",
+        "        if False:\n            reason = ledger",
+        POSTGRES,
+    ),
+    Mutant(
+        "aborted although committed",
+        "sinks",
+        'if not self.end(connection, ledger, "ROLLBACK", identity) and ledger.states(connection, [key]).get(key):',
+        'if not self.end(connection, ledger, "ROLLBACK", identity) and False:',
+        POSTGRES,
+    ),
+    Mutant(
+        "pre-committed although it was aborted",
+        "sinks",
+        "            if not self.record(transaction, ledger):",
+        "            if self.record(transaction, ledger) and False:",
+        POSTGRES,
+    ),
+    Mutant(
+        "another ledger speaks for a transaction",
+        "sinks",
+        "reason = ledger.foreign(connection, committable.proof) or self.contradiction(connection, committable)",
+        "reason = None",
+        POSTGRES,
+    ),
+    Mutant(
+        "a part of a staged checkpoint is moved",
+        "sinks",
+        "if intact and not outcomes and all(states.values()):",
+        "if intact:",
+        POSTGRES,
+    ),
+    Mutant(
+        "another ledger speaks for a staging table",
+        "sinks",
+        "                if reason := ledger.foreign(connection, c.proof):",
+        "                if reason := None:",
+        POSTGRES,
+    ),
+    Mutant(
+        "PostgreSQL: the server's own memory is not asked",
+        "sinks/postgres",
+        'if status != "committed":',
+        "if True:",
+        POSTGRES,
+    ),
+    Mutant(
+        "PostgreSQL: committed, not prepared",
+        "sinks/postgres",
+        'transaction.seal(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self.key(transaction.identity))))',
+        'transaction.seal("COMMIT")',
+        POSTGRES,
+    ),
+    Mutant(
+        "PostgreSQL: another sink's transactions are listed",
+        "sinks/postgres",
+        "for (gid,) in rows if of_sink(gid, sink)]",
+        "for (gid,) in rows]",
+        POSTGRES,
+    ),
+    Mutant(
+        "PostgreSQL: a tombstone does not stop a row",
+        "sinks/postgres",
+        "return connection.execute(query, [committed, *columns]).rowcount == len(parsed)",
+        "return connection.execute(query, [committed, *columns]) is not None",
+        POSTGRES,
+    ),
+    Mutant(
+        "MySQL: branches of other jobs are listed",
+        "sinks/mysql",
+        "if name.startswith(prefix) and of_sink(name, sink)]",
+        "]",
+        MYSQL,
+    ),
+    Mutant(
+        "MySQL: branches of other databases are listed",
+        "sinks/mysql",
+        "if form == format_of(schema):",
+        "if form:",
+        MYSQL,
+    ),
+    Mutant(
+        "MySQL: a branch that its session still has is taken for gone",
+        "sinks/mysql",
+        "if dict(identity) not in _listed(connection, ledger.schema):",
+        "if True:",
+        MYSQL,
+    ),
+    Mutant(
+        "SQLAlchemy: nothing in doubt is listed",
+        "sinks/sqlalchemy",
+        "def in_doubt(",
+        "def listed(",
+        SQLALCHEMY,
+    ),
+    # ------------------------------------------------------------------ Kafka
+    Mutant(
+        "Kafka: fenced is taken for lost",
+        "sinks/kafka",
+        "return witnessed(cluster, committable, for_code(answer).message)",
+        'return CommitOutcome.lost("fenced")',
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: fenced is taken for committed",
+        "sinks/kafka",
+        "return witnessed(cluster, committable, for_code(answer).message)",
+        "return CommitOutcome.COMMITTED",
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: the witness is asked before its record can be read",
+        "sinks/kafka",
+        "if offset >= found.last_stable_offset:",
+        "if False:",
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: another producer's record is the witness",
+        "sinks/kafka",
+        'or (batch.producer_id, batch.producer_epoch) != (identity["producer_id"], identity["producer_epoch"])',
+        "or False",
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: an aborted record is the witness of a commit",
+        "sinks/kafka",
+        "if any(one.producer_id == identity",
+        "if False and any(one.producer_id == identity",
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: another cluster's transaction is committed",
+        "sinks/kafka",
+        "for committable in committables} - {here}:",
+        "for committable in committables if False} - {here}:",
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: aborted although committed",
+        "sinks/kafka",
+        "if state and state[1] in _COMMITTED_STATES:",
+        "if False:",
+        KAFKA,
+    ),
+    Mutant(
+        "Kafka: a copy of a task fences the original",
+        "sinks/kafka",
+        "{context.subtask}.{context.slot}",
+        "{context.subtask}.0",
+        KAFKA,
+    ),
+)
