@@ -1,7 +1,9 @@
-"""What the protocol itself costs: many participants, and many earlier checkpoints."""
+"""What the protocol itself costs: many participants, and many earlier checkpoints. By itself it measures the driver's
+part of a checkpoint of many participants: `python -m benchmarks.protocol [PARTICIPANTS ...]`."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -10,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.bench import heading, say
+from benchmarks.measure import spread, table
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.protocol.batch import BatchFacts
 from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
@@ -76,6 +80,11 @@ class ManyParticipants:
         self._number += 1
         return self._times.at[Step.COMMITTED] - self._times.at[Step.COMMITTING]
 
+    @property
+    def driver(self) -> float:
+        """Seconds of the last `run` from the last acknowledgement to the end."""
+        return self._times.at[Step.DONE] - self._times.at[Step.PRE_COMMITTED]
+
     def close(self) -> None:
         self._coordinator.close()
 
@@ -101,3 +110,21 @@ def growth(storage: str, marks: list[int], limit: float) -> dict[int, float]:
                 number += 1
             found[mark] = median(seconds)
     return found
+
+
+def driver(participants: int, runs: int = 5) -> list[float]:
+    """Seconds of the driver's part of a checkpoint, with a sink that has nothing to do and records in files."""
+    many = ManyParticipants(NoSink(name="none"), participants, f"file://{tempfile.mkdtemp()}")
+    seconds = []
+    for _ in range(runs):
+        many.run()
+        seconds.append(many.driver)
+    many.close()
+    return seconds
+
+
+if __name__ == "__main__":
+    say(heading([], "no server"))
+    counts = [int(count) for count in sys.argv[1:]] or [1000, 10_000]
+    say("\n## Driver's part of a checkpoint, from the last acknowledgement (aim at 10,000: < 5 s)\n")
+    say(table(["participants", "s"], [[f"{count:,}", spread(driver(count))] for count in counts]))

@@ -42,7 +42,7 @@ class CheckpointCoordinator:
 
     `job` names the job for ever: its records, transactions and ledgers carry it. `storage` is where the complete
     checkpoints are recorded (`file:///…`, `s3://…`, any SQLAlchemy URL, …: `coordinator.storage.open_storage`), best
-    outside Spark's checkpointLocation; without it, `config.storage`.
+    outside Spark's checkpointLocation; without it, `config.storage`. `clock` is for tests that wait for nothing.
     One object serves one query at a time, over any number of starts. Raises the errors in `coordinator.errors`; each
     stops the query, and none has lost or doubled a row.
     """
@@ -86,7 +86,7 @@ class CheckpointCoordinator:
             self._clock,
             claim=lambda: store.claim_generation(self._http.address if self._http else ""),
         )
-        """For tools without a running query: it is not for several threads."""
+        """For tools, while no query runs: it is not for several threads."""
         self.last_error: Exception | None = None
         """What stopped the query: Spark passes on its text only."""
         self._finished_at = self._cut_off_at = -math.inf

@@ -17,33 +17,30 @@ logger = logging.getLogger(__package__)
 @contextmanager
 def deadline(seconds: float, batch: MicroBatch, clock: Clock) -> Iterator[None]:
     """Cancels the batch after so many seconds; raises `CheckpointExpired` if it came to that."""
-    over, expired = threading.Event(), threading.Event()
+    over, end = threading.Event(), clock.monotonic() + seconds
 
     def watch() -> None:
-        if not clock.wait(over, seconds):
-            expired.set()
+        clock.wait(over, seconds)
         while not over.is_set():  # again, since a job may have started after the first time
             try:
                 batch.cancel()
             except Exception:
                 logger.warning("checkpoint %d could not be cancelled", batch.facts.checkpoint_id, exc_info=True)
-            over.wait(1)
+            clock.wait(over, 1)
 
-    def expiry() -> CheckpointExpired:
-        return CheckpointExpired(
-            f"checkpoint {batch.facts.checkpoint_id} was not complete within {seconds:g} s (CheckpointConfig.timeout)"
-        )
-
+    expiry = CheckpointExpired(
+        f"checkpoint {batch.facts.checkpoint_id} was not complete within {seconds:g} s (CheckpointConfig.timeout)"
+    )
     watcher = threading.Thread(target=watch, name="checkpoint-timeout", daemon=True)
     watcher.start()
     try:
         yield
     except Exception as error:
-        if expired.is_set():
-            raise expiry() from error
+        if clock.monotonic() >= end:
+            raise expiry from error
         raise
     finally:
         over.set()
         watcher.join()
-    if expired.is_set():
-        raise expiry()
+    if clock.monotonic() >= end:
+        raise expiry

@@ -75,7 +75,7 @@ class CheckpointProtocol:
         if call is Call.WRITE:
             record = self._pre_commit(batch)  # 4.-5. phase one
             permit = self.decide(record)  # 6.-7. THE COMMIT POINT
-            decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: also of an adopted one
+            decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
             self._delete_older_records(permit)
             committed = self.commit(permit, batch)  # 8. phase two
             self.newest = self._replay_lost(committed, batch)
@@ -151,10 +151,10 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ 2. what is asked
     def _what_is_asked(self, batch: MicroBatch) -> Call:
         call = decisions.on_call(batch.facts, self.newest, adopt=self.config.adopt, reloaded=False)
-        if call is Call.RELOAD:  # R9
+        if call is Call.RELOAD:  # R9: what was loaded may be old
             self.load_and_commit(batch)
             call = decisions.on_call(batch.facts, self.newest, adopt=self.config.adopt, reloaded=True)
-        if call is Call.SKIP:  # R12
+        if call is Call.SKIP:  # R12: done only with the same input
             decisions.require_same_offsets(batch.facts, self.store.get(batch.facts.checkpoint_id, 0))
         if call is Call.WRITE:
             self._check_schemas(batch)
@@ -303,7 +303,7 @@ class CheckpointProtocol:
         step = Step.REPLAY_COMPLETE if record.round else Step.COMPLETE
         self.listeners.tell(step, record.checkpoint_id, adopted=decided is not record)
         listing = self.store.look()
-        if decided is None or listing.newest_complete > record.checkpoint_id:  # R1
+        if decided is None or listing.newest_complete > record.checkpoint_id:  # R1: newest after the put
             self._abort(record.committables)
             raise Superseded(
                 f"checkpoint {listing.newest_complete} of job {self.job!r} is complete already while this driver was "
@@ -393,13 +393,13 @@ class CheckpointProtocol:
     def _replay(self, complete: Complete, batch: MicroBatch) -> CommitPermit:
         """Write the lost participants again, and decide them as the next round."""
         n, number, lost = complete.checkpoint_id, complete.next_round, complete.lost()
-        self.fence.require_newest("replay")  # R6
+        self.fence.require_newest("replay")  # R6: only the newest driver does
         self._check_schemas(batch)
         reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in sorted(lost)}
         logger.warning("checkpoint %d: writing lost transactions again: %s", n, reasons)
         self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number)
         partitions = {name: batch.partitions(self.sinks[name]) for name in {sink for sink, _ in lost}}
-        decisions.require_same_layout(complete.record, partitions, lost)  # R13
+        decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
         started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, number, lost)
         try:
             written = {(name, ack.subtask): ack for name, own in acks.by_sink.items() for ack in own if ack.committable}
@@ -420,7 +420,7 @@ class CheckpointProtocol:
             blocked.append(acks.errors[0])
             if decisions.after_failure(blocked, tolerable=0) is AfterFailure.FAIL:
                 raise blocked[-1]
-            self.sweep()  # R8
+            self.sweep()  # R8: an orphan may hold the lock
 
     def _about(self, checkpoint_id: int) -> Checkpoint:
         oldest = max(0, checkpoint_id - self.config.retained_checkpoints)

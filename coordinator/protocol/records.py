@@ -70,7 +70,10 @@ class Record:
     planned_at: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"committables": [committable.to_json() for committable in self.committables]}
+        return vars(self) | {
+            "committables": [committable.to_json() for committable in self.committables],
+            "accepted": [asdict(one) for one in self.accepted],
+        }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], where: str) -> Record:

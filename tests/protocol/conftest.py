@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocol.play import Job
+from tests.protocol.play import Job, TestClock
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+    return Job(tmp_path, clock=TestClock())

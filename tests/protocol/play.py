@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import CheckpointStorage, open_storage
 from examples.custom_sink import FileSink
@@ -59,19 +61,43 @@ class Steps(CheckpointListener):
         self.facts.append(dict(facts))
 
 
+class TestClock(Clock):
+    """Goes on when somebody sleeps by it, and a little whenever it is looked at. Nobody waits."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        self._now += 1e-6
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        end = self._now + seconds
+        while self._now < end and not event.wait(0.001):
+            pass
+        return event.is_set()
+
+
 class Job:
     """One job: a folder for rows and Spark's logs, a storage, an input."""
 
-    def __init__(self, folder: Path, batches: int = 3) -> None:
+    def __init__(self, folder: Path, batches: int = 3, clock: Clock | None = None) -> None:
         (folder / "rows").mkdir()
         self.sink = FileSink(folder / "rows")
         self.folder = folder
         self.input: Sequence[Partitions] = example_input(batches)
         self.storage = open_storage(f"memory:{uuid.uuid4().hex}")
+        self.clock = clock or Clock()
 
     def coordinator(self, sink: Any = None, storage: Any = None, **options: Any) -> CheckpointCoordinator:
         config = CheckpointConfig(retained_checkpoints=2, commit_timeout=2, **options.pop("config", {}))
-        return CheckpointCoordinator("job", [sink or self.sink], storage or self.storage, config, **options)
+        storage = storage or self.storage
+        return CheckpointCoordinator("job", [sink or self.sink], storage, config, clock=self.clock, **options)
 
     def query(self, batches: int | None = None) -> LocalQuery:
         return LocalQuery(self.folder / "query", self.input[:batches])

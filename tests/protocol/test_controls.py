@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from pathlib import Path
 
@@ -11,30 +10,38 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
 from coordinator.errors import CheckpointExpired, CheckpointFailed, FirstCheckpointError, InDoubtError, NotExactlyOnce
+from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from tests.protocol.play import Job, Steps, complete_but_one_lost
 
+CLOCKS: list[Clock] = []  # global: hooks are pickled with the sink
+
+
+@pytest.fixture(autouse=True)
+def _clock(job: Job) -> None:
+    CLOCKS[:] = [job.clock]
+
 
 def doze() -> None:
-    time.sleep(0.6)
+    CLOCKS[0].sleep(6)
 
 
 def test_an_expired_checkpoint_is_aborted_and_tried_again(job: Job) -> None:
     steps = Steps()
     slow = Hooked(job.sink, "write", hook=doze)
-    job.run(sink=slow, config={"timeout": 0.5, "tolerable_failed_checkpoints": 1}, listeners=[steps])
+    job.run(sink=slow, config={"timeout": 5, "tolerable_failed_checkpoints": 1}, listeners=[steps])
     [error] = [facts["error"] for facts in steps.facts if "error" in facts]
     assert isinstance(error, CheckpointExpired)
-    assert "checkpoint 0 was not complete within 0.5 s" in str(error)
+    assert "checkpoint 0 was not complete within 5 s" in str(error)
     job.assert_exactly_once()
 
 
 @pytest.mark.parametrize("method", ["write", "validate_all"])
 def test_an_expired_checkpoint_leaves_nothing(job: Job, method: str) -> None:
     with pytest.raises(CheckpointFailed, match=r"nothing of it is visible: CheckpointExpired") as error:
-        job.run(sink=Hooked(job.sink, method, hook=doze), config={"timeout": 0.5})
+        job.run(sink=Hooked(job.sink, method, hook=doze), config={"timeout": 5})
     assert isinstance(error.value.__cause__, CheckpointExpired)
     assert not job.visible()
     assert list(job.sink.in_doubt("job")) == []
@@ -44,17 +51,17 @@ def test_an_expired_checkpoint_leaves_nothing(job: Job, method: str) -> None:
 
 
 def test_what_is_complete_does_not_expire(job: Job) -> None:
-    job.run(sink=Hooked(job.sink, "commit", hook=doze), config={"timeout": 0.5})
+    job.run(sink=Hooked(job.sink, "commit", hook=doze), config={"timeout": 5})
     job.assert_exactly_once()
 
 
 def test_min_pause_is_between_the_end_of_one_and_the_begin_of_the_next(job: Job) -> None:
     steps, times = Steps(), []
-    steps.on_step = lambda step, *rest: times.append((step, time.monotonic()))  # type: ignore[method-assign]
-    job.run(config={"min_pause": 0.3}, listeners=[steps])
+    steps.on_step = lambda step, *rest: times.append((step, job.clock.monotonic()))  # type: ignore[method-assign]
+    job.run(config={"min_pause": 300}, listeners=[steps])
     done = [at for step, at in times if step is Step.DONE]
     triggered = [at for step, at in times if step is Step.TRIGGERED]
-    assert all(begin - end >= 0.3 for end, begin in zip(done, triggered[1:], strict=False))
+    assert all(begin - end >= 300 for end, begin in zip(done, triggered[1:], strict=False))
 
 
 class Stopped(StreamingQuery):

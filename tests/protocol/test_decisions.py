@@ -15,8 +15,10 @@ from coordinator.errors import (
 )
 from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.decisions import (
+    AfterFailure,
     Call,
     Complete,
+    after_failure,
     on_call,
     require_known,
     require_same_layout,
@@ -26,6 +28,7 @@ from coordinator.protocol.decisions import (
 )
 from coordinator.protocol.records import Record
 from coordinator.spark.location import facts_in
+from sinks.errors import BadValue, TransactionBlocked
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, Committable, Fingerprint
 
@@ -167,6 +170,30 @@ def test_running_out_of_time_names_the_transactions_and_their_causes():
     error = still_asked(Complete((record(3),)), {("s", 1): OSError("connection refused")}, 600)
     assert "connection refused" in str(error)
     assert error.transactions == [{"id": "s-1-0"}]
+
+
+@pytest.mark.parametrize(
+    ("errors", "then"),
+    [
+        ([TransactionBlocked("lock")], AfterFailure.RETRY),
+        ([TransactionBlocked("lock")] * 2, AfterFailure.RETRY),
+        ([TransactionBlocked("lock")] * 3, AfterFailure.FAIL),
+        ([BadValue("row 3")], AfterFailure.FAIL),
+        ([OSError()], AfterFailure.RETRY),
+        ([OSError()] * 2, AfterFailure.FAIL),
+        ([TransactionBlocked("lock"), OSError(), TransactionBlocked("lock")], AfterFailure.RETRY),
+    ],
+)
+def test_blocked_tasks_and_tolerable_failures_are_counted_apart(errors: list[Exception], then: AfterFailure):
+    """R8"""
+    assert after_failure(errors, tolerable=1) is then
+    assert after_failure(errors, tolerable=1, active=False) is AfterFailure.STOP
+
+
+def test_a_checkpoint_of_many_participants_is_read_once_for_all():
+    """Or the driver's time grows with the square of their number."""
+    complete = Complete((record(3),))
+    assert complete.named is complete.named
 
 
 def test_another_layout_stops_the_replay():

@@ -1,4 +1,5 @@
-"""Each fails when the line of the coordinator is taken away or turned round that its docstring names."""
+"""Each fails when the line of the protocol is taken away or turned round that its docstring names. R1 to R14 are the
+rules of docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator import CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
@@ -49,7 +50,7 @@ def steps_of(steps: Steps) -> list[Step]:
 
 
 def test_a_blocked_task_is_tried_three_times_in_all(job: Job) -> None:
-    """R8 blocked off by one"""
+    """R8: one try more or less"""
     steps = Steps()
 
     class Always(FileSink):
@@ -566,7 +567,7 @@ def test_a_sink_that_is_away_holds_back_the_query_but_no_other_sink(job: Job, tm
     away, other = Away(job.sink.folder), FileSink(tmp_path / "other", name="other")
     other.folder.mkdir()
     with pytest.raises(InDoubtError, match="could not be made visible"):
-        job.query().run(CheckpointCoordinator("job", [away, other], job.storage, CheckpointConfig(commit_timeout=1)))
+        job.query().run(CheckpointCoordinator("job", [away, other], job.storage, clock=job.clock))
     assert job.visible() == Counter()
     assert len(list(other.folder.glob("[!.]*.parquet"))) == 3
     job.query().run(CheckpointCoordinator("job", [job.sink, other], job.storage))

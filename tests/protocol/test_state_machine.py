@@ -25,6 +25,7 @@ from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionC
 from sinks.errors import CommittedError
 from sinks.testing import LocalQuery, rows
 from sinks.transaction import TransactionId, token
+from tests.protocol.play import TestClock
 from tests.storage.wrapped import WrappedStorage
 
 BATCHES = 4
@@ -175,6 +176,7 @@ class Histories(RuleBasedStateMachine):
             WorldStorage(self.storage, self.world),
             CheckpointConfig(retained_checkpoints=2, commit_timeout=0.5),
             [Ticking(self.world)],
+            clock=TestClock(),
         )
 
     def start(self, batches: int = BATCHES) -> None:

@@ -44,7 +44,7 @@ class Unreachable(FileSink):
         raise ConnectionError("cannot reach the system to commit")
 
 
-# ---------------------------------------------------------------------- T1-T3: close() sweeps with what it last knew
+# ---------------------------------------------------------------------- close() sweeps with what it last knew
 def test_close_after_an_in_doubt_error_aborts_nothing_that_is_decided(job: Job) -> None:
     """The message says: nothing is lost, start again. `with coordinator` must not make a liar of it."""
     with (
@@ -116,13 +116,13 @@ def test_close_after_a_put_that_landed_but_answered_an_error(job: Job) -> None:
     assert len(decided(job)) == 3, "close() aborted what the record names"
 
 
-# ---------------------------------------------------------------------- T4-T6: a zombie sweeps what others decided
+# ---------------------------------------------------------------------- a zombie sweeps what others decided
 def new_driver_dies_after_complete(job: Job, n: int) -> None:
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.COMPLETE, n)])
 
 
-MEANWHILE: list[Job] = []  # of T4; global, because classes made inside a test are pickled with what they close over
+MEANWHILE: list[Job] = []  # global, because classes made inside a test are pickled with what they close over
 
 
 class FailsOnce(FileSink):
@@ -279,7 +279,7 @@ def test_check_is_called_before_a_replay_writes(job: Job) -> None:
 
 
 # ---------------------------------------------------------------------- close() while the query still runs
-RUNNING: list[Any] = []  # of T12: coordinator, then the thread that closes it. Global: hooks are pickled with the sink
+RUNNING: list[Any] = []  # coordinator, then the thread that closes it. Global: hooks are pickled with the sink
 
 
 def close_meanwhile() -> None:

@@ -20,6 +20,7 @@ from coordinator.storage import StorageError
 from sinks.testing import LocalQuery, rows
 from sinks.transaction import TransactionId, token
 from tests.protocol import test_state_machine as base
+from tests.protocol.play import TestClock
 from tests.protocol.test_state_machine import CrashError, Histories, Ticking, WorldSink, WorldStorage
 
 base.BATCHES = 2  # a run does at most so many new batches, so that every run has something to do
@@ -81,10 +82,9 @@ class More(Histories):
             "job",
             [Sink(self.key, self.atomic, "world"), Sink(self.key, self.atomic, "other")],
             Storage(self.storage, self.world),
-            CheckpointConfig(
-                retained_checkpoints=2, commit_timeout=30
-            ),  # of four asks at most; no choice must depend on the time
+            CheckpointConfig(retained_checkpoints=2),
             [Ticking(self.world)],
+            clock=TestClock(),  # no choice must depend on the time
         )
 
     def start(self, batches: int = base.BATCHES) -> None:
