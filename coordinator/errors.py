@@ -4,6 +4,7 @@
     * CheckpointLocationMismatch - Spark's checkpointLocation is not the one that the stored checkpoints belong to
     * CheckpointGap - checkpoints are missing between storage and Spark
     * FirstCheckpointError - storage is empty, but Spark's query is not at its first batch
+    * StorageBehind - storage was set back or emptied: an external system remembers later checkpoints than it
     * WrongJob - the records in storage belong to another job
     * CorruptRecord - a record in storage cannot be trusted
     * UnknownSink - a record names a sink that this coordinator does not have
@@ -14,6 +15,7 @@
     * CheckpointFailed - the checkpoint was aborted before it was complete; nothing of it is visible
     * CheckpointExpired - it was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed
     * InDoubtError - complete, but the outcome of some transactions cannot be told (yet); `transactions` names them
+        * ExternalSystemBehind - it was set back, and does not hold what was complete and visible
         * ReplayMismatch - lost transactions cannot be written again as they were
     * JobFailed - `run` has no other attempt; its cause is the last error, `attempts` has them all
 """
@@ -39,6 +41,10 @@ class CheckpointGap(CheckpointError):
 
 
 class FirstCheckpointError(CheckpointError):
+    pass
+
+
+class StorageBehind(CheckpointError):
     pass
 
 
@@ -87,6 +93,10 @@ class InDoubtError(CheckpointError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class ExternalSystemBehind(InDoubtError):
+    pass
 
 
 class ReplayMismatch(InDoubtError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -48,6 +48,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     commit / commit_all  driver   after the checkpoint is complete, and in recovery       yes      asked again
     abort                driver   for every pre-committed transaction that no record names yes      asked again
     in_doubt             driver   recovery, and every so often                            yes      asked again
+    committed_checkpoints driver  recovery, before anything is committed or aborted       yes      stops the query
     diagnose, inspect    CLI      when an operator asks                                   yes      shown
     close                both     last                                                    yes      logged
     ==================== ======== ======================================================= ======== ==================
@@ -146,6 +147,12 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def in_doubt(self, job: str) -> Iterable[Identity]:
         """The identities of all transactions of this job and sink, of any lineage, that are pre-committed and
         unresolved, as the external system lists them now."""
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        """What the external system itself remembers: by lineage, the newest checkpoint of which rows of this job and
+        sink are committed there; {} if there is none. A start compares it with checkpoint storage, so that neither is
+        taken for whole after it was set back (R15). Default: None, the system keeps no such memory."""
+        return None
 
     # ------------------------------------------------------------------ for operators
     def trial_schema(self) -> pa.Schema | None:

@@ -16,8 +16,8 @@ Sink = TwoPhaseCommitSink[Any]
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source; `planned_at`: when they were
-    chosen, in milliseconds since the epoch, where offsets alone do not tell the input (0: they do)."""
+    """What Spark says of the micro-batch it asks for. `offsets`: one JSON text per source; `planned_at`: when it chose
+    them, in milliseconds since the epoch (0: unknown)."""
 
     checkpoint_id: int
     query_id: str

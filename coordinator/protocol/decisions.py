@@ -75,6 +75,12 @@ class Complete:
     def committed(self) -> int:
         return sum(self._state(p) is CommitState.COMMITTED for p in self.named)
 
+    def only(self, sink: str) -> Complete:
+        """The part of one sink."""
+        return Complete(
+            tuple(replace(r, committables=tuple(c for c in r.committables if c.sink == sink)) for r in self.rounds)
+        )
+
     def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> Complete:
         return replace(self, outcomes={**self.outcomes, **outcomes})
 
@@ -139,13 +145,14 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
 
 
 def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
-    """R12: a batch counts as done only if the record is of the very same input."""
+    """R12: a batch counts as done only if the record is of this very batch. One that Spark has planned anew is another
+    even with the same offsets: a file source only counts its batches, and the time fires timers of stateful queries."""
     if record is None:
         known = "is no longer retained, so its input cannot be compared"
     elif (record.offsets, record.query_id) != (batch.offsets, batch.query_id):
         known = f"has other offsets: {record.offsets}"
     elif batch.planned_at and record.planned_at not in (0, batch.planned_at):
-        known = "has files that Spark planned at another time, so they may be others"
+        known = "is of a batch that Spark planned at another time: files and timers of this one may be others"
     else:
         return
     raise CheckpointLocationMismatch(

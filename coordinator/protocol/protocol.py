@@ -1,5 +1,5 @@
 """The two-phase-commit protocol: `process` is it on one screen, the rest are its steps. Their numbers, and those of the
-rules (R1 to R14): docs/protocol.md#the-rules"""
+rules (R1 to R16): docs/protocol.md#the-rules"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -14,7 +15,7 @@ from coordinator import guarantee
 from coordinator.config import CheckpointConfig
 from coordinator.errors import CheckpointError, CheckpointFailed, InDoubtError, Superseded, reason
 from coordinator.listener import Listeners, Step
-from coordinator.protocol import decisions
+from coordinator.protocol import decisions, memories
 from coordinator.protocol.acks import Acks
 from coordinator.protocol.batch import MicroBatch, Sink
 from coordinator.protocol.clock import Clock
@@ -30,6 +31,8 @@ from sinks.task import SinkTask
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, unnamed
 
 logger = logging.getLogger(__package__)
+
+Answer = TypeVar("Answer")
 
 STOP_GRACE_PERIOD = 5.0
 """Seconds that a complete checkpoint may take to become visible when its query is being stopped."""
@@ -61,6 +64,8 @@ class CheckpointProtocol:
         """As this driver knows it."""
         self._claim = claim
         self._run_id: str | None = None
+        self._agreed = False
+        """What storage, Spark and the sinks remember fits together (R15). Until then nothing is aborted (R16)."""
         self._checked: dict[str, pa.Schema] = {}
         self._outages = Outages(job, clock)
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
@@ -110,6 +115,7 @@ class CheckpointProtocol:
     def claim_generation(self) -> None:
         """Become the newest driver."""
         self.open_sinks()
+        self._agreed = False
         self._checked.clear()
         self._sweeper.make_due()
         self.fence = Fence(self.store, self._claim())
@@ -117,6 +123,7 @@ class CheckpointProtocol:
 
     def load_and_commit(self, batch: MicroBatch | None = None) -> None:
         """Read the newest complete checkpoint, and commit it again."""
+        self._compare_memories(batch)
         rounds = self.load()
         loaded = rounds[0].checkpoint_id if rounds else -1
         self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=len(rounds))
@@ -127,6 +134,52 @@ class CheckpointProtocol:
         self.newest = self.commit(self.fence.permit(self.newest), batch)
         lost = [decisions.describe(p, c) for p, c in self.newest.lost().items()]
         self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=self.newest.committed(), lost=lost)
+
+    def _compare_memories(self, batch: MicroBatch | None) -> None:
+        """R15: refuse what was set back; commit what a record before the newest decides, and is in doubt again."""
+        if not self.config.exactly_once:
+            self._agreed = True
+            return
+        remembered = self._ask_sinks(lambda sink: sink.committed_checkpoints(self.job), batch)
+        history = [Complete(rounds) for rounds in self.store.history()]
+        place = self.store.storage.uri
+        if not history:
+            adopted = batch.facts.checkpoint_id if batch and self.config.adopt else None
+            memories.require_no_other_history(remembered, place, next_checkpoint=adopted)
+            return
+        *older, newest = history
+        if newest.record.mode == self.config.mode.value:
+            memories.require_not_ahead(remembered, newest, place)
+        if batch:
+            decisions.on_call(batch.facts, newest, adopt=self.config.adopt, reloaded=True)
+        in_doubt = self._ask_sinks(lambda sink: list(sink.in_doubt(self.job)), batch) if older else {}
+        for name, part in memories.decided_before(remembered, in_doubt, older):
+            permit, _ = self.ask(self.fence.permit(part))
+            if permit.complete.committed() < len(part.named):
+                raise memories.external_system_behind(name, remembered[name], part)
+        self._agreed = True
+
+    def _ask_sinks(self, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
+        """Again and again, as for a commit, while a system that has something to commit cannot be reached."""
+        answers: dict[str, Answer] = {}
+        started, tries = self.clock.monotonic(), 0
+        for name, sink in self.sinks.items():
+            while name not in answers:
+                try:
+                    answers[name] = question(sink)
+                except Exception as error:
+                    rounds = self.load()
+                    pending = Complete(rounds).only(name) if rounds else None
+                    if pending is None or not pending.named:
+                        if batch:
+                            self._check_schemas(batch)  # tells what is wrong with the set-up, if it is that
+                        raise
+                    tries += 1
+                    logger.warning("sink %r does not answer, asking again: %s", name, error)
+                    if not self._wait_to_ask_again(tries, started, batch):
+                        waited = self.clock.monotonic() - started
+                        raise decisions.still_asked(pending, dict.fromkeys(pending.named, error), waited) from error
+        return answers
 
     def load(self) -> tuple[Record, ...]:
         rounds = self.store.load_newest()
@@ -158,6 +211,7 @@ class CheckpointProtocol:
             decisions.require_same_offsets(batch.facts, self.store.get(batch.facts.checkpoint_id, 0))
         if call is Call.WRITE:
             self._check_schemas(batch)
+        self._agreed = True
         return call
 
     def _check_schemas(self, batch: MicroBatch) -> None:
@@ -169,7 +223,8 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 3. sweep
     def sweep(self) -> None:
-        self._sweeper.sweep(self.fence, records_exist=self.newest is not None)
+        if self._agreed:
+            self._sweeper.sweep(self.fence, records_exist=self.newest is not None)
 
     @property
     def has_swept(self) -> bool:

@@ -43,8 +43,7 @@ class Acceptance:
 class Record:
     """One decision: a checkpoint is complete with these committables (round 0), or these replace lost ones.
 
-    `offsets` are the source offsets of Spark's offset log, one JSON text per source, and `planned_at` is as in
-    `BatchFacts` (in records of version 0.1: always the time in that log).
+    `offsets` are the source offsets of Spark's offset log, one JSON text per source, and `planned_at` the time in it.
     `partitions` is the layout: number of partitions per sink. Times are milliseconds since the epoch (0: unknown).
     `guarantee` is the text of the job's `Guarantee`.
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no

@@ -63,15 +63,16 @@ class Sweeper:
                 continue
             try:
                 fence.require_newest("sweep")
-                records = fence.store.load_newest() if listed else ()
-                if records_exist and listed and not records:
+                history = fence.store.history() if listed else []
+                if records_exist and listed and not history:
                     raise StorageError(fence.store.storage.uri, "", "the records of this job vanished")
                 self._outages.over("the storage", "read the records before a sweep")
             except StorageError as error:
                 self.make_due()
                 self._outages.failed("the storage", "read the records before a sweep", error)
                 continue
-            for orphan in unnamed(listed, [c.transaction for record in records for c in record.committables]):
+            named = [c.transaction for rounds in history for record in rounds for c in record.committables]  # R16
+            for orphan in unnamed(listed, named):
                 if self._abort(sink, orphan):
                     aborted.setdefault(name, []).append(dict(orphan))
         if aborted:

@@ -116,11 +116,9 @@ class _HadoopDirectory(CheckpointLocation):
 
 def facts_in(log: str, batch_id: int, query_id: str) -> BatchFacts:
     """From a file of Spark's offset log: its version, the batch's time and settings, and the sources' offsets, a line
-    each. Spark's file source counts its batches (`logOffset`), so a batch that is planned anew has other files under
-    the same offset; its time tells."""
+    each."""
     _, settings, *offsets = log.split("\n")
-    counted = any('"logOffset":' in offset for offset in offsets)
-    planned_at = json.loads(settings or "{}").get("batchTimestampMs", 0) if counted else 0
+    planned_at = json.loads(settings or "{}").get("batchTimestampMs", 0)
     return BatchFacts(batch_id, query_id, tuple(offsets), planned_at)
 
 

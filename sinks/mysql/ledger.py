@@ -67,6 +67,13 @@ class Ledger(ledger.Ledger):
         )
         return {text: bool(committed) for text, committed in rows}
 
+    def newest(self, connection: Connection, job: str, sink: str) -> dict[str, int]:
+        statement = (
+            f"SELECT lineage, max(checkpoint) FROM {self.table} WHERE job = %s AND sink = %s AND committed"
+            " GROUP BY lineage"
+        )
+        return {lineage: int(checkpoint) for lineage, checkpoint in query(connection, statement, [job, sink])}
+
     def decide(self, connection: Connection, ids: Collection[str], *, committed: bool) -> bool:
         rows, values = [], []
         for text in sorted(ids):  # sorted: two of us never wait in a circle

@@ -66,6 +66,12 @@ class Ledger(ledger.Ledger):
         query = sql.SQL("SELECT transaction_id, committed FROM {} WHERE transaction_id = ANY(%s)").format(self.table)
         return dict(connection.execute(query, [list(ids)]).fetchall())
 
+    def newest(self, connection: Connection, job: str, sink: str) -> dict[str, int]:
+        query = sql.SQL(
+            "SELECT lineage, max(checkpoint) FROM {} WHERE job = %s AND sink = %s AND committed GROUP BY lineage"
+        ).format(self.table)
+        return dict(connection.execute(query, [job, sink]).fetchall())
+
     def decide(self, connection: Connection, ids: Collection[str], *, committed: bool) -> bool:
         parsed = [TransactionId.parse(text) for text in sorted(ids)]  # sorted: two of us never wait in a circle
         query = sql.SQL(

@@ -93,6 +93,10 @@ class Ledger(ABC):
         """For those ids whose outcome is told: True is committed, False is a tombstone."""
 
     @abstractmethod
+    def newest(self, connection: Any, job: str, sink: str) -> dict[str, int]:
+        """By lineage, the newest checkpoint of a job and sink (as tokens) that has a row of a commit."""
+
+    @abstractmethod
     def decide(self, connection: Any, ids: Collection[str], *, committed: bool) -> bool:
         """Write a row or a tombstone for each id that has none, in the caller's transaction. Returns whether that was
         each of them. Waits for others that write the same ids, within the limit for lock waits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from sinks.errors import ConfigurationError
 from sinks.sql.planning import Planner
 from sinks.sql.server import IDLE_CONNECTIONS
 from sinks.sql.strategies import Separate, Staged, T
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, token
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -174,6 +174,12 @@ class TableSink(TwoPhaseCommitSink[T]):
                 *self._separate.in_doubt(connection, schema, job, self.name),
                 *self._staged.in_doubt(connection, schema, ledger, job, self.name),
             ]
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int]:
+        """As the ledger has it."""
+        with self._server.lend() as connection:
+            _, ledger = self._planner.find_ledger(connection)
+            return ledger.newest(connection, token(job), token(self.name)) if ledger else {}
 
     # ------------------------------------------------------------------ for operators
     def diagnose(self, job: str) -> Iterable[Finding]:

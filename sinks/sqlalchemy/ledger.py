@@ -86,6 +86,12 @@ class Ledger(ledger.Ledger):
         query = sa.select(t.transaction_id, t.committed).where(t.transaction_id.in_(ids), t.committed.is_not(None))
         return {row.transaction_id: row.committed for row in connection.execute(query)}
 
+    def newest(self, connection: Connection, job: str, sink: str) -> dict[str, int]:
+        t = self.table.c
+        mine = (t.job == job, t.sink == sink, t.committed.is_(True))
+        query = sa.select(t.lineage, sa.func.max(t.checkpoint)).where(*mine).group_by(t.lineage)
+        return {lineage: int(checkpoint) for lineage, checkpoint in connection.execute(query)}
+
     def undecided(self, connection: Connection, ids: Collection[str]) -> list[str]:
         """Those of the ids that are staged."""
         t = self.table.c

@@ -207,6 +207,21 @@ class SinkContract:
         assert self.doubts(sink) == [dict(ours.transaction)]
         assert self.doubts(sink, other) == [dict(theirs.transaction)]
 
+    # ------------------------------------------------------------------ memory
+    def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
+        sink.open()
+        if sink.committed_checkpoints(self.job) is None:
+            pytest.skip("this sink's system keeps no memory of committed checkpoints")
+        assert sink.committed_checkpoints(self.job) == {}, "an empty target remembers a checkpoint"
+        one, other = self.pre_committed(sink, rows(0, 5)), self.pre_committed(sink, rows(5, 5), subtask=1)
+        sink.open()
+        assert sink.committed_checkpoints(self.job) == {}, "a checkpoint counts as committed when it is pre-committed"
+        sink.abort(other.transaction)
+        assert sink.committed_checkpoints(self.job) == {}, "a checkpoint counts as committed when it was aborted"
+        self.commit(sink, one)
+        assert sink.committed_checkpoints(self.job) == {"0badcafe": 0}, "a checkpoint that is visible is not remembered"
+        assert sink.committed_checkpoints("conformance-2") == {}, "another job's checkpoint is told as one's own"
+
 
 class SinkConformance(SinkContract):
     """All of `SinkContract`, and the protocol around it: drivers killed at every step, replays, zombies."""

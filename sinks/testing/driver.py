@@ -125,6 +125,10 @@ class Hooked(TwoPhaseCommitSink[Any]):
     def abort(self, transaction: Identity) -> None:
         self._call("abort", transaction)
 
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        memory: Mapping[str, int] | None = self._call("committed_checkpoints", job)
+        return memory
+
     def in_doubt(self, job: str) -> Iterable[Identity]:
         return list(self._call("in_doubt", job))
 

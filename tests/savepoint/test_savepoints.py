@@ -149,7 +149,7 @@ def test_there_is_nothing_to_save_yet(job: Job, target: str) -> None:
         job.coordinator().trigger_savepoint(target, str(job.folder / "query"))
 
 
-def test_a_location_that_planned_other_files_under_the_same_offset_is_not_saved(job: Job) -> None:
+def test_a_location_that_planned_the_batch_anew_is_not_saved(job: Job) -> None:
     """As Spark's file source does in an older checkpointLocation."""
     job.run(batches=1)
     [record] = CheckpointStore(job.storage, "job").load_newest()
@@ -157,7 +157,7 @@ def test_a_location_that_planned_other_files_under_the_same_offset_is_not_saved(
     for planned_at, own in ((1000, True), (2000, False)):
         log = f'v1\n{{"batchTimestampMs":{planned_at}}}\n{record.offsets[0]}'
         (job.folder / "query/offsets/0").write_text(log)
-        with nullcontext() if own else pytest.raises(SavepointError, match="files that Spark planned at another time"):
+        with nullcontext() if own else pytest.raises(SavepointError, match="that Spark planned at another time"):
             _require_own(open_location(str(job.folder / "query")), record)
 
 

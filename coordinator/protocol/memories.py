@@ -1,0 +1,81 @@
+"""R15: storage, Spark's checkpointLocation and each external system remember the job by themselves, and each can go
+back by itself: a restored backup, a lagging replica, a deleted folder. Pure functions that compare the first and the
+last; `decisions.on_call` compares the first two. Rules: docs/protocol.md#the-rules"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.errors import ExternalSystemBehind, StorageBehind
+from coordinator.protocol.decisions import Complete
+from sinks.transaction import Identity, unnamed
+
+Memories = Mapping[str, Mapping[str, int] | None]
+"""By sink, the answer of `TwoPhaseCommitSink.committed_checkpoints`, given before the records were read."""
+
+
+def require_no_other_history(memories: Memories, storage: str, *, next_checkpoint: int | None) -> None:
+    """Storage has no complete checkpoint. Raises `StorageBehind` if a sink remembers one that this start would write
+    again. `next_checkpoint`: the one that an adopting start begins with, None if it begins with the input."""
+    for sink, memory in memories.items():
+        newest = max((memory or {}).values(), default=-1)
+        if newest < 0 or (next_checkpoint is not None and next_checkpoint > newest):
+            continue
+        raise StorageBehind(
+            f"checkpoint storage {storage} holds no checkpoint of this job, but sink {sink!r} has rows of it, up to "
+            f"checkpoint {newest}: starting now would write them again. The storage was deleted, or is another one: "
+            "restore it together with Spark's checkpointLocation, or point the job at the right one. To process the "
+            "input from its start into these targets all the same, give the job a new name. Nothing was changed."
+        )
+
+
+def require_not_ahead(memories: Memories, newest: Complete, storage: str) -> None:
+    """Raises `StorageBehind` if a sink has committed a later checkpoint of this lineage than the newest in storage: a
+    record is always put before anything of it is committed."""
+    for sink in memories:
+        ahead = _newest(memories[sink], newest)
+        if ahead > newest.checkpoint_id:
+            raise StorageBehind(
+                f"checkpoint storage {storage} ends with checkpoint {newest.checkpoint_id}, but sink {sink!r} has rows "
+                f"up to checkpoint {ahead}: storage is older by {ahead - newest.checkpoint_id} checkpoint(s), and "
+                "starting now would write their rows again. Restore the newer storage, and the checkpointLocation that "
+                "belongs to it; if they are gone, set the target back to the same checkpoint. Nothing was changed."
+            )
+
+
+def decided_before(
+    memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Sequence[Complete]
+) -> list[tuple[str, Complete]]:
+    """Each sink's part of the retained checkpoints before the newest that is still in doubt, oldest first: a system
+    that was set back has it again, and it is decided. Raises `ExternalSystemBehind` for what is neither committed nor
+    in doubt: nobody has its rows any more."""
+    found = []
+    for complete in older:
+        for sink, memory in memories.items():
+            part = complete.only(sink)
+            named = [committable.transaction for committable in part.named.values()]
+            gone = unnamed(named, in_doubt[sink])
+            if len(gone) < len(named):
+                found.append((sink, part))
+            if gone and memory is not None and _newest(memory, part) < part.checkpoint_id:
+                raise external_system_behind(sink, memory, part)
+    return found
+
+
+def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Complete) -> ExternalSystemBehind:
+    named, newest = part.named.values(), _newest(memory, part)
+    has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
+    rows = sum(committable.fingerprint.rows for committable in named)
+    return ExternalSystemBehind(
+        f"the system of sink {sink!r} {has}, but checkpoint {part.checkpoint_id} was complete and visible, with "
+        f"{rows} row(s) of this sink: the system is older than checkpoint storage (restored from a backup, failed over "
+        "to a replica that lagged behind, or emptied), and going on would leave these rows out. Restore the newer "
+        "state of the system; or set storage and checkpointLocation back to the same checkpoint, by a backup or a "
+        "savepoint, and start again: the later input is then written again. Nothing was aborted.",
+        [dict(committable.transaction) for committable in named],
+    )
+
+
+def _newest(memory: Mapping[str, int] | None, complete: Complete) -> int:
+    """The newest checkpoint of the lineage of `complete` that is committed there, -1 if there is none."""
+    return (memory or {}).get(complete.record.lineage, -1)

@@ -1,0 +1,231 @@
+"""R15: storage, checkpointLocation and the external system are set back, each by itself, to any moment of a job's life.
+Whatever is restored: every row once, or the start is refused and has aborted nothing that was decided."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointError, CheckpointListener, Step
+from coordinator.errors import CheckpointGap, ExternalSystemBehind, FirstCheckpointError, StorageBehind
+from examples.custom_sink import FileSink
+from sinks.sqlalchemy import SqlAlchemySink
+from sinks.testing import LocalQuery
+from sinks.testing.conformance import example_input, ids
+
+BATCHES = 4
+INPUT = example_input(BATCHES)
+KEPT = (Step.PRE_COMMITTED, Step.COMPLETE, Step.COMMITTED, Step.DONE)
+PARTS = ("storage", "query", "db")
+
+
+@dataclass
+class World:
+    """A job whose three memories are folders, so that a copy is a backup. SQLite is the external system."""
+
+    folder: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.path("db").mkdir(parents=True, exist_ok=True)
+
+    def path(self, part: str) -> Path:
+        return self.folder / part
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.path('db')}/shop.db"
+
+    def sink(self) -> Any:
+        return SqlAlchemySink(self.url, "orders", create_table=True)
+
+    def start(self, batches: int = BATCHES, listeners: Any = ()) -> None:
+        config = CheckpointConfig(commit_timeout=1, **self.options)
+        storage = f"file://{self.path('storage')}"
+        with CheckpointCoordinator("job", [self.sink()], storage, config, listeners) as coordinator:
+            LocalQuery(self.path("query"), INPUT[:batches]).run(coordinator)
+
+    def query(self, text: str) -> list[Any]:
+        engine = sa.create_engine(self.url, poolclass=sa.NullPool)
+        if not sa.inspect(engine).has_table("orders"):
+            return []
+        with engine.connect() as connection:
+            return list(connection.execute(sa.text(text)))
+
+    def visible(self) -> Counter[int]:
+        return Counter(row[0] for row in self.query("SELECT id FROM orders"))
+
+    def in_doubt(self) -> list[str]:
+        return sorted(map(str, self.sink().in_doubt("job")))
+
+    def restore(self, part: str, moment: Path | None) -> None:
+        """Put what a backup holds in place of what is there; None: what was there is deleted."""
+        shutil.rmtree(self.path(part), ignore_errors=True)
+        if moment and (moment / part).exists():
+            shutil.copytree(moment / part, self.path(part))
+        self.path("db").mkdir(exist_ok=True)
+
+
+class Files(World):
+    """The same with a sink that remembers nothing by itself."""
+
+    def sink(self) -> Any:
+        return FileSink(self.path("db"))
+
+
+class Backups(CheckpointListener):
+    """A copy of the whole world at each step of each checkpoint."""
+
+    def __init__(self, world: World, to: Path) -> None:
+        self.world, self.to = world, to
+        self.moments: dict[tuple[int, Step], Path] = {}
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if step in KEPT:
+            moment = self.to / f"{checkpoint_id}-{step.name}"
+            for part in PARTS:
+                if self.world.path(part).exists():
+                    shutil.copytree(self.world.path(part), moment / part)
+            self.moments[checkpoint_id, step] = moment
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, Step], Path]:
+    folder = tmp_path_factory.mktemp("moments")
+    world = World(folder / "world")
+    backups = Backups(world, folder / "backups")
+    world.start(listeners=[backups])
+    assert world.visible() == Counter(ids(INPUT))
+    return backups.moments
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "world")
+
+
+def put_together(world: World, **moments: Path | None) -> None:
+    for part in PARTS:
+        world.restore(part, moments[part])
+
+
+def test_one_moment_in_all_three_goes_on(world: World, moments: dict[tuple[int, Step], Path]) -> None:
+    for moment in moments.values():
+        put_together(world, storage=moment, query=moment, db=moment)
+        world.start()
+        assert world.visible() == Counter(ids(INPUT)), moment.name
+        assert world.in_doubt() == []
+
+
+def combinations(seed: int, count: int) -> Iterator[list[int]]:
+    chance = random.Random(seed)
+    for _ in range(count):
+        yield [chance.randrange(-1, BATCHES * len(KEPT)) for _ in PARTS]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_three_moments_are_right_or_refused(world: World, moments: dict[tuple[int, Step], Path], seed: int) -> None:
+    """-1 stands for a folder that was deleted."""
+    ordered = list(moments.values())
+    for chosen in combinations(seed, 60):
+        mixed = {part: None if n < 0 else ordered[n] for part, n in zip(PARTS, chosen, strict=True)}
+        what = {part: moment.name if moment else "deleted" for part, moment in mixed.items()}
+        put_together(world, **mixed)
+        before, doubts = world.visible(), world.in_doubt()
+        try:
+            world.start()
+        except (StorageBehind, CheckpointGap, FirstCheckpointError):
+            assert world.visible() == before, f"{what}: refused, but something was committed"
+            assert world.in_doubt() == doubts, f"{what}: refused, but something was aborted"
+        except CheckpointError:
+            assert world.visible() <= Counter(ids(INPUT)), f"{what}: refused, but rows were doubled"
+            assert before <= world.visible(), f"{what}: refused, but rows were lost"
+        else:
+            assert world.visible() == Counter(ids(INPUT)), what
+
+
+# ---------------------------------------------------------------------- each as it was met
+def test_both_folders_older_than_the_database(world: World, moments: dict[tuple[int, Step], Path]) -> None:
+    old, new = moments[1, Step.DONE], moments[3, Step.DONE]
+    put_together(world, storage=old, query=old, db=new)
+    before = world.visible()
+    with pytest.raises(StorageBehind, match=r"ends with checkpoint 1, but sink 'orders' has rows up to checkpoint 3"):
+        world.start()
+    assert world.visible() == before
+
+
+def test_storage_older_by_one_record(world: World, moments: dict[tuple[int, Step], Path]) -> None:
+    put_together(world, storage=moments[1, Step.DONE], query=moments[2, Step.COMMITTED], db=moments[2, Step.COMMITTED])
+    with pytest.raises(StorageBehind, match="older by 1 checkpoint"):
+        world.start()
+
+
+def test_both_folders_deleted(world: World, moments: dict[tuple[int, Step], Path]) -> None:
+    put_together(world, storage=None, query=None, db=moments[2, Step.COMPLETE])
+    doubts = world.in_doubt()
+    assert doubts
+    with pytest.raises(StorageBehind, match="holds no checkpoint of this job"):
+        world.start()
+    assert world.in_doubt() == doubts, "what may be decided was aborted"
+
+
+def test_the_database_set_back_to_what_an_older_record_decides(
+    world: World, moments: dict[tuple[int, Step], Path]
+) -> None:
+    """Its rows are staged again, and those of the checkpoints after it are gone."""
+    put_together(world, storage=moments[3, Step.DONE], query=moments[3, Step.DONE], db=moments[1, Step.COMPLETE])
+    doubts = world.in_doubt()
+    with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 2"):
+        world.start()
+    assert world.in_doubt() == doubts, "decided transactions were aborted"
+
+
+def test_the_database_set_back_by_one_checkpoint_that_is_still_in_doubt(
+    world: World, moments: dict[tuple[int, Step], Path]
+) -> None:
+    """An older record names it: it is committed, and the lost one after it is written again."""
+    put_together(
+        world, storage=moments[2, Step.COMPLETE], query=moments[2, Step.COMPLETE], db=moments[1, Step.COMPLETE]
+    )
+    world.start()
+    assert world.visible() == Counter(ids(INPUT))
+
+
+def test_a_refused_start_aborts_nothing(tmp_path: Path) -> None:
+    """Spark is ahead of storage, and what storage lacks is in doubt, in a system without a memory."""
+    world = Files(tmp_path / "world")
+    backups = Backups(world, tmp_path / "backups")
+    world.start(listeners=[backups])
+    old, new = backups.moments[0, Step.DONE], backups.moments[2, Step.COMPLETE]
+    put_together(world, storage=old, query=new, db=new)
+    doubts = world.in_doubt()
+    assert doubts
+    with pytest.raises(CheckpointGap):
+        world.start()
+    assert world.in_doubt() == doubts
+
+
+def test_an_emptied_database(world: World, moments: dict[tuple[int, Step], Path]) -> None:
+    put_together(world, storage=moments[3, Step.DONE], query=moments[3, Step.DONE], db=None)
+    with pytest.raises(CheckpointError):
+        world.start()
+    assert world.visible() == Counter()
+
+
+def test_adopting_where_the_database_remembers(world: World, moments: dict[tuple[int, Step], Path]) -> None:
+    """The storage is gone for good, the checkpointLocation is not: adopt=True goes on if nothing would be doubled."""
+    world.options = {"adopt": True}
+    put_together(world, storage=None, query=moments[1, Step.DONE], db=moments[2, Step.DONE])
+    with pytest.raises(StorageBehind):
+        world.start()
+    put_together(world, storage=None, query=moments[2, Step.DONE], db=moments[2, Step.COMMITTED])
+    with pytest.raises((StorageBehind, CheckpointGap)):
+        world.start()
