@@ -50,7 +50,12 @@ _DRIVERS = {
 
 # Connection parameters that the URL may override: limits for waiting on a lock (sqlite) or on a host that is gone.
 _LIBPQ = {"connect_timeout": "10", "tcp_user_timeout": "30000", "keepalives_idle": "30", "keepalives_interval": "10"}
-_DEFAULTS = {"pysqlite": {"timeout": "30"}, "psycopg": _LIBPQ, "psycopg2": _LIBPQ}
+_MYSQL = {"connect_timeout": "10", "read_timeout": "15", "write_timeout": "15"}
+_DEFAULTS = {
+    "pysqlite": {"timeout": "30"},
+    **dict.fromkeys(("psycopg", "psycopg2"), _LIBPQ),
+    **dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), _MYSQL),
+}
 
 # Run on each new connection, by dialect.
 _DURABLE = {
@@ -221,6 +226,13 @@ def _parse(uri: str) -> URL:
         url.get_dialect()
     except NoSuchModuleError:
         raise StorageError(f"{scheme}:...", "", f"unknown scheme {scheme!r}", SUPPORTED) from None
+    if any(re.search("local_?infile", name, re.IGNORECASE) for name in url.query):
+        raise StorageError(
+            f"{scheme}:...",
+            "",
+            "local_infile lets the server read files of this machine",
+            "Leave it out: no key needs it",
+        )
     if url.get_backend_name() == "sqlite" and not (url.database and url.database.startswith("/")):
         raise StorageError(
             uri, "", "no absolute path", "Write sqlite:////PATH with four slashes, or memory:NAME for a test"
@@ -242,6 +254,13 @@ def _engine(url: URL) -> Engine:
         pool_pre_ping=True,
         hide_parameters=True,
     )
+    if url.get_driver_name() == "pymysql":
+        from sinks.mysql.connection import Connection
+
+        @event.listens_for(engine, "do_connect")
+        def connect(_: object, __: object, arguments: Sequence[Any], options: dict[str, Any]) -> Connection:
+            return Connection(*arguments, **options)
+
     setting = _DURABLE.get(engine.dialect.name)
 
     if setting:

@@ -293,6 +293,47 @@ def _json(checks: Iterable[tuple[str, str]]) -> set[str]:
     return {column for column, clause in checks if clause == f"json_valid({quoted(column)})"}
 
 
+def unsafe_triggers(connection: Connection, target: Target) -> list[str]:
+    """Triggers of the table that name one without transactions, themselves or through routines that they name: what
+    those write stays when the rows are rolled back, and is written again with them."""
+    where = [target.schema, target.name]
+    triggers = query(
+        connection,
+        "SELECT trigger_name, action_statement FROM information_schema.triggers"
+        " WHERE event_object_schema = %s AND event_object_table = %s",
+        where,
+    )
+    if not triggers:
+        return []
+    engines = {name.lower(): engine for name, engine in query(connection, _WITHOUT_TRANSACTIONS)}
+    routines = {
+        name.lower(): body or ""
+        for name, body in query(connection, "SELECT routine_name, routine_definition FROM information_schema.routines")
+    }
+    reasons = []
+    for trigger, body in triggers:
+        words, new = set[str](), _words(body)
+        while new:
+            words |= new
+            new = {word for name in new & routines.keys() for word in _words(routines[name])} - words
+        reasons += [
+            f"trigger {trigger} names the table {name}, whose engine {engines[name]} has no transactions, so what it "
+            "writes there would stay when rows are rolled back, and come again with them: make it InnoDB"
+            for name in sorted(words & engines.keys())
+        ]
+    return reasons
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[\w$]+", text.lower()))
+
+
+_WITHOUT_TRANSACTIONS = (
+    "SELECT table_name, engine FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
+    " AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')"
+)
+
+
 def _checks(connection: Connection, where: list[str]) -> list[tuple[str, str]]:
     """Name and clause of each CHECK. In MariaDB one of a column is called like the column."""
     if is_mariadb(connection):

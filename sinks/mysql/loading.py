@@ -10,6 +10,7 @@ import pyarrow as pa
 import pymysql
 
 from sinks.mysql import local_infile
+from sinks.mysql.connection import WORK_SECONDS
 from sinks.mysql.encode import LoadEncoder, RowEncoder
 from sinks.mysql.failures import Writing
 from sinks.mysql.server import Server, execute, query
@@ -38,6 +39,7 @@ class RowTransaction:
         self._undo = undo
         self._loading = 0
         self.connection = server.connect()
+        self.connection.may_take(WORK_SECONDS)
 
     def explained(self) -> AbstractContextManager[None]:
         """Errors of the server inside this block name table, partition and checkpoint."""

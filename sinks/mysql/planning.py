@@ -111,6 +111,7 @@ class Planner(planning.Planner):
             yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
         if target.engine.lower() != "innodb":
             yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
+        yield from catalog.unsafe_triggers(connection, target)
         if setting(connection, "read_only") in ("1", "ON") and self._obeys_read_only(connection):
             yield "the server is read-only (a replica?)"
         if (

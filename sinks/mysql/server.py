@@ -9,7 +9,7 @@ import math
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
@@ -17,29 +17,16 @@ from pymysql.constants import CLIENT
 from pymysql.cursors import Cursor
 
 from sinks.errors import ConfigurationError
+from sinks.mysql import connection as connections
 from sinks.sql import server as servers
 
 logger = logging.getLogger(__name__)
 
-Connection: TypeAlias = "pymysql.connections.Connection[Cursor]"
+Connection: TypeAlias = connections.Connection
 
 _IDLE_LIMIT = 10  # seconds
 _WAIT_TIMEOUT = "28800"
 """Seconds that a connection of a task may be without rows: the servers' own default."""
-
-
-class _Connection(pymysql.connections.Connection):
-    """Where TLS is used just because the server offers it, PyMySQL reads all of the system's certificates for every
-    connection, though it verifies none then. One such context serves them all."""
-
-    _unverified: ClassVar[Any] = None
-
-    def _create_ssl_ctx(self, options: Any) -> Any:
-        create = super()._create_ssl_ctx  # type: ignore[misc]
-        if options:
-            return create(options)
-        _Connection._unverified = _Connection._unverified or create(options)
-        return _Connection._unverified
 
 
 _KNOWN = inspect.signature(pymysql.connections.Connection.__init__).parameters.keys()
@@ -99,7 +86,7 @@ class Server(servers.Server[Connection]):
 
     def connect(self) -> Connection:
         try:
-            connection: Connection = _Connection(**self._parameters)
+            connection: Connection = connections.Connection(**self._parameters)
         except pymysql.OperationalError as error:
             code, *_ = error.args
             raise pymysql.OperationalError(
@@ -107,6 +94,7 @@ class Server(servers.Server[Connection]):
             ) from None
         try:
             _give_up_on_silence(connection)
+            connection.may_take(connections.ANSWER_SECONDS + self._lock_timeout)
             self._configure(connection)
         except BaseException:
             connection.close()
@@ -130,7 +118,8 @@ class Server(servers.Server[Connection]):
     def trial(self, connection: Connection) -> Iterator[None]:
         execute(connection, "START TRANSACTION READ WRITE")
         try:
-            yield
+            with connection.at_work():
+                yield
         finally:
             with contextlib.suppress(pymysql.Error):
                 execute(connection, "ROLLBACK")

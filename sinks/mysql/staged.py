@@ -89,6 +89,7 @@ class Staged(StagingTables[RowTransaction]):
         asked = [c for c in target.columns if c.counter or c.type == "timestamp" or c.name in nullable]
         required = [c.name for c in asked if not c.nullable and c.name in written]
         reasons += self._nulls(connection, target, tables, required)
+        reasons += catalog.unsafe_triggers(connection, target)
         rights = self.merge.rights(target, "staged")
         reasons += catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
         if upsert and not any(set(unique.columns) == set(self.merge.keys) for unique in target.uniques):
@@ -116,7 +117,8 @@ class Staged(StagingTables[RowTransaction]):
         return describe(error) if isinstance(error, pymysql.Error) and code_of(error) in RIGHTS else None
 
     def move(self, connection: Connection, plan: Plan, committables: Sequence[Committable]) -> None:
-        super().move(connection, plan, committables)
+        with connection.at_work():
+            super().move(connection, plan, committables)
         for name in names_of(committables):
             execute(connection, f"DELETE FROM {quoted(plan.target.schema, name)} ORDER BY {quoted(_ROW)} LIMIT 1")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,14 @@ from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlo
 _LOCK_SECONDS = 10
 _SQLITE_SECONDS = 60  # one writer at a time, so a task waits for all of another's partition
 
+# Connection parameters that the URL may override: seconds that a host may be silent.
+_LIBPQ = {"connect_timeout": "10", "tcp_user_timeout": "60000", "keepalives_idle": "20", "keepalives_interval": "10"}
+_MYSQL = {"connect_timeout": "10", "read_timeout": "300", "write_timeout": "300"}
+_BOUNDS = {
+    **dict.fromkeys(("psycopg", "psycopg2"), _LIBPQ),
+    **dict.fromkeys(("pymysql", "mysqldb"), _MYSQL),
+}
+
 # Run on each new connection: what was committed is on disk, waits for locks are bounded, nothing is cut to fit.
 _SESSION: dict[str, tuple[str, ...]] = {
     "sqlite": ("PRAGMA synchronous = EXTRA", "PRAGMA foreign_keys = ON"),
@@ -27,7 +35,8 @@ _SESSION: dict[str, tuple[str, ...]] = {
     ),
     "mysql": (
         f"SET SESSION innodb_lock_wait_timeout = {_LOCK_SECONDS}, lock_wait_timeout = {_LOCK_SECONDS},"
-        " sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'), time_zone = '+00:00'",
+        " sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'),"
+        " time_zone = '+00:00'",
     ),
 }
 _SESSION["mariadb"] = _SESSION["mysql"]
@@ -39,6 +48,10 @@ _BLOCKED = re.compile(
 )
 # Some drivers answer a refused row with OperationalError (MySQL: CHECK constraint, no default).
 _REFUSED = re.compile(r"constraint|doesn't have a default value|out of range|Incorrect .* value", re.IGNORECASE)
+
+
+# SQLite's and MySQL's words for a table that is not as it was, which their drivers give as OperationalError.
+_CHANGED = re.compile(r"no such (table|column)|has no column|Unknown column", re.IGNORECASE)
 
 
 class Database:
@@ -60,6 +73,10 @@ class Database:
                 "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE with special characters percent-encoded"
             ) from None
         self.dialect = self.url.get_backend_name()
+        if any(re.search("local_?infile", option, re.IGNORECASE) for option in self.url.query):
+            raise ConfigurationError(
+                f"sink {name!r}: local_infile lets the server read files of this machine: leave it out"
+            )
         if self.dialect == "sqlite" and (self.url.database or ":memory:") == ":memory:":
             raise ConfigurationError(f"sink {name!r}: tasks cannot see a SQLite database in memory; give it a file")
         self._options = dict(options)
@@ -80,7 +97,15 @@ class Database:
             url = url.update_query_dict({"timeout": str(_SQLITE_SECONDS), **url.query})
         else:
             options.setdefault("isolation_level", "READ COMMITTED")
+        url = url.update_query_dict({**_BOUNDS.get(url.get_driver_name(), {}), **url.query})
         engine = sa.create_engine(url, **options)
+        if url.get_driver_name() == "pymysql":
+            from sinks.mysql.connection import Connection as SafeConnection
+
+            @sa.event.listens_for(engine, "do_connect")
+            def connect(_: object, __: object, arguments: Sequence[Any], options: dict[str, Any]) -> SafeConnection:
+                return SafeConnection(*arguments, **options)
+
         statements = _SESSION.get(self.dialect, ())
 
         @sa.event.listens_for(engine, "connect")
@@ -145,7 +170,9 @@ class Database:
             )
         if self.refuses(error):
             return BadValue(f"{where} was refused: {text}")
-        if isinstance(error, exc.ProgrammingError | exc.NoSuchTableError | exc.NotSupportedError):
+        if isinstance(error, exc.ProgrammingError | exc.NoSuchTableError | exc.NotSupportedError) or (
+            isinstance(error, exc.OperationalError) and _CHANGED.search(text)
+        ):
             return ConfigurationError(f"{where} failed at {self}: {text}")
         return None
 

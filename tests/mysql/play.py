@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import pymysql
-
 from sinks.mysql.server import Connection, execute, parameters, query
 from tests.table import Database
 
@@ -16,7 +14,7 @@ class Observer(Database):
     def __init__(self, dsn: str, **options: Any) -> None:
         self.dsn = dsn
         chosen: dict[str, Any] = {"autocommit": True, "charset": "utf8mb4"} | parameters(dsn) | options
-        self.connection: Connection = pymysql.connect(**chosen)
+        self.connection = Connection(**chosen)
         self.schema = parameters(dsn)["database"]
 
     def run(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:

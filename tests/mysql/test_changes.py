@@ -231,3 +231,35 @@ def test_after_a_kill_and_the_mend_the_next_start_moves_every_row_once(
     start()
     assert Counter(db.ids()) == Counter(ids(input))
     assert db.staging() == []
+
+
+TRIGGERS = {
+    "itself": ["CREATE TRIGGER noted AFTER INSERT ON t FOR EACH ROW INSERT INTO notes VALUES (NEW.id)"],
+    "by a routine": [
+        "CREATE PROCEDURE note(IN n int) INSERT INTO notes VALUES (n)",
+        "CREATE TRIGGER noted AFTER INSERT ON t FOR EACH ROW CALL note(NEW.id)",
+    ],
+}
+
+
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+@pytest.mark.parametrize("how", TRIGGERS)
+def test_a_trigger_that_writes_where_nothing_is_rolled_back(db: Observer, strategy: Any, how: str) -> None:
+    """Before it, the trial move wrote its rows, and the move wrote them again."""
+    db.run("CREATE TABLE notes (id bigint) ENGINE=MyISAM")
+    sink, rows = table(db, "bigint", 20, pa.int64(), strategy=strategy)
+    committables = [pre_commit(sink, rows)] if strategy == "staged" else []
+    for statement in TRIGGERS[how]:
+        db.run(statement)
+    with pytest.raises(ConfigurationError, match="trigger noted names the table notes, whose engine MyISAM"):
+        sink.check(rows.schema)
+    if committables:
+        with pytest.raises(ConfigurationError, match="trigger noted names the table notes"):
+            sink.validate_all(checkpoint(), committables)
+    assert db.run("SELECT * FROM notes") == []
+    db.run("ALTER TABLE notes ENGINE=InnoDB")
+    sink.check(rows.schema)
+    committables = committables or [pre_commit(sink, rows)]
+    sink.validate_all(checkpoint(), committables)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+    assert db.run("SELECT * FROM notes") == [(1,)]

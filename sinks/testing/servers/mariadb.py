@@ -43,8 +43,7 @@ class MySQLService(Service):
     def connect(self, dsn: str | None = None, **options: Any) -> Connection:
         """A connection in autocommit mode, without database unless `dsn` names one."""
         chosen: dict[str, Any] = {"autocommit": True, "charset": "utf8mb4"} | parameters(dsn or self.dsn) | options
-        connection: Connection = pymysql.connect(**chosen)
-        return connection
+        return Connection(**chosen)
 
     @contextmanager
     def database(self) -> Iterator[str]:

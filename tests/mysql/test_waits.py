@@ -1,0 +1,151 @@
+"""A server that is frozen, and one that wants the password: every wait ends, and no password goes out in clear."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+import pymysql
+import pytest
+
+from coordinator.storage.base import StorageError
+from coordinator.storage.sql import SQLStorage
+from sinks.errors import ConfigurationError
+from sinks.mysql import MySQLSink
+from sinks.mysql.connection import Connection
+from sinks.sqlalchemy import SqlAlchemySink
+from sinks.testing.servers.mariadb import MariaDBServer
+from tests.mysql.play import Observer
+from tests.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MariaDBServer]:
+    with MariaDBServer() as server:
+        yield server
+
+
+@contextmanager
+def frozen(server: MariaDBServer) -> Iterator[None]:
+    assert server._process is not None
+    os.kill(server._process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server._process.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+def test_a_frozen_server_is_given_up_and_asked_again(server: MariaDBServer, strategy: str) -> None:
+    with server.database() as dsn, closing(Observer(dsn)) as db:
+        db.run("CREATE TABLE orders (id bigint NOT NULL, name varchar(100)) ENGINE=InnoDB")
+        sink = MySQLSink(dsn, "orders", strategy=strategy, connect_options={"read_timeout": 2})  # type: ignore[arg-type]
+        sink.check(SCHEMA)
+        committable = pre_commit(sink, rows_of(1))
+        with frozen(server):
+            began = time.monotonic()
+            (answer,) = sink.commit_all(checkpoint(), [committable])
+            assert isinstance(answer, pymysql.OperationalError)
+            assert time.monotonic() - began < 20
+        answers = [sink.commit_all(checkpoint(), [committable]) for _ in range(2)]
+        assert answers[-1] == [COMMITTED]
+        assert db.ids() == [1]
+        sink.close()
+
+
+def test_waits_have_bounds_that_nobody_had_to_set(server: MariaDBServer) -> None:
+    with server.database() as dsn, closing(Observer(dsn)) as db:
+        db.run("CREATE TABLE orders (id bigint NOT NULL, name varchar(100)) ENGINE=InnoDB")
+        sink = MySQLSink(dsn, "orders", lock_timeout=5)
+        with sink._server.lend() as connection:
+            assert connection._read_timeout == 35
+            with sink._server.trial(connection):
+                assert connection._read_timeout == 900
+            assert connection._read_timeout == 35
+        sink.close()
+
+
+def test_a_frozen_storage_is_told_in_time(server: MariaDBServer) -> None:
+    with server.database() as dsn:
+        storage = SQLStorage(f"{dsn}?read_timeout=2", retry_seconds=1)
+        assert storage.put_if_absent("a/b", b"1")
+        with frozen(server):
+            began = time.monotonic()
+            with pytest.raises(StorageError):
+                storage.get("a/b")
+            assert time.monotonic() - began < 20
+        assert storage.get("a/b") == b"1"
+        storage.close()
+        storage = SQLStorage(dsn)
+        with storage._engine.connect() as connection:
+            assert connection.connection.dbapi_connection._read_timeout == 15  # type: ignore[union-attr]
+        storage.close()
+
+
+def test_no_server_may_ask_storage_or_sink_for_a_file() -> None:
+    with pytest.raises(StorageError, match="local_infile lets the server read files"):
+        SQLStorage("mysql://app:pw@127.0.0.1:1/x?local_infile=1")
+    with pytest.raises(ConfigurationError, match="local_infile lets the server read files"):
+        SqlAlchemySink("mysql+pymysql://app:pw@127.0.0.1:1/x?local_infile=1", "orders")
+
+
+class Asking:
+    """A server that greets, asks for the password by a plugin of its choice, and keeps what it is told."""
+
+    def __init__(self, plugin: bytes) -> None:
+        self.plugin, self.heard = plugin, b""
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        channel, _ = self._listening.accept()
+        with channel:
+            channel.settimeout(5)
+            salt = hashlib.sha256().digest()[:20].replace(b"\0", b"1")
+            flags = 0x00000001 | 0x00000200 | 0x00008000 | 0x00080000  # long password, protocol 4.1, secure, plugins
+            greeting = b"\x0a8.0.36\0" + struct.pack("<I", 1) + salt[:8] + b"\0" + struct.pack("<H", flags & 0xFFFF)
+            greeting += b"\x21" + struct.pack("<HH", 2, flags >> 16) + b"\x15" + b"\0" * 10 + salt[8:] + b"\0"
+            self._send(channel, 0, greeting + b"mysql_native_password\0")
+            self.heard += channel.recv(4096)
+            self._send(channel, 2, b"\xfe" + self.plugin + b"\0" + b"\x05Password: ")
+            with suppress(OSError):
+                self.heard += channel.recv(4096)
+
+    @staticmethod
+    def _send(channel: socket.socket, number: int, payload: bytes) -> None:
+        channel.sendall(struct.pack("<I", len(payload))[:3] + bytes([number]) + payload)
+
+    def close(self) -> None:
+        self._thread.join(10)
+        self._listening.close()
+
+
+@pytest.mark.parametrize("plugin", [b"mysql_clear_password", b"dialog"])
+@pytest.mark.parametrize("who", ["sink", "storage", "portable sink"])
+def test_a_password_is_not_given_in_clear_to_an_unproven_server(plugin: bytes, who: str) -> None:
+    with closing(Asking(plugin)) as rogue:
+        url = f"mysql://app:s3cret@127.0.0.1:{rogue.port}/shop"
+        if who == "storage":
+            with pytest.raises(StorageError, match="asks for the password in clear"):
+                SQLStorage(url)
+        elif who == "sink":
+            with pytest.raises(ConfigurationError, match="asks for the password in clear"):
+                MySQLSink(url, "orders").check(SCHEMA)
+        else:
+            with pytest.raises(ConfigurationError, match="asks for the password in clear"):
+                SqlAlchemySink(url.replace("mysql", "mysql+pymysql", 1), "orders").check(SCHEMA)
+    assert b"s3cret" not in rogue.heard
+
+
+def test_a_local_socket_is_trusted() -> None:
+    connection = Connection(host="localhost", defer_connect=True, unix_socket="/nowhere")
+    assert connection._trusted()
