@@ -26,9 +26,14 @@ from coordinator.spark.location import facts_in
 from sinks.task import with_row_hash
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 Coordinator = TypeVar("Coordinator")
+
+
+_home: SparkSession | None = None
+"""In the server's worker: the session that started the query. Since Spark 4.3 batches belong to a copy of it, which
+knows of no query."""
 
 
 def batch_of(df: DataFrame, batch_id: int, location: str | None, *, shared: bool) -> MicroBatch:
@@ -59,7 +64,7 @@ class ConnectBatch(DataFrameBatch):
             why = f"metadata or offsets/{batch_id} is not there"
             raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why)) from error
         query_id = json.loads(metadata)["id"]
-        query = session.streams.get(query_id)
+        query = (_home or session).streams.get(query_id)
         if query is None:
             why = f"it belongs to query {query_id}, which does not run in this session"
             raise CheckpointError(_NOT_THE_LOCATION.format(location=location, why=why))
@@ -132,6 +137,9 @@ def reduced(kind: Callable[..., Coordinator], arguments: tuple[Any, ...]) -> tup
 
 
 def _rebuilt(kind: Callable[..., Coordinator], arguments: Any, transforms: Sequence[Any]) -> Coordinator:
+    from pyspark.sql import SparkSession
+
+    global _home
     _, sinks, storage, config, _ = arguments
     if config is None or config.checkpoint_location is None:
         raise CheckpointError(
@@ -146,4 +154,5 @@ def _rebuilt(kind: Callable[..., Coordinator], arguments: Any, transforms: Seque
         )
     for sink, transform in zip(sinks, transforms, strict=True):
         sink.transform = transform
+    _home = SparkSession.getActiveSession()
     return kind(*arguments)
