@@ -22,7 +22,7 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.http import HttpServer
 from coordinator.spark.connect import batch_of, reduced
-from coordinator.spark.dataframe import arrow_schema
+from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.tally import Tally

@@ -30,6 +30,7 @@ from coordinator.errors import (
     StorageBehind,
     Superseded,
     UnknownSink,
+    UnsupportedSpark,
     WorkersNotReady,
     WrongJob,
 )
@@ -50,6 +51,7 @@ FATAL = (
     StorageBehind,
     Superseded,
     UnknownSink,
+    UnsupportedSpark,
     WorkersNotReady,
     WrongJob,
 )

@@ -134,7 +134,8 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
         raise CheckpointGap(
             f"Spark asks for batch {n}, but the newest complete checkpoint in storage is {c.checkpoint_id}: "
             f"{n - c.checkpoint_id - 1} checkpoint(s) are missing. Storage is older than Spark's checkpointLocation: "
-            "restore the storage that belongs to it."
+            "restore the storage that belongs to it. Or StreamingCheckpointManager.repartition has added a batch "
+            "of its own there, which Spark hands to no sink; that is not supported."
         )
     if n == c.checkpoint_id + 1:
         return Call.WRITE

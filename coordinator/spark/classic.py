@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +13,7 @@ from coordinator import guarantee
 from coordinator.errors import CheckpointError
 from coordinator.protocol.batch import Query, Sink
 from coordinator.spark.dataframe import DataFrameBatch
+from coordinator.spark.internals import INTERRUPTED, StreamExecution, partition_count, read_text
 from coordinator.spark.location import facts_in
 from sinks.errors import SinkError
 
@@ -39,63 +40,46 @@ class SparkBatch(DataFrameBatch):
     def __init__(self, df: DataFrame, batch_id: int, *, shared: bool = False) -> None:
         super().__init__(df, shared=shared)
         self._job_tag = f"checkpoint-{batch_id}-{uuid.uuid4()}"
-        session = df.sparkSession
-        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-        jvm: Any = session.sparkContext._jvm
-        queries = session._jsparkSession.sharedState().activeStreamingQueries()
-        execution = query_id and queries.get(jvm.java.util.UUID.fromString(query_id))
-        if not query_id or not execution:
+        calling = StreamExecution.calling(df.sparkSession)
+        if calling is None:
             raise CheckpointError(
                 "the coordinator has to be called by a running streaming query: "
                 "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start()"
             )
-        self._execution = execution
-        self.run_id: str = execution.runId().toString()
-        self.location: str = execution.resolvedCheckpointRoot()
-        path = jvm.org.apache.hadoop.fs.Path(f"{self.location}/offsets/{batch_id}")
-        conf = session._jsparkSession.sessionState().newHadoopConf()
+        query_id, self._execution = calling
+        self.run_id: str = self._execution.run_id
+        self.location: str = self._execution.location
         try:
-            with closing(path.getFileSystem(conf).open(path)) as stream:
-                text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            log = read_text(df.sparkSession, f"{self.location}/offsets/{batch_id}")
         except Exception:
             if self.active:
                 raise
             self.raise_stopped()
-        self.facts = facts_in(text, batch_id, query_id)
+        self.facts = facts_in(log, batch_id, query_id)
 
     @property
     def active(self) -> bool:
-        return bool(self._execution.isActive())
+        return self._execution.active
 
     @property
     def query(self) -> Query:
-        from pyspark.sql.streaming.query import StreamingQuery
-
-        return StreamingQuery(self._execution)
+        return self._execution.query
 
     def raise_stopped(self) -> NoReturn:
-        """Spark knows by its text that an error comes of a stop, with a regular expression that overflows the stack on
-        a long one, such as a stack trace of the JVM (StreamExecution.isInterruptionException, PROXY_ERROR)."""
-        raise CheckpointError(
-            "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: "
-            "java.lang.InterruptedException: the query is being stopped"
-        ) from None
+        raise CheckpointError(INTERRUPTED) from None
 
     def partitions(self, sink: Sink) -> int:
         with self._computed_once():
-            fresh = self._written(sink).select("*")  # a plan made now, so that it sees whether the batch is persisted
-            return int(fresh._jdf.queryExecution().toRdd().getNumPartitions())
+            return partition_count(self._written(sink))
 
     def cancel(self) -> None:
         self._df.sparkSession.sparkContext.cancelJobsWithTag(self._job_tag)
 
     def weaknesses(self) -> list[str]:
-        sources = self._execution.sources()
         found = guarantee.of_checkpoint_location(self.location)
-        for source in map(sources.apply, range(sources.size())):
-            found += guarantee.of_source(source.getClass().getSimpleName(), source.toString())
-        plans = self._execution.logicalPlan(), self._df._jdf.queryExecution().analyzed()
-        deterministic = all(plan.deterministic() for plan in plans)
+        for source in self._execution.sources():
+            found += guarantee.of_source(*source)
+        deterministic = self._execution.is_deterministic(self._df)
         return found + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
 
     def _shuffles_are_checked(self) -> bool:

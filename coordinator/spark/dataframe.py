@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,20 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from coordinator.protocol.batch import Sink
+from coordinator.spark.internals import arrow_schema
 from sinks.task import ACK_SCHEMA, Ack, SinkTask, with_row_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-def arrow_schema(df: DataFrame) -> pa.Schema:
-    """The columns that a sink's task gets of `df`."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
-    accepts_zone = "timezone" in inspect.signature(to_arrow_schema).parameters  # since PySpark 4.2
-    options: Any = {"timezone": zone} if accepts_zone else {}
-    return to_arrow_schema(df.schema, **options)
 
 
 class DataFrameBatch(ABC):
@@ -62,7 +52,7 @@ class DataFrameBatch(ABC):
         """A thread whose Spark jobs are cancelled with those of the thread that starts it."""
 
     def _computed_once(self) -> AbstractContextManager[None]:
-        return _persisted(self._df) if self._shared else nullcontext()
+        return _cached(self._df) if self._shared else nullcontext()
 
     def _written(self, sink: Sink) -> DataFrame:
         return sink.transform(self._df) if sink.transform else self._df
@@ -90,6 +80,22 @@ class DataFrameBatch(ABC):
         if errors:
             raise errors[0]
         return results
+
+
+_COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
+
+
+@contextmanager
+def _cached(df: DataFrame) -> Iterator[None]:
+    """Computed once, and read from the cache as rows: where a Python UDF reads columns from there, Spark hangs."""
+    conf = df.sparkSession.conf
+    before = conf.get(_COLUMNAR)
+    conf.set(_COLUMNAR, "false")
+    try:
+        with _persisted(df):
+            yield
+    finally:
+        conf.set(_COLUMNAR, before or "true")
 
 
 @contextmanager

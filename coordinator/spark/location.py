@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.protocol.batch import BatchFacts
+from coordinator.spark.internals import gateway, hadoop_conf
 from coordinator.storage.objects import fsync_directory
 
 _PIECE = 1 << 20
@@ -80,10 +81,9 @@ class _HadoopDirectory(CheckpointLocation):
         from pyspark.sql import SparkSession
 
         session = SparkSession.active()
-        jvm: Any = session.sparkContext._jvm
         self.uri = uri.rstrip("/")
-        self._path: Any = jvm.org.apache.hadoop.fs.Path
-        self._fs: Any = self._path(self.uri).getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        self._path: Any = gateway(session).jvm.org.apache.hadoop.fs.Path
+        self._fs: Any = self._path(self.uri).getFileSystem(hadoop_conf(session))
 
     def files(self) -> list[str]:
         root = self._fs.makeQualified(self._path(self.uri)).toUri().getPath().rstrip("/") + "/"

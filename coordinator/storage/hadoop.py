@@ -18,6 +18,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from coordinator.spark.internals import gateway, hadoop_conf
 from coordinator.storage.base import CheckpointStorage, StorageError, check_folder, check_key, is_key
 
 _FORM = "Write hdfs://HOST:PORT/DIRECTORY, or the name service of the cluster instead of HOST:PORT"
@@ -70,7 +71,7 @@ class HadoopStorage(CheckpointStorage):
         self.uri = uri.rstrip("/")
         try:
             session = SparkSession.active()
-            gateway: Any = session.sparkContext._gateway
+            java = gateway(session)
         except PySparkException as error:
             raise StorageError(
                 self.uri,
@@ -79,23 +80,23 @@ class HadoopStorage(CheckpointStorage):
                 "Start the session before the coordinator is made. Spark Connect has no JVM on this side: use storage "
                 "that needs none, such as s3://BUCKET/PREFIX or a database",
             ) from error
-        self._fs: Any = gateway.jvm.org.apache.hadoop.fs
+        self._fs: Any = java.jvm.org.apache.hadoop.fs
         options, flag = self._fs.Options, self._fs.CreateFlag
         with self._errors("cannot make the directory"):
-            conf = session._jsparkSession.sessionState().newHadoopConf()
+            conf = hadoop_conf(session)
             for name, value in _CLIENT.items():
                 conf.set(name, value)
-            where = gateway.jvm.java.net.URI.create(f"{parts.scheme}://{parts.netloc}")
+            where = java.jvm.java.net.URI.create(f"{parts.scheme}://{parts.netloc}")
             self._files: Any = self._fs.FileContext.getFileContext(where, conf)
             root = self._fs.Path(self.uri)
             self._files.mkdir(root, self._fs.permission.FsPermission.getDirDefault(), True)
             behind = self._files.resolvePath(root).toUri().getScheme()
             self._folder = root.toUri().getPath() + "/"
             # SHOULD_REPLICATE: no erasure coding, which cannot sync
-            self._flags = gateway.jvm.java.util.EnumSet.of(flag.CREATE, flag.SYNC_BLOCK, flag.SHOULD_REPLICATE)
-            self._with_parent = gateway.new_array(options.CreateOpts, 1)
+            self._flags = java.jvm.java.util.EnumSet.of(flag.CREATE, flag.SYNC_BLOCK, flag.SHOULD_REPLICATE)
+            self._with_parent = java.new_array(options.CreateOpts, 1)
             self._with_parent[0] = options.CreateOpts.createParent()
-            self._no_overwrite = gateway.new_array(options.Rename, 0)
+            self._no_overwrite = java.new_array(options.Rename, 0)
         if behind != "hdfs":
             raise StorageError(
                 self.uri, "", f"it leads to {behind}://, which has no atomic put-if-absent", "Use a mount of HDFS"

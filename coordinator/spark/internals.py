@@ -1,0 +1,171 @@
+"""What is used of Spark without being its public API, all of it here, with the versions it was read in.
+
+Where Spark has changed it, `UnsupportedSpark` says what, in place of an AttributeError. `tests/spark/test_internals.py`
+asks each version of `make test-matrix` for every part.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import closing
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from coordinator.errors import UnsupportedSpark
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+READ_IN = "4.0.5, 4.1.4, 4.2.0, 4.2.1 and 4.3.0"
+"""Unless a function says otherwise."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _internal(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A function that uses `what` of Spark."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                if not _says_gone(error):
+                    raise
+                from pyspark import __version__
+
+                raise UnsupportedSpark(
+                    f"Spark {__version__} is not supported here: {what} is gone or is another one there ({error}). "
+                    f"It was read in Spark {READ_IN}; use one of these, or a newer release of this library."
+                ) from error
+
+        return call
+
+    return decorate
+
+
+def _says_gone(error: Exception) -> bool:
+    """Python, or Py4J for the JVM, knows no such name, or no such parameter. A package of Py4J's is whatever is no
+    class: calling it is a TypeError."""
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+    from pyspark.errors import PySparkException
+
+    if isinstance(error, (Py4JJavaError, Py4JNetworkError, PySparkException)):
+        return False
+    if isinstance(error, Py4JError):
+        return "does not exist" in str(error)
+    return isinstance(error, (AttributeError, ImportError, TypeError))
+
+
+# ---------------------------------------------------------------------- the JVM of a classic session
+@_internal("SparkContext._gateway")
+def gateway(session: SparkSession) -> Any:
+    """Py4J's gateway into the JVM. Raises PySparkException if the session has none, as with Spark Connect."""
+    found = session.sparkContext._gateway
+    if found is None:
+        raise AttributeError("it is None")
+    return found
+
+
+@_internal("SparkSession._jsparkSession.sessionState().newHadoopConf()")
+def hadoop_conf(session: SparkSession) -> Any:
+    """Hadoop's Configuration with the settings of the session."""
+    return session._jsparkSession.sessionState().newHadoopConf()
+
+
+@_internal("Hadoop's Path and commons-io's IOUtils in Spark's JVM")
+def read_text(session: SparkSession, uri: str) -> str:
+    """A file, read by Hadoop. Raises Py4JJavaError as Hadoop does."""
+    jvm = gateway(session).jvm
+    path = jvm.org.apache.hadoop.fs.Path(uri)
+    with closing(path.getFileSystem(hadoop_conf(session)).open(path)) as stream:
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+
+
+# ---------------------------------------------------------------------- the streaming query of a classic session
+QUERY_ID = "sql.streaming.queryId"
+"""A local property that StreamExecution sets on the thread that calls foreachBatch."""
+
+
+class StreamExecution:
+    """Spark's StreamExecution, which calls foreachBatch."""
+
+    def __init__(self, execution: Any) -> None:
+        self._execution = execution
+
+    @classmethod
+    @_internal("SparkSession._jsparkSession.sharedState().activeStreamingQueries()")
+    def calling(cls, session: SparkSession) -> tuple[str, StreamExecution] | None:
+        """The one that calls on this thread, and the id of its query; None if there is none."""
+        query_id = session.sparkContext.getLocalProperty(QUERY_ID)
+        if not query_id:
+            return None
+        queries = session._jsparkSession.sharedState().activeStreamingQueries()
+        found = queries.get(gateway(session).jvm.java.util.UUID.fromString(query_id))
+        return (query_id, cls(found)) if found else None
+
+    @property
+    @_internal("StreamExecution.runId()")
+    def run_id(self) -> str:
+        return str(self._execution.runId().toString())
+
+    @property
+    @_internal("StreamExecution.resolvedCheckpointRoot()")
+    def location(self) -> str:
+        return str(self._execution.resolvedCheckpointRoot())
+
+    @property
+    @_internal("StreamExecution.isActive()")
+    def active(self) -> bool:
+        return bool(self._execution.isActive())
+
+    @property
+    @_internal("pyspark.sql.streaming.query.StreamingQuery(jsq)")
+    def query(self) -> StreamingQuery:
+        from pyspark.sql.streaming.query import StreamingQuery
+
+        return StreamingQuery(self._execution)
+
+    @_internal("StreamExecution.sources()")
+    def sources(self) -> list[tuple[str, str]]:
+        """The class of each, without its package, and what it says of itself."""
+        found = self._execution.sources()
+        each = [found.apply(i) for i in range(found.size())]
+        return [(str(source.getClass().getSimpleName()), str(source.toString())) for source in each]
+
+    @_internal("StreamExecution.logicalPlan() and Dataset.queryExecution().analyzed(), with deterministic()")
+    def is_deterministic(self, df: DataFrame) -> bool:
+        """The query's own plan, and what foreachBatch made of the batch: `df`."""
+        plans = self._execution.logicalPlan(), df._jdf.queryExecution().analyzed()
+        return all(bool(plan.deterministic()) for plan in plans)
+
+
+INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: "
+    "java.lang.InterruptedException: the query is being stopped"
+)
+"""Spark knows by its text that an error of foreachBatch comes of a stop, with a regular expression that overflows the
+stack on a long one, such as a stack trace of the JVM (StreamExecution.isInterruptionException, PROXY_ERROR)."""
+
+
+# ---------------------------------------------------------------------- DataFrames
+@_internal("DataFrame._jdf.queryExecution().toRdd()")
+def partition_count(df: DataFrame) -> int:
+    """Of the plan that is made now, so that it sees what is persisted. Classic sessions only."""
+    return int(df.select("*")._jdf.queryExecution().toRdd().getNumPartitions())
+
+
+@_internal("pyspark.sql.pandas.types.to_arrow_schema")
+def arrow_schema(df: DataFrame) -> pa.Schema:
+    """Of the record batches that a Python worker gets of `df`."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    options: Any = {}
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:  # read in 4.2.0, 4.2.1 and 4.3.0
+        options["timezone"] = df.sparkSession.conf.get("spark.sql.session.timeZone")
+    return to_arrow_schema(df.schema, **options)

@@ -1,0 +1,155 @@
+"""What is used of Spark without being its public API is still there, and a Spark without it is refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyspark.sql.pandas.types
+import pytest
+from py4j.java_gateway import JavaClass
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.streaming.query import StreamingQuery
+
+from coordinator.errors import UnsupportedSpark
+from coordinator.spark import internals
+from coordinator.spark.internals import StreamExecution
+from tests.spark.job import wait_for
+
+
+def calling(df: DataFrame) -> StreamExecution:
+    found = StreamExecution.calling(df.sparkSession)
+    assert found is not None, f"Spark changed this: the local property {internals.QUERY_ID}, set for foreachBatch"
+    return found[1]
+
+
+def arrow_schemas(df: DataFrame) -> tuple[pa.Schema, pa.Schema]:
+    """As it is foretold, and as a Python worker gets it."""
+
+    def serialized(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schemas = [batch.schema for batch in batches]
+        yield pa.RecordBatch.from_pydict({"schema": [schema.serialize().to_pybytes() for schema in schemas[:1]]})
+
+    [row, *_] = df.mapInArrow(serialized, "schema binary").collect()
+    return internals.arrow_schema(df), pa.ipc.read_schema(pa.py_buffer(row.schema))
+
+
+PARTS: dict[str, Callable[[DataFrame], Any]] = {
+    "query id": lambda df: (StreamExecution.calling(df.sparkSession) or [None])[0],
+    "run id": lambda df: calling(df).run_id,
+    "location": lambda df: calling(df).location,
+    "active": lambda df: calling(df).active,
+    "query": lambda df: str(calling(df).query.id),
+    "sources": lambda df: calling(df).sources(),
+    "deterministic": lambda df: [
+        calling(df).is_deterministic(each) for each in (df, df.withColumn("chance", functions.rand()))
+    ],
+    "offset log": lambda df: internals.read_text(df.sparkSession, f"{calling(df).location}/offsets/0").split("\n")[0],
+    "partition count": lambda df: [internals.partition_count(df), internals.partition_count(df.coalesce(1))],
+    "Arrow schema": arrow_schemas,
+}
+
+
+@pytest.fixture(scope="module")
+def location(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("internals")
+
+
+@pytest.fixture(scope="module")
+def answers(spark: SparkSession, location: Path) -> dict[str, Any]:
+    """What each part says in a batch of a query, or what it raises."""
+    found: dict[str, Any] = {}
+
+    def ask(df: DataFrame, _: int) -> None:
+        for name, part in PARTS.items():
+            try:
+                found[name] = part(df)
+            except Exception as error:
+                found[name] = error
+
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2)
+    query = source.load().writeStream.foreachBatch(ask).option("checkpointLocation", str(location)).start()
+    wait_for(lambda: len(found) == len(PARTS) or not query.isActive)
+    query.stop()
+    return found | {"the query": query}
+
+
+@pytest.mark.parametrize("name", list(PARTS))
+def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None:
+    query: StreamingQuery = answers["the query"]
+    answer = answers[name]
+    assert not isinstance(answer, Exception), f"Spark changed this: {answer}"
+    if name == "Arrow schema":
+        assert answer[0] == answer[1], "Spark changed this: to_arrow_schema is not the schema that mapInArrow gives"
+        return
+    expected = {
+        "query id": query.id,
+        "run id": query.runId,
+        "location": f"file:{location}",
+        "active": True,
+        "query": query.id,
+        "deterministic": [True, False],
+        "offset log": "v1",
+        "partition count": [2, 1],
+    }
+    if name == "sources":
+        [(kind, _)] = answer
+        assert kind == "RatePerMicroBatchStream"
+    else:
+        assert answer == expected[name], f"Spark changed this: {name}"
+
+
+def test_a_stop_is_told_by_the_text_of_the_error(spark: SparkSession) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    streaming = jvm.org.apache.spark.sql.execution.streaming
+    for package in (streaming.runtime, streaming):  # since 4.1, before
+        if isinstance(package.StreamExecution, JavaClass):
+            assert package.StreamExecution.PROXY_ERROR().pattern().matcher(internals.INTERRUPTED).find()
+            return
+    pytest.fail("Spark changed this: StreamExecution.PROXY_ERROR")
+
+
+def test_cloudpickle_is_there() -> None:
+    """`sinks.testing` sends jobs to processes with it."""
+    from pyspark import cloudpickle
+
+    square: Callable[[int], int] = cloudpickle.loads(cloudpickle.dumps(lambda x: x * x))
+    assert square(3) == 9
+
+
+def test_a_python_name_that_is_gone(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(pyspark.sql.pandas.types, "to_arrow_schema")
+    version = pyspark.__version__
+    with pytest.raises(UnsupportedSpark, match=f"^Spark {version} is not supported here: .*to_arrow_schema is gone"):
+        internals.arrow_schema(spark.range(1))
+
+
+def test_a_method_or_class_of_the_jvm_that_is_gone(spark: SparkSession) -> None:
+    class Changed:
+        """Real objects of the JVM under the names of others."""
+
+        runId = spark._jsparkSession.noSuchMethod  # noqa: N815
+        isActive = spark.sparkContext._jvm.org.apache.spark.NoSuchClass  # type: ignore[union-attr]  # noqa: N815
+
+    execution = StreamExecution(Changed())
+    with pytest.raises(UnsupportedSpark, match=r"StreamExecution\.runId\(\) is gone"):
+        _ = execution.run_id
+    with pytest.raises(UnsupportedSpark, match=r"StreamExecution\.isActive\(\) is gone"):
+        _ = execution.active
+    with pytest.raises(UnsupportedSpark, match=r"StreamExecution\.sources\(\) is gone"):
+        execution.sources()
+
+
+def test_what_hadoop_and_the_gateway_raise_is_passed_on(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
+        internals.read_text(spark, f"file://{tmp_path}/nothing")
+
+    class Ended:
+        def isActive(self) -> bool:  # noqa: N802
+            raise Py4JError("Answer from Java side is empty")
+
+    with pytest.raises(Py4JError, match="is empty"):
+        _ = StreamExecution(Ended()).active
