@@ -1,5 +1,5 @@
-# make demo | test | test-all | mutants | lint | bench | chaos | model | clean. Each but model sets up .venv first, once,
-# and again only when pyproject.toml changed.
+# make demo | test | test-all | test-matrix | test-pythons | mutants | lint | bench | chaos | model | clean. Each but model
+# sets up .venv first, once, and again only when pyproject.toml changed.
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
@@ -12,7 +12,7 @@ CLASSES := .cache/spark-classes.jsa
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: demo test test-all mutants lint bench chaos model clean java
+.PHONY: demo test test-all test-matrix test-pythons mutants lint bench chaos model clean java
 .DEFAULT_GOAL := test
 
 demo: java $(READY)
@@ -26,6 +26,38 @@ test-all: java $(READY) $(CLASSES)
 
 mutants: java $(READY) $(CLASSES)
 	@$(BIN)/python -u -m tests.mutants $(ARGS)
+
+# On the newest release of each of these Sparks, under .cache/pyspark (make clean, or delete them there, for newer ones).
+SPARKS ?= 4.0 4.1 4.2 4.3
+
+test-matrix: $(addprefix spark-,$(SPARKS))
+
+spark-%: .cache/pyspark/% $(READY) | java
+	@echo "on Spark $*: $$(ls $< | sed -n 's/^pyspark-\(.*\)\.dist-info$$/\1/p')"
+	@PYTHONPATH=$(CURDIR)/$< $(BIN)/python -m pytest tests/matrix/suite.py tests/spark/test_internals.py \
+		tests/spark/test_newer_spark.py $(ARGS)
+
+.PRECIOUS: .cache/pyspark/%
+.cache/pyspark/%: | $(READY)
+	rm -rf $@.part
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --target $@.part 'pyspark==$*.*'
+	mv $@.part $@
+
+# On each of these Pythons that is on the PATH: what needs no Spark, and one job of Spark that is killed.
+PYTHONS ?= 3.10 3.11 3.12 3.13
+ON_EACH_PYTHON := tests/test_structure.py tests/test_config.py tests/protocol/test_protocol.py tests/protocol/test_rules.py \
+	tests/cli tests/postgres/test_encode.py tests/kafka/test_messages.py tests/mysql/test_types.py \
+	tests/spark/test_spark.py::test_two_sinks_in_one_checkpoint
+
+test-pythons: $(addprefix python-,$(PYTHONS))
+
+python-%: pyproject.toml | java
+	@if ! python$* -c '' 2>/dev/null; then echo "python$* is not on the PATH: not tested"; exit 0; fi; \
+	venv=.cache/python/$*; set -e; \
+	[ $$venv/.ready -nt $< ] || { python$* -m venv $$venv; \
+		$$venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; touch $$venv/.ready; }; \
+	echo "on $$($$venv/bin/python --version)"; \
+	PYSPARK_PYTHON= PYSPARK_DRIVER_PYTHON= $$venv/bin/python -m pytest $(ON_EACH_PYTHON) $(ARGS)
 
 bench: java $(READY)
 	@for system in $(BENCH); do $(BIN)/python -m benchmarks.$$system $(ARGS) || exit 1; done
