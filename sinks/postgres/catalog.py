@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from psycopg import errors, sql
 
-from sinks.errors import ConfigurationError
+from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres.server import Connection, row
 from sinks.postgres.types import Column
 
@@ -156,7 +156,8 @@ def describe(connection: Connection, schema: str, name: str) -> Target | None:
     checks = connection.execute(
         "SELECT conname::text, pg_get_expr(conbin, conrelid), ARRAY(SELECT attname::text FROM pg_attribute"
         " WHERE attrelid = conrelid AND attnum = ANY(conkey)) FROM pg_constraint"
-        " WHERE conrelid = %s AND contype = 'c' AND convalidated ORDER BY conname",
+        " WHERE conrelid = %s AND contype = 'c' AND convalidated AND NOT coalesce(0 >= ANY(conkey), false)"
+        " ORDER BY conname",
         [oid],
     ).fetchall()
     references = connection.execute(
@@ -191,6 +192,9 @@ UNION ALL
 SELECT 'check ' || conname || ' of partition ' || conrelid::regclass FROM pg_constraint, relations
  WHERE conrelid = relations.oid AND contype = 'c' AND coninhcount = 0 AND conrelid <> %(oid)s
 UNION ALL
+SELECT 'check ' || conname || ' of the whole row' FROM pg_constraint
+ WHERE conrelid = %(oid)s AND contype = 'c' AND 0 >= ANY(conkey)
+UNION ALL
 SELECT 'check ' || conname || ' (NOT VALID)' FROM pg_constraint
  WHERE conrelid = %(oid)s AND contype = 'c' AND NOT convalidated
 UNION ALL
@@ -208,25 +212,80 @@ SELECT 'partitions of ' || partrelid::regclass FROM pg_partitioned_table, relati
 """
 
 
+# A domain by the type that it is of, an array by its element's; both may be there several times over. Modifiers are
+# those of the innermost domain (domain.c, typecmds.c), or of the column.
+_COLUMNS = """
+WITH RECURSIVE inner_type AS (
+SELECT attnum, atttypid AS type, atttypmod AS modifier, 0 AS depth, 0::oid AS element, false AS required
+  FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+UNION ALL
+SELECT attnum, CASE typtype WHEN 'd' THEN typbasetype ELSE typelem END,
+       CASE WHEN typtype = 'd' AND modifier = -1 THEN typtypmod ELSE modifier END, depth + 1,
+       CASE typtype WHEN 'd' THEN element ELSE typelem END,
+       required OR typtype = 'd' AND element = 0 AND typnotnull
+  FROM inner_type JOIN pg_type t ON t.oid = type
+ WHERE typtype = 'd' OR typcategory = 'A' AND typelem <> 0 AND element = 0
+)
+SELECT DISTINCT ON (attnum) attname::text, CASE WHEN element <> 0 THEN '_' ELSE '' END || b.typname, b.typtype::text,
+       NOT (attnotnull OR required), atthasdef OR attidentity <> '' OR t.typdefault IS NOT NULL, attgenerated <> '',
+       format_type(atttypid, atttypmod), element::bigint, format_type(b.oid, modifier), t.typtype = 'd',
+       CASE WHEN attcollation <> t.typcollation THEN format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,
+       attidentity = 'a'
+  FROM inner_type JOIN pg_attribute a USING (attnum) JOIN pg_type t ON t.oid = atttypid JOIN pg_type b ON b.oid = type
+  LEFT JOIN (pg_collation c JOIN pg_namespace n ON n.oid = collnamespace) ON c.oid = attcollation
+ WHERE attrelid = %s ORDER BY attnum, depth DESC
+"""
+
+
 def _columns(connection: Connection, oid: int) -> tuple[tuple[Column, ...], dict[str, str], frozenset[str]]:
-    rows = connection.execute(
-        "SELECT attname::text,"
-        # a domain's base type; an array by its element
-        " CASE WHEN b.typcategory = 'A' THEN '_' || e.typname ELSE b.typname::text END,"
-        " coalesce(e.typtype, b.typtype)::text,"
-        " NOT attnotnull, atthasdef OR attidentity <> '',"
-        " attgenerated <> '', format_type(atttypid, atttypmod),"
-        " CASE WHEN attcollation <> t.typcollation THEN format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,"
-        " attidentity = 'a', coalesce(e.oid, 0)::bigint"
-        " FROM pg_attribute JOIN pg_type t ON t.oid = atttypid"
-        " JOIN pg_type b ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END"
-        " LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'"
-        " LEFT JOIN (pg_collation c JOIN pg_namespace n ON n.oid = collnamespace) ON c.oid = attcollation"
-        " WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-        [oid],
+    rows = connection.execute(_COLUMNS, [oid, oid]).fetchall()
+    columns = tuple(Column(*row[:10]) for row in rows)
+    return columns, {row[0]: row[6] + row[10] for row in rows}, frozenset(row[0] for row in rows if row[11])
+
+
+def lock(connection: Connection, target: Target) -> None:
+    """Nobody changes the table until the caller's transaction ends: the lock of an INSERT."""
+    connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier))
+
+
+def current(connection: Connection, target: Target) -> Target:
+    """The target with the columns that it has now. Raises ConfigurationError if it is no table any more."""
+    found = connection.execute(
+        "SELECT c.oid, relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+        " WHERE nspname = %s AND relname = %s",
+        [target.schema, target.name],
+    ).fetchone()
+    if found is None or found[1] not in "rp":
+        what = "gone" if found is None else f"{_KINDS.get(found[1], 'no table')} now"
+        raise ConfigurationError(f"table {target.label} changed while the query ran: it is {what}")
+    columns, declarations, always = _columns(connection, found[0])
+    return replace(target, oid=found[0], columns=columns, declarations=declarations, always_identity=always)
+
+
+def staged_types(connection: Connection, schema: str, tables: Sequence[str]) -> list[tuple[str, str]]:
+    """Column and type, each pair once, of all these staging tables."""
+    return connection.execute(
+        "SELECT DISTINCT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
+        " JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace"
+        " WHERE nspname = %s AND relname = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY 1, 2",
+        [schema, list(tables)],
     ).fetchall()
-    columns = tuple(Column(*[*row[:7], row[9]]) for row in rows)
-    return columns, {row[0]: row[6] + row[7] for row in rows}, frozenset(row[0] for row in rows if row[8])
+
+
+def changed(mismatch: SchemaMismatch, then: Iterable[Column], now: Iterable[Column]) -> SchemaMismatch:
+    """The same, with how the columns differ from what they were when the query looked at them first."""
+    before, after = ({column.name: column for column in columns} for columns in (then, now))
+    told = [f'column "{name}" is gone' for name in before if name not in after]
+    told += [f'column "{name}" is new' for name in after if name not in before]
+    for name in before:
+        if name in after and before[name] != after[name]:
+            a, b = (_declared(columns[name]) for columns in (before, after))
+            told.append(f'column "{name}" was {a} and is {b}')
+    return SchemaMismatch(f"{mismatch}. The table changed while the query ran: {', '.join(told)}")
+
+
+def _declared(column: Column) -> str:
+    return column.declared + ("" if column.nullable else " NOT NULL") + (" with default" if column.has_default else "")
 
 
 def extra_column(name: str, declared: str) -> Column:

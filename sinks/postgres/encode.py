@@ -19,11 +19,11 @@ class CopyEncoder:
     """Encodes the batches of one COPY into `table`, whose `columns` the catalog told.
 
     Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another schema, and BadValue
-    for a value that the column's binary form cannot carry, naming table, column and row (counted from 1 over all
-    batches, as COPY's own errors do) and what the row begins with.
+    for a value that the column cannot hold as it is (or, with `rounding`, not even rounded), naming table, column and
+    row (counted from 1 over all batches, as COPY's own errors do) and what the row begins with.
     """
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[Column], table: str) -> None:
+    def __init__(self, schema: pa.Schema, columns: Sequence[Column], table: str, *, rounding: bool = False) -> None:
         if reasons := mismatches(schema, columns):
             raise SchemaMismatch(f"table {table}: " + "; ".join(reasons))
         known = {column.name: column for column in columns}
@@ -31,7 +31,7 @@ class CopyEncoder:
         self.columns: tuple[str, ...] = tuple(schema.names)
         self.rows = 0
         self._schema = schema
-        self._convert = [conversion(field.type, known[field.name]) for field in schema]
+        self._convert = [conversion(field.type, known[field.name], rounding=rounding) for field in schema]
         empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._converted(empty).schema)
 

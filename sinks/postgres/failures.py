@@ -12,6 +12,15 @@ from psycopg import errors
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
 
 _COPY_ROW = re.compile(r"COPY [^\n]*?, line (\d+)(?:, column ([^\n:]+))?")
+_CHANGED = (
+    errors.UndefinedTable,
+    errors.UndefinedColumn,
+    errors.UndefinedObject,
+    errors.InvalidSchemaName,
+    errors.WrongObjectType,
+    errors.DatatypeMismatch,
+    errors.GeneratedAlways,
+)
 _INDEX = re.compile(r'in relation "([^"]+)"')
 
 
@@ -51,9 +60,14 @@ def explain(error: psycopg.Error, table: str, where: str, aliases: dict[str, str
             f"table {table}: {where} cannot prepare its transaction: {text}. A trigger or rule of the table does that, "
             'and PostgreSQL cannot prepare such a transaction; use strategy="staged"'
         )
+    if isinstance(error, errors.FeatureNotSupported) and "row-level security" in text:
+        return ConfigurationError(
+            f"table {table}: {where} was refused: {text}. COPY cannot obey the row-level security that the table has "
+            'got: start the query again with strategy="auto" or "staged", or let the role pass it (BYPASSRLS)'
+        )
     if isinstance(error, errors.InsufficientPrivilege):
         return ConfigurationError(f"table {table}: {where} lacks a right: {text}")
-    if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn | errors.InvalidSchemaName):
+    if isinstance(error, _CHANGED):
         return ConfigurationError(f"table {table}: {where} found the table changed since it was checked: {text}")
     if state[:2] in ("22", "23") or isinstance(error, errors.RaiseException):
         return BadValue(f"table {table}: {where} was refused{_position(error)}: {text}")

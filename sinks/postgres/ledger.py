@@ -21,6 +21,11 @@ CREATED_BY_OTHERS = (errors.UniqueViolation, errors.DuplicateTable, errors.Dupli
 class Ledger(ledger.Ledger):
     @classmethod
     def _look(cls, connection: Connection, schema: str, name: str) -> str | None:
+        with connection.bounded():
+            return cls._read(connection, schema, name)
+
+    @classmethod
+    def _read(cls, connection: Connection, schema: str, name: str) -> str | None:
         row = connection.execute(
             "SELECT c.relkind IN ('r', 'p'), ARRAY(SELECT attname::text FROM pg_attribute"
             " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
@@ -34,7 +39,7 @@ class Ledger(ledger.Ledger):
             raise ConfigurationError(
                 f"{schema}.{name} exists and is not a ledger of this library; give the sink another name with ledger=…"
             )
-        query = sql.SQL("SELECT lineage FROM {} WHERE transaction_id = %s").format(sql.Identifier(schema, name))
+        query = sql.SQL("SELECT lineage FROM {} WHERE transaction_id = %s").format(_named(schema, name))
         identity = connection.execute(query, [cls.IDENTITY]).fetchone()
         return identity[0] if identity else ""
 
@@ -46,7 +51,8 @@ class Ledger(ledger.Ledger):
             " at timestamptz NOT NULL DEFAULT now())"
         )
         try:
-            connection.execute(statement.format(sql.Identifier(schema, name)))
+            with connection.bounded(write=True):
+                connection.execute(statement.format(sql.Identifier(schema, name)))
         except CREATED_BY_OTHERS:
             logger.debug("ledger %s.%s was created by somebody else at the same time", schema, name)
 
@@ -56,15 +62,17 @@ class Ledger(ledger.Ledger):
             "INSERT INTO {} (transaction_id, committed, job, lineage, sink, checkpoint)"
             " VALUES (%s, true, '-', %s, '-', 0) ON CONFLICT DO NOTHING"
         )
-        connection.execute(statement.format(sql.Identifier(schema, name)), [cls.IDENTITY, id])
+        with connection.bounded(write=True):
+            connection.execute(statement.format(_named(schema, name)), [cls.IDENTITY, id])
 
     @property
-    def table(self) -> sql.Identifier:
-        return sql.Identifier(self.schema, self.name)
+    def table(self) -> sql.SQL:
+        return _named(self.schema, self.name)
 
     def states(self, connection: Connection, ids: Collection[str]) -> dict[str, bool]:
         query = sql.SQL("SELECT transaction_id, committed FROM {} WHERE transaction_id = ANY(%s)").format(self.table)
-        return dict(connection.execute(query, [list(ids)]).fetchall())
+        with connection.bounded():
+            return dict(connection.execute(query, [list(ids)]).fetchall())
 
     def newest(self, connection: Connection, job: str, sink: str) -> dict[str, int]:
         query = sql.SQL(
@@ -92,3 +100,8 @@ class Ledger(ledger.Ledger):
     def _delete(self, connection: Connection, job: str, lineage: str, sink: str, before: int) -> None:
         query = sql.SQL("DELETE FROM {} WHERE job = %s AND lineage = %s AND sink = %s AND checkpoint < %s")
         connection.execute(query.format(self.table), [job, lineage, sink, before])
+
+
+def _named(schema: str, name: str) -> sql.SQL:
+    """The table, for a statement that has parameters, in which % stands for itself only when doubled."""
+    return sql.SQL(sql.Identifier(schema, name).as_string().replace("%", "%%"))

@@ -30,8 +30,29 @@ class Merge(merge.Merge):
         return f"WHERE EXISTS (SELECT FROM {table} AS target WHERE {condition})"
 
     def beyond(self, target: Target, written: Sequence[str]) -> list[str]:
-        checks = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]
-        return super().beyond(target, written) + checks
+        reasons = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]
+        reasons += [f'domain of column "{name}"' for name in self.undomained(target, written)]
+        return super().beyond(target, written) + reasons
+
+    def sample(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+        """Rights of defaults and the like show with the first row only."""
+        names = self.listed(written)
+        kept = f"{self.quoted(self.delete_marker)} IS NOT TRUE" if self.delete_marker else "true"
+        into = f"INSERT INTO {self.quoted(target.schema, target.name)} ({names}){target.overriding(written)}"
+        one = f"SELECT {names} FROM {staging[0]} WHERE {kept} LIMIT 1"
+        # judged already; and a deferrable index takes no ON CONFLICT
+        conflict = " ON CONFLICT DO NOTHING" if all(unique.arbiter for unique in target.uniques) else ""
+        self.execute(connection, f"{into} {one}{conflict}")
+
+    def undomained(self, target: Target, written: Sequence[str]) -> list[str]:
+        """Columns that are staged without their domain: it may have a rule that binds no row that deletes."""
+        if not self.delete_marker:
+            return []
+        return [
+            c.name
+            for c in target.columns
+            if c.domain and not c.element and c.name in written and c.name not in self.keys
+        ]
 
     def move(
         self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int

@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from sinks.errors import ConfigurationError
+from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.catalog import Target
 from sinks.postgres.failures import describe
@@ -29,6 +29,7 @@ class Plan:
     target: Target
     ledger: Ledger
     strategy: str
+    rounding: bool
 
 
 class Planner(planning.Planner):
@@ -39,7 +40,8 @@ class Planner(planning.Planner):
         return catalog.locate(connection, self.table)
 
     def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
-        return catalog.describe(connection, schema, name)
+        with connection.bounded():
+            return catalog.describe(connection, schema, name)
 
     def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
         return catalog.similar(connection, name)
@@ -51,15 +53,23 @@ class Planner(planning.Planner):
         return mismatches(batch, target.columns)
 
     def create(self, connection: Connection, schema: str, name: str, columns: Sequence[tuple[pa.Field, str]]) -> None:
+        (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
+        for field, _ in columns:
+            if (length := len(field.name.encode())) > longest:
+                raise SchemaMismatch(
+                    f'sink {self.sink!r}: column "{field.name}" cannot be created in {schema}.{name}: its name has '
+                    f"{length} bytes, and PostgreSQL cuts names after {longest}: rename it in Spark"
+                )
         declared = [
             f"{self.merge.quoted(field.name)} {kind}{'' if field.nullable else ' NOT NULL'}" for field, kind in columns
         ]
         if self.merge.keys:
             declared.append(f"PRIMARY KEY ({self.merge.listed(self.merge.keys)})")
         try:
-            self.merge.execute(
-                connection, f"CREATE TABLE IF NOT EXISTS {self.merge.quoted(schema, name)} ({', '.join(declared)})"
-            )
+            with connection.bounded(write=True):
+                self.merge.execute(
+                    connection, f"CREATE TABLE IF NOT EXISTS {self.merge.quoted(schema, name)} ({', '.join(declared)})"
+                )
         except CREATED_BY_OTHERS:
             logger.debug("somebody else created %s.%s at the same time", schema, name)
         except psycopg.ProgrammingError as error:
@@ -112,7 +122,7 @@ class Planner(planning.Planner):
         strategy, reason = self._strategy(connection, target)
         ledger = Ledger.ensure(connection, target.schema, self.ledger)
         logger.info("sink %r writes to %s by strategy %s: %s", self.sink, target.label, strategy, reason)
-        return Plan(target, ledger, strategy)
+        return Plan(target, ledger, strategy, self.merge.rounding == "allow")
 
 
 def _limit(connection: Connection) -> int:

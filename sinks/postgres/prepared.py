@@ -7,7 +7,8 @@ from typing import Any
 
 from psycopg import errors, sql
 
-from sinks.errors import ConfigurationError
+from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.postgres import catalog
 from sinks.postgres.copying import CopyTransaction
 from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import describe
@@ -23,11 +24,18 @@ class Prepared(Separate[CopyTransaction]):
     KEY = "gid"
 
     def begin(self, plan: Plan, context: TransactionContext) -> CopyTransaction:
-        """Open the participant's transaction and begin to copy into the target itself."""
+        """Open the participant's transaction and begin to copy into the target itself, with the types that this
+        transaction sees: COPY BINARY would take the bytes of one type for those of another."""
         target = plan.target
-        encoder = CopyEncoder(context.schema, target.columns, target.label)
         transaction = CopyTransaction(self.server, context, target.label, {self.KEY: context.transaction_id})
         try:
+            with transaction.explained():
+                catalog.lock(transaction.connection, target)
+                columns = catalog.current(transaction.connection, target).columns
+            try:
+                encoder = CopyEncoder(context.schema, columns, target.label, rounding=plan.rounding)
+            except SchemaMismatch as mismatch:
+                raise catalog.changed(mismatch, target.columns, columns) from None
             transaction.start(target.identifier, encoder)
         except BaseException:
             transaction.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +17,59 @@ from sinks.sql import server as servers
 
 logger = logging.getLogger(__name__)
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
+_SILENCE = 5  # seconds without an answer, after which the server is asked whether it is there
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """No wait on it outlives its server, even a frozen one, whose kernel keeps connections and answers keepalives for
+    ever: a silent server is asked by a new connection, which has `connect_timeout` to get any answer."""
+
+    server: Server
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().wait(self._watched(gen), *args, **kwargs)
+
+    def _watched(self, gen: Any) -> Any:
+        heard = time.monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready or ready is None:  # None: begun again, after an interrupt
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > _SILENCE:
+                    self._require_answer()
+                    heard = time.monotonic()
+                wanted = gen.send(ready)
+        except StopIteration as stop:
+            return stop.value
+
+    def _require_answer(self) -> None:
+        try:
+            self.server.probe(self.info)
+        except psycopg.errors.ConnectionTimeout as error:
+            self.pgconn.finish()
+            raise psycopg.OperationalError(
+                f"PostgreSQL at {self.server} takes connections and does not answer: it is frozen, or cannot be reached"
+            ) from error
+        except psycopg.Error:
+            logger.debug("PostgreSQL at %s answers, though not well", self.server, exc_info=True)
+
+    @contextmanager
+    def bounded(self, *, write: bool = False) -> Iterator[None]:
+        """A transaction, or the one that is open already: outside of one `lock_timeout` cannot be set."""
+        if self.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+            yield
+            return
+        self.read_only = not write
+        try:
+            with self.transaction():
+                self.server.configure(self)
+                yield
+        finally:
+            if not self.closed:
+                self.read_only = False
 
 
 class Server(servers.Server[Connection]):
@@ -48,17 +99,34 @@ class Server(servers.Server[Connection]):
         }
         super().__init__(defaults | given | {"client_encoding": "UTF8"})
         self._lock_timeout = lock_timeout
+        self._silent_until = 0.0
 
     def connect(self) -> Connection:
+        if time.monotonic() < self._silent_until:
+            raise psycopg.OperationalError(
+                f"PostgreSQL at {self} did not answer a moment ago; it is not asked yet again"
+            )
         try:
-            connection: Connection = psycopg.connect(**self._parameters, autocommit=True, prepare_threshold=None)
+            connection = Connection.connect(**self._parameters, autocommit=True, prepare_threshold=None)
         except psycopg.OperationalError as error:
+            if isinstance(error, psycopg.errors.ConnectionTimeout):
+                self._silent_until = time.monotonic() + _SILENCE
             reason = self.redact(str(error))
             message = f"cannot connect to PostgreSQL at {self}: {reason}"
             raise type(error)(message) from (None if reason != str(error) else error)
+        connection.server = self
         connection.isolation_level = IsolationLevel.READ_COMMITTED
         connection.read_only = False
         return connection
+
+    def probe(self, known: psycopg.ConnectionInfo) -> None:
+        """Connect to the server of a connection, to see whether it answers. Raises ConnectionTimeout if it does not."""
+        there = {"host": known.host, "port": known.port, "hostaddr": known.hostaddr or None}
+        try:
+            psycopg.connect(**self._parameters | there).close()
+        except psycopg.errors.ConnectionTimeout:
+            self._silent_until = time.monotonic() + _SILENCE
+            raise
 
     def _answers(self, connection: Connection) -> bool:
         return bool(connection.execute("SELECT 1"))
@@ -66,6 +134,9 @@ class Server(servers.Server[Connection]):
     def _clean(self, connection: Connection) -> bool:
         idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         return idle and not connection.closed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_silent_until": 0.0}  # another machine has another clock
 
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[None]:
@@ -81,12 +152,14 @@ class Server(servers.Server[Connection]):
 
     def configure(self, connection: Connection) -> None:
         """Settings of the running transaction: at least a local flush at its end, whatever the user's default is;
-        `lock_timeout`; and no statement timeout, since a COPY is one statement for as long as the partition lasts."""
+        `lock_timeout`; and no statement or transaction timeout, since a COPY is one statement for as long as the
+        partition lasts."""
+        unlimited = ", set_config('transaction_timeout', '0', true)" if connection.info.server_version >= 170000 else ""
         connection.execute(
             "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
             " WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true),"
             " set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true),"
-            " set_config('idle_in_transaction_session_timeout', %s, true)",
+            f" set_config('idle_in_transaction_session_timeout', %s, true){unlimited}",
             [f"{max(1, round(self._lock_timeout * 1000))}ms", f"{max(_IDLE_LIMIT, round(self._lock_timeout))}s"],
         )
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Strategy = Literal["auto", "prepared", "staged"]
 Mode = Literal["append", "upsert"]
+Rounding = Literal["refuse", "allow"]
 
 
 class PostgresSink(TableSink[CopyTransaction]):
@@ -49,6 +50,7 @@ class PostgresSink(TableSink[CopyTransaction]):
         keys: Sequence[str] = (),
         order_by: str | None = None,
         delete_marker: str | None = None,
+        rounding: Rounding = "refuse",
         create_table: bool = False,
         lock_timeout: float = 10.0,
         ledger: str = "tpc_ledger",
@@ -63,12 +65,14 @@ class PostgresSink(TableSink[CopyTransaction]):
           `order_by`, replaces the row of that key, or deletes it if the boolean column `delete_marker` is true. Without
           `order_by` a key may come only once in a checkpoint. Neither `delete_marker` nor an `order_by` that the table
           has not is written.
+        * `rounding`: "refuse" fails the checkpoint for a value that its column cannot hold as it is; "allow" lets
+          PostgreSQL round it, or drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
         * `lock_timeout`: seconds that any of our transactions waits for a lock.
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """
-        merge = Merge(mode, tuple([keys] if isinstance(keys, str) else keys), order_by, delete_marker)
+        merge = Merge(mode, tuple([keys] if isinstance(keys, str) else keys), order_by, delete_marker, rounding)
         server = Server(dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
         problems = list(merge.contradictions(strategy, "prepared"))
         if lock_timeout <= 0:
@@ -81,6 +85,8 @@ class PostgresSink(TableSink[CopyTransaction]):
             return catalog.weaknesses(connection, self.table)
 
     def _misconfigured(self, error: Exception) -> str | None:
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            return f"somebody locks table or ledger at {self._server} for longer than lock_timeout: {describe(error)}"
         if isinstance(error, psycopg.OperationalError):
             return (
                 f"{self._server.redact(str(error)).strip()}. Check host, port, database, user, password and "

@@ -5,12 +5,15 @@ The driver's one transaction writes the ledger rows, moves every staging table i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 
 import psycopg
 from psycopg import errors, sql
 
+from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.postgres import catalog
 from sinks.postgres.catalog import Target, extra_column
 from sinks.postgres.copying import CopyTransaction
 from sinks.postgres.encode import CopyEncoder
@@ -25,18 +28,31 @@ from sinks.transaction import CommitOutcome, Committable, TransactionContext, Tr
 # Staging tables dropped in one transaction. Each drop takes some five locks out of the server's shared table (64 x
 # max_connections = 6,400 by default).
 _DROPPED_TOGETHER = 100
+_MENDS: dict[type[psycopg.Error], str] = {
+    errors.UniqueViolation: "remove the row that has the same key, or drop the index",
+    errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
+    errors.ForeignKeyViolation: "add the row that it points to, or drop the constraint",
+    errors.CheckViolation: "drop the constraint (it can come back as NOT VALID when the rows are in)",
+    errors.NotNullViolation: "let the column be NULL, or give it a default",
+    errors.InsufficientPrivilege: "grant the right, or a policy that lets these rows pass",
+}
 
 
 class Staged(StagingTables[CopyTransaction]):
     def create(self, plan: Plan, context: TransactionContext, name: str) -> CopyTransaction:
         """The staging table has the types, NOT NULL and CHECKs of the target."""
         target = plan.target
-        columns, declarations = _staging_columns(target, self.merge, context)
-        encoder = CopyEncoder(context.schema, columns, target.label)
         table = sql.Identifier(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         transaction = CopyTransaction(self.server, context, target.label, identity)
         try:
+            with transaction.explained():
+                target = catalog.current(transaction.connection, target)
+            columns, declarations = _staging_columns(target, self.merge, context)
+            try:
+                encoder = CopyEncoder(context.schema, columns, target.label, rounding=plan.rounding)
+            except SchemaMismatch as mismatch:
+                raise catalog.changed(mismatch, plan.target.columns, target.columns) from None
             transaction.execute(sql.SQL("CREATE TABLE {} ({})").format(table, sql.SQL(", ").join(declarations)))
             transaction.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id)))
             transaction.start(table, encoder, alias=name)
@@ -59,15 +75,71 @@ class Staged(StagingTables[CopyTransaction]):
         return explained(target.label, where, dict.fromkeys(tables, target.label))
 
     def locked(self, connection: Connection, plan: Plan, tables: Sequence[str]) -> Target:
-        target: Target = plan.target
-        return target
+        """What is new in the table may bind rows that the staging tables took, so it is `beyond` those."""
+        known = plan.target
+        try:
+            missing = self._missing_rights(connection, plan)
+            if not missing:
+                catalog.lock(connection, known)
+        except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
+            raise ConfigurationError(
+                f"table {known.label} is not there any more ({describe(error)}): rename or restore it"
+            ) from None
+        target = None if missing else catalog.describe(connection, known.schema, known.name)
+        if target is None:
+            raise ConfigurationError(
+                f"table {known.label}: a right is missing; an owner has to run: {'; '.join(missing)}"
+            )
+        if reasons := list(self._changes(connection, target, known, tables)):
+            raise ConfigurationError(
+                f"table {known.label} was changed after its rows were staged: {'; '.join(reasons)}"
+            )
+        return target if target == known else replace(target, beyond=(*target.beyond, "what is new in the table"))
+
+    def _missing_rights(self, connection: Connection, plan: Plan) -> list[str]:
+        target, ledger = plan.target, plan.ledger
+        rights = self.merge.rights(target, "staged")
+        missing = catalog.missing_rights(connection, target.schema, target.name, rights, create=False)
+        needed = ("SELECT", "INSERT", "DELETE")
+        return missing + catalog.missing_rights(connection, ledger.schema, ledger.name, needed, create=False)
+
+    def _changes(self, connection: Connection, target: Target, known: Target, tables: Sequence[str]) -> Iterable[str]:
+        """What keeps the rows from going in as they are, and what to change back."""
+        now = {column.name: column for column in target.columns}
+        staged = catalog.staged_types(connection, known.schema, tables)
+        written = self.merge.written([name for name, _ in staged], known.names)
+        table = self.merge.quoted(known.schema, known.name)
+        for name, kind in staged:
+            column = now.get(name)
+            if name not in written:
+                continue
+            if column is None:
+                yield f'its column "{name}" is gone: name it so again, or add it'
+            elif column.generated:
+                yield f'its column "{name}" is generated now: make it a plain one again'
+            elif kind not in ({column.declared, column.limits} if column.domain else {column.declared}):
+                back = f"ALTER TABLE {table} ALTER COLUMN {self.merge.quoted(name)} TYPE {kind}"
+                yield (
+                    f'its column "{name}" was {kind} and is {column.declared}: change it back ({back};), and again '
+                    "when the rows are in"
+                )
+        for column in target.columns:
+            if column.name not in written and not (column.nullable or column.has_default or column.generated):
+                yield f'its column "{column.name}" is NOT NULL, and the rows have none: give it a default'
+        keys = set(self.merge.keys)
+        if keys and not any(set(unique.columns) == keys and unique.arbiter for unique in target.uniques):
+            yield f"it has no unique index on ({', '.join(self.merge.keys)}) any more: create it"
+
+    def forbidden(self, error: Exception) -> str | None:
+        return describe(error) if isinstance(error, errors.InsufficientPrivilege) else None
 
     def refusal(self, error: Exception, target: Target, tables: Sequence[str]) -> str | None:
         ask_again = psycopg.OperationalError | errors.IdleInTransactionSessionTimeout  # connection, lock, full disk
         if not isinstance(error, psycopg.Error) or isinstance(error, ask_again):
             return None
         constraint = f' (constraint "{error.diag.constraint_name}")' if error.diag.constraint_name else ""
-        return f"{constraint}: {describe(error, dict.fromkeys(tables, target.label))}"
+        mend = next((f"; {mend}" for kind, mend in _MENDS.items() if isinstance(error, kind)), "")
+        return f"{constraint}: {describe(error, dict.fromkeys(tables, target.label))}{mend}"
 
     def settle(
         self, connection: Connection, plan: Plan, committables: Sequence[Committable]
@@ -134,8 +206,10 @@ def _staging_columns(
     required = set(merge.keys)
     if not merge.delete_marker:
         required |= {column.name for column in columns if not column.nullable}
+    undomained = merge.undomained(target, written)
     for column in columns:
-        declared.append(_declaration(column.name, target.declarations[column.name], required))
+        kind = column.limits if column.name in undomained else target.declarations[column.name]
+        declared.append(_declaration(column.name, kind, required))
     for field in context.schema:
         if field.name not in written:
             kind = target_type(field.type)

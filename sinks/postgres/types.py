@@ -11,14 +11,17 @@ import ipaddress
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pgpq
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
+from psycopg.postgres import types as builtin
 
+from sinks.postgres.exact import exactness
 from sinks.sql import values
 from sinks.sql.json import to_json
 from sinks.sql.values import Convert, Refused, Unfit, cast, checked, narrowed, no_internals, same, short
@@ -42,6 +45,7 @@ _PLAIN = {
 # not get to it: counted from 2000 they wrap around, or are what it takes for -infinity.
 _MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
 _DAYS = (-2_440_588, 2_145_042_905)
+_HEADER = 19  # bytes before the first row of COPY BINARY
 _EPOCH = 946_684_800_000_000
 """2000-01-01, PostgreSQL's zero, in microseconds from 1970."""
 _DECLARED = {
@@ -63,6 +67,7 @@ class Column:
 
     `type` is pg_type.typname (`int4`, `_int4` for its array, a domain's base type) or the type as declared; `kind` is
     pg_type.typtype of the type, or of an array's element (`e`: an enum); `element` the OID of an array's element type.
+    `limits` is the type, or an array's element, with its modifiers and without domains (`numeric(5,2)`).
     """
 
     name: str
@@ -73,6 +78,8 @@ class Column:
     generated: bool = False
     declared: str = ""
     element: int = 0
+    limits: str = ""
+    domain: bool = False
 
     @property
     def typname(self) -> str:
@@ -87,11 +94,19 @@ class Column:
         return self.typname.startswith("_") and (self.kind != "e" or self.element != 0)
 
 
-def conversion(arrow: pa.DataType, column: Column) -> Convert:
-    """How values of an Arrow type get into a column. Raises Unfit."""
-    name = column.typname
+def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) -> Convert:
+    """How values of an Arrow type get into a column. Those that the column would round or cut are refused, unless
+    `rounding`. Raises Unfit."""
     if column.is_array:
-        return _array(arrow, column)
+        return _array(arrow, column, rounding)
+    convert, judge = _plain(arrow, column, rounding), exactness(column.limits or column.declared or column.type)
+    if rounding or judge is None:
+        return convert
+    return lambda array: judge(convert(array))
+
+
+def _plain(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
+    name = column.typname
     if at.is_null(arrow):
         return lambda array: pa.nulls(len(array), _PLAIN.get(name, pa.string()))
     if column.kind == "e" or name in TEXTS:
@@ -100,7 +115,7 @@ def conversion(arrow: pa.DataType, column: Column) -> Convert:
         return cast(arrow, INTEGERS[name], at.is_integer(arrow), "cast it to an integer type in Spark")
     if name in FLOATS:
         if at.is_float64(arrow) and name == "float4":
-            return lambda array: narrowed(array, "real")
+            return lambda array: narrowed(array, "real", exact=not rounding)
         fits = at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)
         return cast(arrow, FLOATS[name], fits, "cast it to double in Spark")
     if name in _CONVERSIONS:
@@ -202,7 +217,7 @@ def _moments(array: pa.Array) -> pa.Array:
 def _time(arrow: pa.DataType) -> Convert:
     if not at.is_time(arrow):
         raise Unfit("cast it to time in Spark")
-    return lambda array: array.cast(pa.time64("us"), safe=False)
+    return lambda array: checked(array, pa.time64("us"))
 
 
 def _interval(arrow: pa.DataType) -> Convert:
@@ -301,7 +316,7 @@ _CONVERSIONS: dict[str, Callable[[pa.DataType], Convert]] = {
 }
 
 
-def _array(arrow: pa.DataType, column: Column) -> Convert:
+def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if at.is_null(arrow):
         return lambda array: pa.nulls(len(array), pa.binary())
     if not at.is_list(arrow) and not at.is_large_list(arrow):
@@ -309,8 +324,10 @@ def _array(arrow: pa.DataType, column: Column) -> Convert:
     if at.is_nested(arrow.value_type):
         raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
     name = column.typname[1:]
-    element = conversion(arrow.value_type, Column(column.name, name, column.kind))
-    plain = name in _PLAIN and column.kind != "e"
+    kind = Column(column.name, name, column.kind, declared=column.declared.removesuffix("[]"), limits=column.limits)
+    element = conversion(arrow.value_type, kind, rounding=rounding)
+    # pgpq writes the OID of the built-in type, which is neither that of an enum of the same name nor of a domain
+    plain = name in _PLAIN and column.element in (0, builtin[name].oid)
 
     def convert(array: pa.Array) -> pa.Array:
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
@@ -346,14 +363,29 @@ def _packed(array: pa.Array, values: pa.Array, offsets: np.ndarray, oid: int) ->
 
 def _binary(values: pa.Array) -> pa.Array:
     """The binary form of elements, length not included."""
-    if not at.is_timestamp(values.type) and not at.is_duration(values.type):
+    if at.is_string(values.type) or at.is_large_string(values.type) or at.is_binary(values.type):
         return values.cast(pa.binary())
+    if not at.is_timestamp(values.type) and not at.is_duration(values.type):
+        return pa.array(_fields(values), pa.binary())
     whole = values.view(pa.int64()).fill_null(0).to_numpy()
     if at.is_timestamp(values.type):
         form = (whole - _EPOCH).astype(">i8")
     else:  # microseconds, days, months
         form = np.stack([whole, np.zeros_like(whole)], axis=1).astype(">i8")
     return pc.if_else(values.is_valid(), _fixed(form), pa.scalar(None, pa.binary()))
+
+
+def _fields(values: pa.Array) -> Iterator[bytes | None]:
+    """The fields that pgpq makes of plain values: the elements of an array of domains."""
+    batch = pa.RecordBatch.from_arrays([values], ["c"])
+    encoder = pgpq.ArrowToPostgresBinaryEncoder(batch.schema)
+    data = encoder.write_header() + encoder.write_batch(batch) + encoder.finish()
+    position = _HEADER
+    for _ in range(len(values)):
+        (length,) = struct.unpack_from(">i", data, position + 2)  # behind the number of fields
+        position += 6
+        yield None if length < 0 else data[position : position + length]
+        position += max(length, 0)
 
 
 def _fixed(rows: np.ndarray) -> pa.Array:

@@ -75,6 +75,9 @@ class Merge(MergeOptions):
                 self._twice(connection, target, staging, unique.columns, rule)
                 self._taken(connection, target, staging, unique.columns, rule)
 
+    def sample(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str]) -> None:
+        """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
+
     def _twice(self, connection: Any, target: Any, staging: Sequence[str], columns: Sequence[str], rule: str) -> None:
         names = self.listed(columns)
         known = " AND ".join(f"{self.quoted(column)} IS NOT NULL" for column in columns)

@@ -116,9 +116,15 @@ class TableSink(TwoPhaseCommitSink[T]):
     def commit(self, committable: Committable) -> CommitOutcome:
         """Commit one participant. A staged one is moved without its siblings: right only if it is the last one."""
         try:
-            plan = self._planned()
             if _is_staged(committable.transaction):
-                return self._staged.commit_all(plan, [committable])[0]
+                [outcome] = self._commit_staged([committable])
+                if isinstance(outcome, Exception):
+                    raise outcome
+                return outcome
+            try:
+                plan = self._planned()
+            except ConfigurationError as error:
+                return _not_the_same(error, "It was there when the rows were prepared")
             return self._separate.commit(plan.ledger, committable)
         except Exception as error:
             self._look_again(error)
@@ -144,8 +150,9 @@ class TableSink(TwoPhaseCommitSink[T]):
         try:
             try:
                 plan = self._planned()
-            except ConfigurationError as error:  # the table is gone, for instance
-                return self._staged.refused(committables, str(error))
+            except ConfigurationError as error:
+                kept = f"the rows are safe in {self._staged.kept(committables)}"
+                return [_not_the_same(error, f"If it was dropped or renamed, give it back: {kept}")] * len(committables)
             return self._staged.commit_all(plan, committables)
         except Exception as error:
             self._look_again(error)
@@ -215,6 +222,14 @@ class TableSink(TwoPhaseCommitSink[T]):
     def __repr__(self) -> str:
         what = f"name={self.name!r}, table={self.table!r}, strategy={self.strategy!r}"
         return f"{type(self).__name__}({what}, server={str(self._server)!r})"
+
+
+def _not_the_same(error: ConfigurationError, but: str) -> CommitOutcome:
+    """Waiting does not bring back what is not there."""
+    return CommitOutcome.unknown(
+        f"{error}. {but}. If this is another database, a new one or an older copy, point the sink at the one that has "
+        "the rows, or restore it; then start the query again"
+    )
 
 
 def _is_staged(identity: Identity) -> bool:

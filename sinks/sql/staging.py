@@ -90,7 +90,7 @@ class StagingTables(Staged[T]):
     def validate_all(self, plan: Any, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Raise what would keep the rows from being moved: a table that was changed since they were staged, and values
         that it would refuse and no staging table could. For an append to a table without constraints it only looks at
-        the table; the same for an upsert with `order_by` to a table with none but its key."""
+        the table, or tries one row; the same for an upsert with `order_by` to a table with none but its key."""
         merge = self.merge
         with self.server.lend() as connection:
             there = self.existing(connection, plan.target.schema, names_of(committables))
@@ -100,12 +100,13 @@ class StagingTables(Staged[T]):
             where = f"checkpoint {checkpoint.checkpoint_id}"
             with self.explained(plan.target, where, tables), self.server.trial(connection):
                 target = self.locked(connection, plan, tables)
-                if merge.mode == "append" and not self.judges(target):
-                    return
                 staging, written = self._staging(connection, target, tables)
-                merge.clashes(connection, target, staging, written)
-                if merge.beyond(target, written):
-                    merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+                if merge.mode == "upsert" or self.judges(target):
+                    merge.clashes(connection, target, staging, written)
+                    if merge.beyond(target, written):
+                        merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+                        return
+                merge.sample(connection, target, staging, written)
 
     def intact(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> list[str]:
         there = self.existing(connection, plan.target.schema, names_of(committables))

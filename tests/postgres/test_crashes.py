@@ -4,6 +4,7 @@ once. The jobs run here without Spark; tests/spark has them with it."""
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ from sinks.errors import BadValue, ConfigurationError
 from sinks.postgres import PostgresSink
 from sinks.testing import KILLED, Driver, Hooked, LocalQuery
 from sinks.testing.conformance import example_input, ids, rows
-from sinks.testing.driver import die
+from sinks.testing.driver import KillAt, die
 from sinks.testing.servers.postgres import PostgresServer, PostgresService
+from tests.table import SCHEMA, context, rows_of
 
 STRATEGIES = ["prepared", "staged"]
 
@@ -218,6 +220,64 @@ def test_strategies_may_change_between_restarts(tmp_path: Path, dsn: str) -> Non
         driver.run()
     run(tmp_path, PostgresSink(dsn, "orders", strategy="auto"), input)
     assert_exactly_once(dsn, input)
+
+
+def test_a_table_changed_after_the_decision_is_mended_and_every_row_is_there_once(tmp_path: Path, dsn: str) -> None:
+    def alter(change: str) -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"ALTER TABLE orders {change}".encode())
+
+    input = example_input()
+    sink = PostgresSink(dsn, "orders", strategy="staged")
+    killed = KillAt(Step.COMPLETE, checkpoint_id=1)
+    driver = Driver("job", sink, f"file://{tmp_path / 'storage'}", tmp_path / "query", input, [killed])
+    assert driver.run() == KILLED
+    alter("RENAME amount TO price")
+    for _ in range(2):
+        with pytest.raises(InDoubtError, match=r'"amount" is gone.*safe in the staging table') as error:
+            run(tmp_path, sink, input)
+        assert "whether these took effect" not in str(error.value)
+    alter("RENAME price TO amount")
+    run(tmp_path, sink, input)
+    assert_exactly_once(dsn, input)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_server_that_freezes_holds_nobody_up(tmp_path: Path, server: PostgresServer, dsn: str, strategy: Any) -> None:
+    """Five seconds of silence, then the two that a connection may take: asked once, and given up."""
+    input = example_input()
+    sink = PostgresSink(dsn, "orders", strategy=strategy, connect_options={"connect_timeout": "2"})
+    started: list[float] = []
+
+    def freeze() -> None:
+        server.pause()
+        started.append(time.monotonic())
+
+    try:
+        with pytest.raises(InDoubtError, match="could not be made visible"):
+            run(tmp_path, sink, input, At(Step.COMMITTING, freeze), commit_timeout=1)
+        assert time.monotonic() - started[0] < 20
+    finally:
+        server.resume()
+    run(tmp_path, sink, input)
+    assert_exactly_once(dsn, input)
+
+
+def test_a_server_that_freezes_under_a_copy(server: PostgresServer, dsn: str) -> None:
+    sink = PostgresSink(dsn, "orders", strategy="prepared", connect_options={"connect_timeout": "2"})
+    sink.check(SCHEMA)
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    server.pause()
+    try:
+        started = time.monotonic()
+        with pytest.raises(psycopg.OperationalError, match="takes connections and does not answer"):
+            sink.pre_commit(transaction)
+        transaction.close()
+        assert time.monotonic() - started < 20
+    finally:
+        server.resume()
+    sink.close()
 
 
 def test_prepared_transactions_run_out_in_the_middle(tmp_path: Path) -> None:

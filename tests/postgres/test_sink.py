@@ -241,9 +241,10 @@ def test_a_connection_cut_during_commit_is_asked_again(db: Observer) -> None:
 
 def test_many_create_the_ledger_at_once(db: Observer) -> None:
     start, found, failed = threading.Barrier(8), [], []
+    server = make(db, check=None)._server
 
     def create() -> None:
-        with psycopg.connect(db.dsn, autocommit=True) as connection:
+        with server.connect() as connection:
             start.wait()
             try:
                 found.append(Ledger.ensure(connection, "public", "tpc_ledger"))

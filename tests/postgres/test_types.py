@@ -36,7 +36,7 @@ def connection(postgres: PostgresService) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def copy(connection: psycopg.Connection, batch: pa.RecordBatch, declared: list[str]) -> None:
+def copy(connection: Any, batch: pa.RecordBatch, declared: list[str]) -> None:
     """Copy into a fresh table `t` with columns c0, c1, … of the declared types, as the sink does."""
     connection.execute("DROP TABLE IF EXISTS t")
     connection.execute(f"CREATE TABLE t ({', '.join(f'c{i} {name}' for i, name in enumerate(declared))})")

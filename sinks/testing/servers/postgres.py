@@ -145,6 +145,16 @@ class PostgresServer(PostgresService, DatabaseServer):
             time.sleep(0.01)
         self._forget()
 
+    def pause(self) -> None:
+        super().pause()
+        for process in psutil.Process(self.pid).children(recursive=True):
+            process.suspend()
+
+    def resume(self) -> None:
+        for process in psutil.Process(self.pid).children(recursive=True):
+            process.resume()
+        super().resume()
+
     def close(self) -> None:
         if self.running:
             self.stop("immediate")

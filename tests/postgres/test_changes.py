@@ -1,0 +1,334 @@
+"""Tables that change while the query runs: rows arrive as they are, or the query stops with what to do."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import threading
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError
+from sinks.postgres import PostgresSink
+from sinks.testing.servers.postgres import PostgresService
+from sinks.transaction import Fingerprint
+from tests.postgres.play import Observer, held
+from tests.table import (
+    COMMITTED,
+    SCHEMA,
+    batch,
+    checkpoint,
+    context,
+    eventually,
+    pre_commit,
+    rows_of,
+    why_unknown,
+)
+
+NUMBERS = pa.schema([("id", pa.int64()), ("amount", pa.float64())])
+
+
+@pytest.fixture
+def sink(db: Observer) -> Iterator[PostgresSink]:
+    db.run("ALTER TABLE orders DROP name, ADD amount double precision")
+    sink = PostgresSink(db.dsn, "orders", strategy="prepared", lock_timeout=5)
+    sink.check(NUMBERS)
+    yield sink
+    sink.close()
+
+
+def numbers(*rows: tuple[int, float]) -> pa.RecordBatch:
+    return batch([{"id": id, "amount": amount} for id, amount in rows], NUMBERS)
+
+
+# ---------------------------------------------------------------------- prepared: types that the participant sees
+def test_rows_go_out_for_the_types_that_the_table_has_now(db: Observer, sink: PostgresSink) -> None:
+    db.run("ALTER TABLE orders ALTER id TYPE numeric")
+    committable = pre_commit(sink, numbers((20, 1.5)))
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.visible() == [(Decimal(20), 1.5)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE orders ALTER amount TYPE integer",
+        "DROP TABLE orders; CREATE TABLE orders (id bigint, amount integer)",
+    ],
+)
+def test_rows_that_do_not_fit_any_more_are_refused(db: Observer, sink: PostgresSink, change: str) -> None:
+    db.run(change)
+    with pytest.raises(
+        SchemaMismatch,
+        match=r'"amount": double does not go into integer: cast it .*'
+        r'changed while the query ran:.* column "amount" was double precision and is integer',
+    ):
+        pre_commit(sink, numbers((20, 1.0)))
+    assert db.pending() == 0
+    assert db.visible() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("ALTER TABLE orders RENAME amount TO price", r'"amount" of the batch is not in the table.*"price" is new'),
+        ("ALTER TABLE orders ADD at timestamp NOT NULL", r'"at" of the table is NOT NULL without default.*is new'),
+        ("DROP TABLE orders", "found the table changed"),
+        (
+            "DROP TABLE orders; CREATE VIEW orders AS SELECT 1 AS id, 2 AS amount",
+            "it is a view now",
+        ),
+    ],
+)
+def test_other_changes_are_told(db: Observer, sink: PostgresSink, change: str, reason: str) -> None:
+    db.run(change)
+    with pytest.raises(ConfigurationError, match=reason):
+        pre_commit(sink, numbers((20, 1.0)))
+    assert db.pending() == 0
+
+
+def test_a_change_that_is_just_being_made_is_waited_for(db: Observer, sink: PostgresSink) -> None:
+    """Types are read under the lock, not before it."""
+    written: list[Any] = []
+    with held(db.dsn, "ALTER TABLE orders ALTER id TYPE numeric") as other:
+        task = threading.Thread(target=lambda: written.append(pre_commit(sink, numbers((20, 1.5)))))
+        task.start()
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'orders'::regclass"
+        eventually(lambda: bool(db.run(waiting)))
+        other.commit()
+        task.join()
+    assert sink.commit_all(checkpoint(), written) == [COMMITTED]
+    assert db.visible() == [(Decimal(20), 1.5)]
+
+
+def test_the_types_stay_until_the_participant_ends(db: Observer, sink: PostgresSink) -> None:
+    transaction = sink.begin_transaction(context(sink, schema=NUMBERS))
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        db.run("SET lock_timeout = 100; ALTER TABLE orders ALTER id TYPE numeric")
+    sink.write(transaction, numbers((20, 1.5)))
+    assert sink.commit_all(checkpoint(), [sink.pre_commit(transaction)]) == [COMMITTED]
+    assert db.visible() == [(20, 1.5)]
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_rounding_is_refused_unless_it_is_allowed(db: Observer, strategy: Any) -> None:
+    db.run("ALTER TABLE orders ADD price numeric(5,2), ADD at timestamp(0)")
+    schema = pa.schema([("id", pa.int64()), ("price", pa.decimal128(10, 3)), ("at", pa.timestamp("us"))])
+    rows = batch([{"id": 1, "price": Decimal("1.125"), "at": dt.datetime(2026, 1, 1, 0, 0, 0, 600_000)}], schema)
+    rounding: Any
+    for rounding in ("refuse", "allow"):
+        sink = PostgresSink(db.dsn, "orders", strategy=strategy, rounding=rounding)
+        sink.check(schema)
+        if rounding == "refuse":
+            with pytest.raises(BadValue, match=r'row 1, column "price": .*rounded to numeric\(5,2\).*rounding="allow"'):
+                pre_commit(sink, rows)
+        else:
+            assert sink.commit_all(checkpoint(), [pre_commit(sink, rows)]) == [COMMITTED]
+        sink.close()
+    assert db.run("SELECT price, at FROM orders") == [(Decimal("1.13"), dt.datetime(2026, 1, 1, 0, 0, 1))]
+    with pytest.raises(ConfigurationError, match="rounding='up' is not one of"):
+        PostgresSink(db.dsn, "orders", rounding="up")  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- staged: before the decision, and after it
+CHANGES = {
+    "renamed": ("RENAME amount TO price", '"amount" is gone: name it so again', "RENAME price TO amount"),
+    "dropped": ("DROP amount", '"amount" is gone', "ADD amount double precision"),
+    "type": (
+        "ALTER amount TYPE integer",
+        r"was double precision and is integer: change it back \(ALTER TABLE .* TYPE double precision;\)",
+        "ALTER amount TYPE double precision",
+    ),
+    "check": ("ADD CHECK (id < 0)", "orders_id_check", "DROP CONSTRAINT orders_id_check"),
+    "not null": ("ALTER amount SET NOT NULL", '"amount"', "ALTER amount DROP NOT NULL"),
+    "unique": ("ADD CONSTRAINT one UNIQUE (id)", '"one".* (7|twice|2 times)', "DROP CONSTRAINT one"),
+    "new column": ("ADD more integer NOT NULL", '"more" is NOT NULL.*give it a default', "ALTER more SET DEFAULT 0"),
+    "gone": ("RENAME TO elsewhere", "not there any more|there is no table", "elsewhere RENAME TO orders"),
+    "right": ("", "GRANT INSERT ON", ""),
+    "policy": ("ENABLE ROW LEVEL SECURITY", "row-level security", "DISABLE ROW LEVEL SECURITY"),
+}
+
+
+@pytest.fixture
+def writer(db: Observer) -> Iterator[str]:
+    """A role that is no superuser."""
+    role = f"writer_{db.run('SELECT current_database()')[0][0]}"
+    db.run(f"CREATE ROLE {role}; GRANT CREATE, USAGE ON SCHEMA public TO {role}; GRANT ALL ON orders TO {role}")
+    yield role
+    db.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def staging(db: Observer, role: str) -> PostgresSink:
+    return PostgresSink(
+        db.dsn, "orders", strategy="staged", lock_timeout=5, connect_options={"options": f"-c role={role}"}
+    )
+
+
+def change(db: Observer, role: str, name: str, *, back: bool = False) -> None:
+    what = CHANGES[name][2 if back else 0]
+    if name == "right":
+        db.run(f"GRANT INSERT ON orders TO {role}" if back else f"REVOKE INSERT ON orders FROM {role}")
+    else:
+        db.run(f"ALTER TABLE {'' if what.startswith('elsewhere') else 'orders '}{what}")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_refused_before_the_decision_or_told_after_it_and_mended(
+    db: Observer, writer: str, name: str
+) -> None:
+    db.run("ALTER TABLE orders DROP name, ADD amount double precision")
+    sink = staging(db, writer)
+    sink.check(NUMBERS)
+    rows = batch([{"id": 7, "amount": 1.5}, {"id": 7, "amount": None}], NUMBERS)
+    committables = [pre_commit(sink, rows)]
+
+    change(db, writer, name)
+    with pytest.raises(SinkError, match=CHANGES[name][1]):
+        sink.validate_all(checkpoint(), committables)
+    sink.close()
+
+    for one in (sink, staging(db, writer)):  # the driver that decided, and one that starts anew
+        [outcome] = one.commit_all(checkpoint(), committables)
+        reason = why_unknown(outcome)
+        if name != "unique":  # its two rows are told by the constraint itself
+            assert re.search(CHANGES[name][1], reason), reason
+        assert committables[0].transaction["table"] in reason
+        assert "nobody can tell" not in reason
+        if name != "gone":
+            assert db.run("SELECT count(*) FROM orders") == [(0,)]
+        one.close()
+
+    change(db, writer, name, back=True)
+    mended = staging(db, writer)
+    for _ in range(2):
+        assert mended.commit_all(checkpoint(), committables) == [COMMITTED]
+    assert db.run("SELECT id FROM orders") == [(7,), (7,)]
+    assert db.pending() == 0
+    mended.close()
+
+
+def test_staging_tables_have_the_types_of_now(db: Observer) -> None:
+    db.run("ALTER TABLE orders DROP name, ADD amount double precision")
+    sink = PostgresSink(db.dsn, "orders", strategy="staged")
+    sink.check(NUMBERS)
+    db.run("ALTER TABLE orders ALTER id TYPE numeric")
+    committables = [pre_commit(sink, numbers((20, 1.5)))]
+    sink.validate_all(checkpoint(), committables)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+    assert db.visible() == [(Decimal(20), 1.5)]
+    db.run("ALTER TABLE orders ALTER amount TYPE date USING NULL")
+    with pytest.raises(SchemaMismatch, match="was double precision and is date"):
+        pre_commit(sink, numbers((20, 1.5)))
+    sink.close()
+
+
+def test_what_shows_with_the_first_row_only_is_found_before_the_decision(db: Observer, writer: str) -> None:
+    db.run("ALTER TABLE orders ADD number bigserial")
+    sink = staging(db, writer)
+    sink.check(SCHEMA)
+    committables = [pre_commit(sink, rows_of(1))]
+    with pytest.raises(ConfigurationError, match="permission denied for sequence"):
+        sink.validate_all(checkpoint(), committables)
+    db.run(f"GRANT USAGE ON SEQUENCE orders_number_seq TO {writer}")
+    sink.validate_all(checkpoint(), committables)
+    assert db.visible() == []
+    sink.close()
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_a_new_and_empty_database_is_told_at_once(db: Observer, postgres: PostgresService, strategy: Any) -> None:
+    sink = PostgresSink(db.dsn, "orders", strategy=strategy)
+    sink.check(SCHEMA)
+    committable = pre_commit(sink, rows_of(1))
+    with postgres.database() as dsn:
+        empty = PostgresSink(dsn, "orders", strategy=strategy)
+        for outcome in (empty.commit_all(checkpoint(), [committable])[0], empty.commit(committable)):
+            assert "there is no table public.orders" in why_unknown(outcome)
+        empty.close()
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    sink.close()
+
+
+# ---------------------------------------------------------------------- waits, settings and names
+def test_a_locked_ledger_or_table_holds_up_nothing_for_longer_than_the_limit(db: Observer) -> None:
+    db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY LIST (id)")
+    sink = PostgresSink(db.dsn, "parts", lock_timeout=0.3)
+    sink.check(SCHEMA)
+    with held(db.dsn, "LOCK TABLE tpc_ledger, parts IN ACCESS EXCLUSIVE MODE"):
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            list(sink.in_doubt("job"))
+        with pytest.raises(ConfigurationError, match="for longer than lock_timeout"):
+            sink.check(SCHEMA)
+    sink.check(SCHEMA)
+    sink.close()
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+@pytest.mark.parametrize("setting", ["default_transaction_read_only = on", "transaction_timeout = 400"])
+def test_settings_of_the_database_that_do_not_hold_for_the_sink(db: Observer, strategy: Any, setting: str) -> None:
+    if "timeout" in setting and db.connection.info.server_version < 170000:
+        pytest.skip("transaction_timeout came with PostgreSQL 17")
+    ((name,),) = db.run("SELECT current_database()")
+    db.run(f"ALTER DATABASE {name} SET {setting}")
+    sink = PostgresSink(db.dsn, "orders", strategy=strategy)
+    sink.check(SCHEMA)
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    time.sleep(0.6)
+    committable = sink.pre_commit(transaction).of("orders", 0, Fingerprint(1, 0))
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    sink.close()
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_percent_signs_in_names(db: Observer, strategy: Any) -> None:
+    db.run('CREATE SCHEMA "50%"; CREATE TABLE "50%"."100%s" (id bigint, name text)')
+    sink = PostgresSink(db.dsn, '"50%"."100%s"', strategy=strategy, ledger="%s")
+    sink.check(SCHEMA)
+    committable, orphan = [pre_commit(sink, rows_of(n), subtask=n) for n in range(2)]
+    sink.validate_all(checkpoint(), [committable])
+    sink.abort(orphan.transaction)
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert list(sink.in_doubt("job")) == []
+    assert db.run('SELECT id FROM "50%"."100%s"') == [(0,)]
+    sink.close()
+
+
+def test_a_check_of_the_whole_row_is_tried_before_the_decision(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD CONSTRAINT whole CHECK (orders IS NOT NULL)")
+    sink = PostgresSink(db.dsn, "orders", strategy="staged")
+    sink.check(SCHEMA)
+    sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1))])
+    with pytest.raises(BadValue, match='constraint "whole"'):
+        sink.validate_all(checkpoint(), [pre_commit(sink, batch([{"id": 1, "name": None}], SCHEMA))])
+    sink.close()
+
+
+def test_a_row_that_deletes_needs_nothing_for_a_domain(db: Observer) -> None:
+    db.run("CREATE DOMAIN known AS text NOT NULL CHECK (value <> ''); ALTER TABLE orders ALTER name TYPE known")
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id); INSERT INTO orders VALUES (1, 'one')")
+    schema = pa.schema([*SCHEMA, ("gone", pa.bool_())])
+    sink = PostgresSink(db.dsn, "orders", mode="upsert", keys=["id"], delete_marker="gone")
+    sink.check(schema)
+    rows: list[dict[str, Any]] = [{"id": 1, "name": None, "gone": True}, {"id": 2, "name": "two", "gone": False}]
+    committables = [pre_commit(sink, batch(rows, schema))]
+    sink.validate_all(checkpoint(), committables)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+    assert db.visible() == [(2, "two")]
+    bad = [pre_commit(sink, batch([{"id": 3, "name": "", "gone": False}], schema), checkpoint=1)]
+    with pytest.raises(BadValue, match="known"):
+        sink.validate_all(checkpoint(1), bad)
+    sink.close()
+
+
+def test_a_name_that_the_server_would_cut(db: Observer) -> None:
+    sink = PostgresSink(db.dsn, "new", create_table=True)
+    with pytest.raises(SchemaMismatch, match="70 bytes, and PostgreSQL cuts names after 63: rename it in Spark"):
+        sink.check(pa.schema([("ä" * 35, pa.int64())]))
+    sink.close()
