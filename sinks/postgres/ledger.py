@@ -78,7 +78,8 @@ class Ledger(ledger.Ledger):
         query = sql.SQL(
             "SELECT lineage, max(checkpoint) FROM {} WHERE job = %s AND sink = %s AND committed GROUP BY lineage"
         ).format(self.table)
-        return dict(connection.execute(query, [job, sink]).fetchall())
+        with connection.bounded():
+            return dict(connection.execute(query, [job, sink]).fetchall())
 
     def decide(self, connection: Connection, ids: Collection[str], *, committed: bool) -> bool:
         parsed = [TransactionId.parse(text) for text in sorted(ids)]  # sorted: two of us never wait in a circle
