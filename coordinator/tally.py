@@ -13,7 +13,7 @@ class Tally(CheckpointListener):
     """Counts checkpoints that it saw from pre-commit to visible, and their rows by sink."""
 
     def __init__(self) -> None:
-        self.checkpoints: list[int] = []
+        self.first = self.last = -1
         self.rows: Counter[str] = Counter()
         self._pending: Mapping[str, int] | None = None
 
@@ -23,12 +23,13 @@ class Tally(CheckpointListener):
         elif step is Step.FAILED:
             self._pending = None
         elif step is Step.COMMITTED and self._pending is not None:
-            self.checkpoints.append(checkpoint_id)
+            self.first = checkpoint_id if self.first < 0 else self.first
+            self.last = checkpoint_id
             self.rows.update(self._pending)
             self._pending = None
 
     def __str__(self) -> str:
-        if not self.checkpoints:
+        if self.last < 0:
             return "wrote no checkpoint"
         rows = ", ".join(f"{count:,} into {sink}" for sink, count in self.rows.items())
-        return f"wrote checkpoints {self.checkpoints[0]} to {self.checkpoints[-1]}; rows: {rows or 'none'}"
+        return f"wrote checkpoints {self.first} to {self.last}; rows: {rows or 'none'}"
