@@ -59,6 +59,7 @@ class CheckpointConfig:
     require: "exactly-once" stops the query before its first checkpoint if its `Guarantee` is another.
     commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
     sweep_interval: time between sweeps for orphaned transactions while the query runs.
+    heartbeat_interval: time between two signs of life that the driver leaves in storage, for operators.
     adopt: accept a query that has already run without this coordinator, at its next batch.
     """
 
@@ -77,6 +78,7 @@ class CheckpointConfig:
     require: str | None = None
     commit_timeout: float = 600.0
     sweep_interval: float = 60.0
+    heartbeat_interval: float = 30.0
     adopt: bool = False
 
     def __post_init__(self) -> None:
@@ -91,7 +93,7 @@ class CheckpointConfig:
             raise ValueError(
                 f"retained_checkpoints must be >= 2 (the newest and its predecessor), not {self.retained_checkpoints}"
             )
-        for name in ("interval", "timeout", "commit_timeout", "sweep_interval"):
+        for name in ("interval", "timeout", "commit_timeout", "sweep_interval", "heartbeat_interval"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0 seconds, not {value:g}")
         if self.min_pause < 0:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup
 from coordinator.errors import CheckpointError, SavepointError
 from coordinator.guarantee import Guarantee
+from coordinator.heartbeat import Heartbeat
 from coordinator.listener import CheckpointListener, Listeners
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query, Sink
@@ -84,7 +85,7 @@ class CheckpointCoordinator:
             config,
             Listeners(job, [self._tally, *listeners]),
             self._clock,
-            claim=lambda: store.claim_generation(self._http.address if self._http else ""),
+            claim=self._claim,
         )
         """For tools, while no query runs: it is not for several threads."""
         self.last_error: Exception | None = None
@@ -99,6 +100,15 @@ class CheckpointCoordinator:
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
         self._http: HttpServer | None = None
+        self._heartbeat = Heartbeat(store, config.heartbeat_interval)
+
+    def _claim(self, query: Query | None) -> int:
+        address = self._http.address if self._http else ""
+        if query is None:
+            return self.protocol.store.claim_generation(address)
+        generation = self.protocol.store.claim_generation(address, self.config.heartbeat_interval)
+        self._heartbeat.begin(generation, query)
+        return generation
 
     @property
     def guarantee(self) -> Guarantee:
@@ -178,8 +188,12 @@ class CheckpointCoordinator:
                 self._clock.sleep(0.05)
             if not batch.active:
                 batch.raise_stopped()
-            self._require_once(batch)
-            self.protocol.process(batch)
+            try:
+                self._require_once(batch)
+                self.protocol.process(batch)
+            except Exception as error:
+                self._heartbeat.end(f"{type(error).__name__}: {error}" if batch.active else "the query was stopped")
+                raise
             self._done = batch
             self._finished_at = self._clock.monotonic()
 
@@ -294,6 +308,7 @@ class CheckpointCoordinator:
         Waits for the batch under way. Sweeps nothing where neither a record was found nor a sweep has come before: the
         storage may be the wrong one."""
         self._closed.set()
+        self._heartbeat.end("the coordinator was closed")
         http, self._http = self._http, None
         if http:
             http.close()

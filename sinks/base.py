@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import pyarrow as pa
 
@@ -57,6 +57,9 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     attributes set in `open` and dropped in `__getstate__`. Raise `sinks.errors.SinkError` for what cannot get better by
     trying again; any other exception in a task is left to Spark's task retries.
     """
+
+    system: ClassVar[str] = "the external system"
+    """What the sink writes to, in messages for people."""
 
     def __init__(self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None) -> None:
         """`name` is the sink's uid: unique within its coordinator and stable over restarts, because records and

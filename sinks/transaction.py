@@ -16,6 +16,17 @@ Identity = Mapping[str, Any]
 """What the external system can list of a pre-committed transaction: a dict of JSON values. Compared as a whole."""
 
 
+def shown(transaction: Identity) -> str:
+    """An identity for a person: its values, named where there are several.
+
+    >>> shown({"gid": "tpc.orders"}), shown({"schema": "public", "table": "tpc_1"})
+    ('tpc.orders', 'schema public, table tpc_1')
+    """
+    if len(transaction) == 1:
+        return str(*transaction.values())
+    return ", ".join(f"{key} {value}" for key, value in transaction.items())
+
+
 def token(name: str) -> str:
     """A short name-safe form of any string: a readable part and a hash, of [a-z0-9-] only, at most 31 characters.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli import checkpoints, doctor, in_doubt, resolve, savepoints
+from coordinator.cli import checkpoints, doctor, in_doubt, resolve, savepoints, status
 
 app = typer.Typer(
     name="coordinator",
@@ -37,5 +37,7 @@ def _options(
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(in_doubt.app, name="in-doubt")
 app.add_typer(savepoints.app, name="savepoint")
+app.command()(status.status)
+app.command()(checkpoints.losses)
 app.command()(doctor.doctor)
 app.command()(resolve.resolve)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.output import JOB_FILE, AsJson, Job, by_sink, fail, opened, say, show_json, show_table, time_of
+from coordinator.cli.output import (
+    JOB_FILE,
+    AsJson,
+    Job,
+    ago,
+    by_sink,
+    fail,
+    opened,
+    say,
+    show_json,
+    show_table,
+    time_of,
+)
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import Record
+from sinks.transaction import shown
 
 app = typer.Typer(help="The complete checkpoints that are retained.", no_args_is_help=True)
 
@@ -19,36 +33,34 @@ app = typer.Typer(help="The complete checkpoints that are retained.", no_args_is
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """All retained complete checkpoints, oldest first."""
     with opened(job) as coordinator:
-        found = [summary(rounds) for rounds in coordinator.protocol.store.history()]
-        if as_json:
-            show_json(
-                {
-                    "job": coordinator.job,
-                    "storage": coordinator.protocol.store.storage.uri,
-                    "newest_generation": coordinator.protocol.store.newest_generation(),
-                    "checkpoints": found,
-                }
-            )
-            return
-        show_table(
-            ["checkpoint", "lineage", "generation", "mode", "completed", "took", "rows", "participants", "replays"],
+        store = coordinator.protocol.store
+        history, losses, generation = store.history(), losses_of(store.losses()), store.newest_generation()
+    if as_json:
+        about = {"job": store.job, "storage": store.storage.uri, "newest_generation": generation}
+        show_json(about | {"checkpoints": [summary(rounds) for rounds in history], "losses": losses})
+        return
+    say_losses(losses)
+    if not history:
+        say(f"No checkpoint of job {store.job!r} is complete in {store.storage.uri}.")
+        return
+    show_table(
+        ["checkpoint", "lineage", "generation", "mode", "completed", "took", "rows", "participants", "replays"],
+        [
             [
-                [
-                    one["checkpoint"],
-                    one["lineage"],
-                    one["generation"],
-                    one["mode"],
-                    one["completed_at"],
-                    f"{one['duration_ms'] / 1000:.1f} s",
-                    by_sink(one["rows"]),
-                    by_sink(one["participants"]),
-                    len(one["replays"]),
-                ]
-                for one in found
-            ],
-        )
-        if not found:
-            say(f"No checkpoint of job {coordinator.job!r} in {coordinator.protocol.store.storage.uri}.")
+                about["checkpoint"],
+                about["lineage"],
+                about["generation"],
+                about["mode"],
+                ago(rounds[0].completed_at),
+                f"{about['duration_ms'] / 1000:.1f} s",
+                by_sink(about["rows"]),
+                by_sink(about["participants"]),
+                len(about["replays"]),
+            ]
+            for rounds in history
+            for about in [summary(rounds)]
+        ],
+    )
 
 
 @app.command()
@@ -75,10 +87,12 @@ def show(
         if as_json:
             show_json(about)
             return
-        shown = {key: value for key, value in about.items() if not isinstance(value, (dict, list))}
-        shown |= {key: by_sink(about[key]) for key in ("rows", "partitions", "participants")}
-        shown |= {f"offsets of source {at}": text for at, text in enumerate(about["offsets"])}
-        show_table(["", ""], shown.items())
+        facts = {key: value for key, value in about.items() if value != "" and not isinstance(value, (dict, list))}
+        facts |= {"took": f"{facts.pop('duration_ms') / 1000:.1f} s"}
+        facts |= {key: ago(getattr(rounds[0], key)) for key in ("triggered_at", "completed_at")}
+        facts |= {key: by_sink(about[key]) for key in ("rows", "partitions", "participants")}
+        facts |= {f"offsets of source {at}": text for at, text in enumerate(about["offsets"])}
+        show_table(["", ""], facts.items())
         show_table(
             ["round", "sink", "subtask", "rows", "hash", "transaction"],
             [
@@ -88,17 +102,47 @@ def show(
                     one["subtask"],
                     one["fingerprint"]["rows"],
                     one["fingerprint"]["hash"],
-                    one["transaction"],
+                    shown(one["transaction"]),
                 ]
                 for one in about["committables"]
             ],
         )
-        for given_up in about["accepted"]:
-            say(
-                f"given up in round {given_up['round']}: sink {given_up['sink']!r}, subtask {given_up['subtask']}, "
-                f"{given_up['rows']} rows ({given_up['outcome']}), by {given_up['who']} at {given_up['at']}: "
-                f"{given_up['why']}"
-            )
+        show_losses(losses_of(rounds))
+
+
+def losses(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
+    """What operators have given up, by `resolve --accept-loss`, since the job began. Retention keeps it."""
+    with opened(job) as coordinator:
+        found = losses_of(coordinator.protocol.store.losses())
+    if as_json:
+        show_json({"job": coordinator.job, "losses": found})
+    elif found:
+        show_losses(found)
+    else:
+        say(f"Nothing of job {coordinator.job!r} was ever given up.")
+
+
+def losses_of(records: Sequence[Record]) -> list[dict[str, Any]]:
+    return [
+        asdict(one)
+        | {"lineage": record.lineage, "checkpoint": record.checkpoint_id, "round": record.round}
+        | {"at": time_of(record.completed_at), "offsets": list(record.offsets)}
+        for record in records
+        for one in record.accepted
+    ]
+
+
+def show_losses(found: Sequence[dict[str, Any]]) -> None:
+    keys = ("at", "checkpoint", "sink", "subtask", "rows", "outcome", "who", "why", "offsets")
+    if found:
+        names = ["given up at", *keys[1:]]
+        show_table(names, [[*(one[key] for key in keys[:-1]), ", ".join(one["offsets"])] for one in found])
+
+
+def say_losses(found: Sequence[dict[str, Any]]) -> None:
+    if found:
+        rows = sum(one["rows"] for one in found)
+        say(f"Given up by operators: {len(found)} participant(s), {rows:,} row(s); see `coordinator losses`.")
 
 
 def summary(rounds: tuple[Record, ...]) -> dict[str, Any]:
@@ -129,9 +173,5 @@ def summary(rounds: tuple[Record, ...]) -> dict[str, Any]:
             }
             for replay in rounds[1:]
         ],
-        "accepted": [
-            asdict(one) | {"round": replay.round, "at": time_of(replay.completed_at)}
-            for replay in rounds
-            for one in replay.accepted
-        ],
+        "accepted": losses_of(rounds),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -27,13 +28,16 @@ from coordinator.cli.output import (
     show_json,
     show_table,
 )
+from coordinator.cli.status import driver_json, newest_json, of_driver, of_newest
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Superseded
+from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete
+from coordinator.protocol.records import Record
 from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import InDoubt
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, unnamed
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown, unnamed
 
 app = typer.Typer(help="Transactions that are pre-committed and not yet resolved.", no_args_is_help=True)
 
@@ -41,7 +45,8 @@ app = typer.Typer(help="Transactions that are pre-committed and not yet resolved
 class Decision(str, Enum):
     COMMIT = "commit"  # the newest complete record names it
     ORPHAN = "orphan"  # no record names it, and none will
-    OPEN = "open"  # no record names it yet: the newest driver's, if that still runs
+    OPEN = "open"  # no record names it yet: of the newest driver, which runs
+    STRANDED = "stranded"  # as open, but no driver gives signs of life that could still complete its checkpoint
 
 
 @dataclass(frozen=True)
@@ -75,17 +80,16 @@ Break = Annotated[
 
 @app.command("list")
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """All of them, over all sinks of the job. Reads only. Exit code 1 if one is decided or an orphan, or a sink cannot
-    tell; those of a driver that runs are no finding."""
+    """All of them, over all sinks of the job. Reads only. Exit code 1 if there is one, or a sink cannot tell; only
+    those of a driver that runs are no finding."""
     with opened(job) as coordinator:
-        found, errors = look(coordinator)
+        seen = look(coordinator)
         if as_json:
-            show_json({"job": coordinator.job, "transactions": [one.to_json() for one in found], "errors": errors})
+            about = {"job": coordinator.job} | driver_json(seen.driver) | newest_json(seen.rounds)
+            show_json(about | {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors})
         else:
-            _show(found)
-            for sink, error in errors.items():
-                say(f"sink {sink!r} cannot tell: {error}")
-        if errors or any(one.decision is not Decision.OPEN for one in found):
+            _show(coordinator, seen)
+        if seen.errors or any(one.decision is not Decision.OPEN for one in seen.found):
             raise typer.Exit(FOUND)
 
 
@@ -102,8 +106,7 @@ def commit(
     query would. Committing another doubles its rows, so that asks first."""
     _require_one(chosen, all_decided)
     with opened(job) as coordinator:
-        found, errors = look(coordinator)
-        wanted = _choose(found, errors, chosen, Decision.COMMIT)
+        wanted = _choose(look(coordinator), chosen, Decision.COMMIT)
         if strangers := [one for one in wanted if one.decision is not Decision.COMMIT]:
             confirm(
                 f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
@@ -111,9 +114,8 @@ def commit(
                 "double",
                 given=break_decision and yes,
             )
-        _report(
-            coordinator, [*_commit_decided(coordinator, wanted), *_commit_strangers(coordinator, strangers)], as_json
-        )
+        results = [*_commit_decided(coordinator, wanted), *_commit_strangers(coordinator, strangers)]
+        _report(coordinator, results, as_json, "Nothing is decided and still in doubt, so nothing was committed.")
 
 
 @app.command()
@@ -139,20 +141,21 @@ def abort(
                 given=yes,
             )
             claimed = coordinator.protocol.store.claim_generation()
-        found, errors = look(coordinator, claimed)
-        wanted = _choose(found, errors, chosen, Decision.ORPHAN)
-        running = [one for one in wanted if one.decision is Decision.OPEN]
-        if running and fence:
+        seen = look(coordinator, claimed)
+        wanted = _choose(seen, chosen, Decision.ORPHAN)
+        undecided = [one for one in wanted if one.decision in (Decision.OPEN, Decision.STRANDED)]
+        if undecided and fence:
             confirm(
                 f"Storage {coordinator.protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
-                f"it is the wrong one, {_names(running)} may be decided, and aborting it LOSES its rows.",
+                f"it is the wrong one, {_names(undecided)} may be decided, and aborting it LOSES its rows.",
                 "lose",
                 given=break_decision and yes,
             )
-        elif running:
+        elif undecided:
             fail(
-                f"{_names(running)} may belong to a driver that runs and is about to complete its checkpoint. Stop it, "
-                "and say --fence, which stops it for good if it still runs. No transaction was touched.",
+                f"{_names(undecided)} may belong to a driver that is about to complete its checkpoint. "
+                f"{of_driver(seen.driver)} Stop it, and say --fence, which stops it for good if it still runs. No "
+                "transaction was touched.",
                 USAGE,
             )
         if decided := [one for one in wanted if one.decision is Decision.COMMIT]:
@@ -170,13 +173,28 @@ def abort(
                 results.append((one, "aborted"))
             except Exception as error:
                 results.append((one, f"failed: {error}"))
-        _report(coordinator, results, as_json)
+        left = [one for one in seen.found if one not in wanted] if all_orphans else []
+        _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
+        if not as_json:
+            say_left(coordinator, replace(seen, found=left), "Not touched: ")
+        if any(one.decision is Decision.STRANDED for one in left):
+            raise typer.Exit(FOUND)
 
 
-def look(coordinator: CheckpointCoordinator, claimed: int | None = None) -> tuple[list[Pending], dict[str, str]]:
-    """What is in doubt, and what keeps a sink from telling. Generation and records are read after the sinks, so that a
-    decision that was made meanwhile is seen. `claimed`: the generation of this process; while it is the newest, no
-    driver may complete anything. Raises Superseded if it is not."""
+@dataclass(frozen=True)
+class Seen:
+    """What is in doubt, what keeps a sink from telling, the driver, and the newest checkpoint."""
+
+    found: Sequence[Pending]
+    errors: Mapping[str, str]
+    driver: Driver | None
+    rounds: Sequence[Record]
+
+
+def look(coordinator: CheckpointCoordinator, claimed: int | None = None) -> Seen:
+    """Generation and records are read after the sinks, so that a decision that was made meanwhile is seen. `claimed`:
+    the generation of this process; while it is the newest, no driver may complete anything. Raises Superseded if it is
+    not."""
     listed: dict[str, Sequence[InDoubt]] = {}
     errors: dict[str, str] = {}
     for name, sink in coordinator.sinks.items():
@@ -190,16 +208,21 @@ def look(coordinator: CheckpointCoordinator, claimed: int | None = None) -> tupl
     if claimed is not None and generation != claimed:
         raise Superseded(f"a driver of job {coordinator.job!r} (generation {generation}) has started just now")
     complete = Complete(rounds) if rounds else None
-    return [
-        _judged(sink, about, complete, generation, fenced=claimed is not None)
+    driver = look_for_driver(store)
+    found = [
+        _judged(sink, about, complete, generation, driver, fenced=claimed is not None)
         for sink, abouts in listed.items()
         for about in abouts
-    ], errors
+    ]
+    return Seen(found, errors, driver, rounds)
 
 
-def _judged(sink: str, about: InDoubt, complete: Complete | None, generation: int, *, fenced: bool) -> Pending:
+def _judged(
+    sink: str, about: InDoubt, complete: Complete | None, generation: int, driver: Driver | None, *, fenced: bool
+) -> Pending:
+    undecided = Decision.OPEN if driver and driver.state is State.RUNNING else Decision.STRANDED
     if complete is None:  # it may be the wrong storage
-        return Pending(sink, about, Decision.OPEN)
+        return Pending(sink, about, undecided)
     record = complete.record
     for named in complete.named.values():
         if named.sink == sink and not unnamed([about.transaction], [named.transaction]):
@@ -208,7 +231,7 @@ def _judged(sink: str, about: InDoubt, complete: Complete | None, generation: in
     older = about.generation is not None and about.generation < generation
     settled = about.checkpoint is not None and about.checkpoint <= record.checkpoint_id and not about.round
     abandoned = about.lineage is not None and about.lineage != record.lineage
-    return Pending(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else Decision.OPEN)
+    return Pending(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else undecided)
 
 
 def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
@@ -216,19 +239,16 @@ def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
         fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
 
 
-def _choose(
-    found: list[Pending], errors: Mapping[str, str], chosen: list[str] | None, otherwise: Decision
-) -> list[Pending]:
+def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[Pending]:
     """Those that were named, else all of one kind, which takes that each sink can tell."""
-    for sink, error in errors.items():
-        say(f"sink {sink!r} cannot tell: {error}")
+    _say_errors(seen)
     if not chosen:
-        if errors:
+        if seen.errors:
             fail("No transaction was touched: not every sink can tell.")
-        return [one for one in found if one.decision is otherwise]
-    wanted = []
+        return [one for one in seen.found if one.decision is otherwise]
+    wanted: list[Pending] = []
     for text in chosen:
-        meant = [one for one in found if one.meant_by(text)]
+        meant = [one for one in seen.found if one.meant_by(text)]
         if not meant:
             fail(f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. No transaction was touched.")
         wanted += [one for one in meant if one not in wanted]
@@ -272,30 +292,85 @@ def _names(pending: Sequence[Pending]) -> str:
     return ", ".join(f"{one.id} (sink {one.sink!r}, checkpoint {one.about.checkpoint})" for one in pending)
 
 
-def _show(found: Sequence[Pending]) -> None:
-    show_table(
-        ["id", "sink", "decision", "checkpoint", "subtask", "generation", "age", "transaction"],
-        [
+def _show(coordinator: CheckpointCoordinator, seen: Seen) -> None:
+    if seen.found:
+        show_table(
+            ["id", "sink", "decision", "checkpoint", "subtask", "generation", "age", "transaction"],
             [
-                one.id,
-                one.sink,
-                one.decision.value,
-                "?" if one.about.checkpoint is None else one.about.checkpoint,
-                "?" if one.about.subtask is None else one.about.subtask,
-                "?" if one.about.generation is None else one.about.generation,
-                duration(one.about.age),
-                json.dumps(dict(one.about.transaction)),
-            ]
-            for one in found
-        ],
-    )
+                [
+                    one.id,
+                    one.sink,
+                    one.decision.value,
+                    "?" if one.about.checkpoint is None else one.about.checkpoint,
+                    "?" if one.about.subtask is None else one.about.subtask,
+                    "?" if one.about.generation is None else one.about.generation,
+                    duration(one.about.age),
+                    shown(one.about.transaction),
+                ]
+                for one in seen.found
+            ],
+        )
+    _say_errors(seen)
+    if not seen.found:
+        told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
+        if told:
+            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
+    say(of_driver(seen.driver))
+    say(of_newest(seen.rounds))
+    say_left(coordinator, seen)
 
 
-def _report(coordinator: CheckpointCoordinator, results: list[tuple[Pending, str]], as_json: bool) -> None:
+def say_left(coordinator: CheckpointCoordinator, seen: Seen, before: str = "") -> None:
+    """What becomes of each kind, and the command for it."""
+    counted = Counter(one.decision for one in seen.found)
+    fenced, wrong = "in-doubt abort --all-orphans --fence", ""
+    if not seen.rounds:
+        fenced = "in-doubt abort ID --fence"
+        wrong = f" (Be sure of the storage: {coordinator.protocol.store.storage.uri} holds no checkpoint of the job.)"
+    for decision, what in (
+        (
+            Decision.COMMIT,
+            "decided: the next start of the query commits it; at once: coordinator in-doubt commit --all-decided",
+        ),
+        (
+            Decision.ORPHAN,
+            "of a driver that was replaced: the next sweep of a driver aborts it; at once: coordinator "
+            "in-doubt abort --all-orphans",
+        ),
+        (
+            Decision.STRANDED,
+            "that no record names, and no driver is seen that could complete its checkpoint. It holds "
+            f"its locks until the query is started again, which aborts it; at once: coordinator {fenced}{wrong}",
+        ),
+        (
+            Decision.OPEN,
+            "of the driver that runs, which completes or aborts it. If that is stuck, stop it, and: "
+            f"coordinator {fenced}",
+        ),
+    ):
+        if counted[decision]:
+            say(f"{before}{counted[decision]} {decision.value}: {what}")
+
+
+def _say_errors(seen: Seen) -> None:
+    for sink, error in seen.errors.items():
+        say(f"sink {sink!r} cannot tell: {error}")
+
+
+def _report(
+    coordinator: CheckpointCoordinator,
+    results: list[tuple[Pending, str]],
+    as_json: bool,
+    nothing: str,
+    left: Sequence[Pending] = (),
+) -> None:
     if as_json:
-        show_json({"job": coordinator.job, "results": [one.to_json() | {"result": told} for one, told in results]})
-    else:
-        rows = [[one.id, one.sink, json.dumps(dict(one.about.transaction)), told] for one, told in results]
+        told = [one.to_json() | {"result": told} for one, told in results]
+        show_json({"job": coordinator.job, "results": told, "not_touched": [one.to_json() for one in left]})
+    elif results:
+        rows = [[one.id, one.sink, shown(one.about.transaction), told] for one, told in results]
         show_table(["id", "sink", "transaction", "result"], rows)
+    else:
+        say(nothing)
     if any(told not in ("committed", "aborted") for _, told in results):
         raise typer.Exit(FOUND)

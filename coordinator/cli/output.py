@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -103,6 +104,13 @@ def confirm(consequence: str, word: str, *, given: bool) -> None:
 def time_of(milliseconds: int) -> str:
     """ISO 8601 in UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def ago(milliseconds: int) -> str:
+    """The time, and how long that is by the clock of this machine."""
+    if not milliseconds:
+        return "at an unknown time"
+    return f"{time_of(milliseconds)} ({duration(time.time() - milliseconds / 1000)} ago)"
 
 
 def by_sink(counts: Mapping[str, int]) -> str:

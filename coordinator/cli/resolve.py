@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import getpass
 import socket
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
+from coordinator.cli.checkpoints import losses_of, show_losses
+from coordinator.cli.in_doubt import look
 from coordinator.cli.output import (
     FOUND,
     JOB_FILE,
@@ -15,6 +18,7 @@ from coordinator.cli.output import (
     AsJson,
     Job,
     Yes,
+    ago,
     confirm,
     fail,
     opened,
@@ -22,9 +26,10 @@ from coordinator.cli.output import (
     show_json,
     show_table,
 )
+from coordinator.coordinator import CheckpointCoordinator
 from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete, Participant
-from sinks.transaction import CommitState
+from sinks.transaction import CommitOutcome, CommitState
 
 _MISSING = (CommitState.LOST, CommitState.UNKNOWN)
 
@@ -46,12 +51,15 @@ def resolve(
     written again by that start, if the source still gives the very same rows; so this is for when it cannot
     (ReplayMismatch), or when nobody can tell what became of a transaction."""
     with opened(job) as coordinator:
+        decided = {(one.sink, one.named.subtask) for one in look(coordinator).found if one.named}
         complete, errors = operators.ask(coordinator.protocol)
         if complete is None:
             fail(f"job {coordinator.job!r} has no checkpoint in {coordinator.protocol.store.storage.uri}")
         if accept_loss:
             if not why:
-                fail("Say --why: the reason is kept in the record.", USAGE)
+                fail("Say --why: the reason is kept.", USAGE)
+            if errors:
+                fail(f"{_unanswered(coordinator, complete, errors)} Nothing was given up.")
             chosen = _chosen(complete, accept_loss)
             rows = sum(complete.named[participant].fingerprint.rows for participant in chosen)
             confirm(
@@ -64,9 +72,28 @@ def resolve(
             operators.accept_loss(coordinator.protocol, chosen, who=who or _login(), why=why)
             complete, errors = operators.ask(coordinator.protocol)
             assert complete
-        _show(complete, {f"{sink}/{subtask}": str(error) for (sink, subtask), error in errors.items()}, as_json)
+        committed_now = [p for p in decided if complete.outcomes.get(p) == CommitOutcome.COMMITTED]
+        cannot_tell = _unanswered(coordinator, complete, errors) if errors else ""
+        _show(
+            complete,
+            {f"{sink}/{subtask}": str(error) for (sink, subtask), error in errors.items()},
+            len(committed_now),
+            cannot_tell,
+            as_json,
+        )
         if errors or _missing(complete):
             raise typer.Exit(FOUND)
+
+
+def _unanswered(coordinator: CheckpointCoordinator, complete: Complete, errors: Mapping[Participant, Exception]) -> str:
+    """Whose answer is missing, and that nothing follows from it."""
+    systems = {name: coordinator.sinks[name].system for name, _ in errors}
+    asked = ", ".join(f"{system} (sink {name!r})" for name, system in systems.items())
+    return (
+        f"Cannot tell what became of {len(errors)} of {len(complete.named)} participants of checkpoint "
+        f"{complete.checkpoint_id}: bring {asked} back, or mend what it says, and ask again. Nothing is known to be "
+        "lost: what is decided stays decided, and the next start of the query commits it."
+    )
 
 
 def _missing(complete: Complete) -> list[Participant]:
@@ -88,11 +115,11 @@ def _login() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
-def _show(complete: Complete, errors: dict[str, str], as_json: bool) -> None:
+def _show(complete: Complete, errors: Mapping[str, str], committed_now: int, cannot_tell: str, as_json: bool) -> None:
     participants = [
         {
             "participant": f"{sink}/{subtask}",
-            "outcome": outcome.state.value if outcome else "not answered",
+            "outcome": outcome.state.value if outcome else "cannot tell",
             "reason": outcome.reason if outcome else errors.get(f"{sink}/{subtask}", ""),
             "rows": committable.fingerprint.rows,
             "transaction": dict(committable.transaction),
@@ -100,27 +127,31 @@ def _show(complete: Complete, errors: dict[str, str], as_json: bool) -> None:
         for (sink, subtask), committable in complete.named.items()
         for outcome in [complete.outcomes.get((sink, subtask))]
     ]
-    open_ones = [one for one in participants if one["outcome"] != CommitState.COMMITTED.value]
+    hidden = [one for one in participants if one["outcome"] != CommitState.COMMITTED.value]
+    losses = losses_of(complete.rounds)
     if as_json:
         about: dict[str, Any] = {
             "job": complete.record.job,
             "checkpoint": complete.checkpoint_id,
             "offsets": list(complete.record.offsets),
             "participants": participants,
-            "given_up": [f"{one.sink}/{one.subtask}" for record in complete.rounds for one in record.accepted],
+            "committed_now": committed_now,
+            "given_up": [f"{one['sink']}/{one['subtask']}" for one in losses],
         }
         show_json(about)
         return
-    committed = len(participants) - len(open_ones)
-    say(f"Checkpoint {complete.checkpoint_id}: {committed} of {len(participants)} participants are visible.")
-    for record in complete.rounds:
-        for given_up in record.accepted:
-            say(
-                f"Given up: {given_up.sink}/{given_up.subtask}, {given_up.rows} rows, by {given_up.who}: {given_up.why}"
-            )
-    if open_ones:
+    visible = len(participants) - len(hidden)
+    known = f"{visible} of {len(participants)} participants are visible" if visible or not errors else "see below"
+    say(f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: {known}.")
+    if committed_now:
+        say(f"Committed {committed_now} now.")
+    show_losses(losses)
+    if hidden:
         keys = ("participant", "outcome", "rows", "reason")
-        show_table(keys, [[one[key] for key in keys] for one in open_ones])
+        show_table(keys, [[one[key] for key in keys] for one in hidden])
+    if cannot_tell:
+        say(cannot_tell)
+    elif hidden:
         say(
             "Choices:\n"
             "  1. Start the query again: it writes lost transactions again, from the same input "

@@ -28,6 +28,9 @@ class BatchFacts:
 class Query(Protocol):
     """A streaming query that can be stopped."""
 
+    @property
+    def isActive(self) -> bool: ...  # noqa: N802 - Spark's name
+
     def stop(self) -> None:
         """Returns when it has stopped."""
 

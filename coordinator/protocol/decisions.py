@@ -23,7 +23,7 @@ from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.records import Acceptance, Record
 from sinks.errors import SinkError
 from sinks.task import Ack
-from sinks.transaction import CommitOutcome, CommitState, Committable
+from sinks.transaction import CommitOutcome, CommitState, Committable, shown
 
 Participant = tuple[str, int]
 """Sink name and subtask."""
@@ -151,13 +151,14 @@ def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
     if record is None:
         known = "is no longer retained, so its input cannot be compared"
     elif (record.offsets, record.query_id) != (batch.offsets, batch.query_id):
-        known = f"has other offsets: {record.offsets}"
+        known = f"has other offsets: {', '.join(record.offsets)}"
     elif batch.planned_at and record.planned_at not in (0, batch.planned_at):
         known = "is of a batch that Spark planned at another time: files and timers of this one may be others"
     else:
         return
     raise CheckpointLocationMismatch(
-        f"batch {batch.checkpoint_id} is complete in storage, but its record {known}; Spark now reads {batch.offsets}. "
+        f"batch {batch.checkpoint_id} is complete in storage, but its record {known}; Spark now reads "
+        f"{', '.join(batch.offsets)}. "
         "Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?). Restore the "
         "newest checkpointLocation; counting this batch as done would lose its rows."
     )
@@ -322,7 +323,7 @@ def require_visible(complete: Complete) -> None:
 
 
 def describe(participant: Participant, committable: Committable) -> str:
-    return f"sink {participant[0]!r}, subtask {participant[1]}, transaction {dict(committable.transaction)}"
+    return f"sink {participant[0]!r}, subtask {participant[1]}, transaction {shown(committable.transaction)}"
 
 
 def _list(head: str, items: Sequence[str], tail: str) -> str:

@@ -68,7 +68,8 @@ def accept_loss(protocol: CheckpointProtocol, participants: Sequence[Participant
     permit = protocol.decide(record, complete)
     if permit.complete.rounds[-1] is not record:
         raise Superseded(f"another driver has decided round {record.round} meanwhile; look again")
-    logger.warning("job %s, checkpoint %d: given up: %s", protocol.job, record.checkpoint_id, accepted)
+    told = [f"{one.sink}/{one.subtask}, {one.rows} rows, by {one.who}: {one.why}" for one in accepted]
+    logger.warning("job %s, checkpoint %d: given up: %s", protocol.job, record.checkpoint_id, "; ".join(told))
     for one in accepted:
         if one.outcome == CommitState.UNKNOWN.value:
             protocol.abort_quietly(protocol.sinks[one.sink], one.transaction)

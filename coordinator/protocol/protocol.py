@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from coordinator import guarantee
 from coordinator.config import CheckpointConfig
-from coordinator.errors import CheckpointError, CheckpointFailed, InDoubtError, Superseded, reason
+from coordinator.errors import CheckpointError, CheckpointFailed, CorruptRecord, InDoubtError, Superseded, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions, memories
 from coordinator.protocol.acks import Acks
-from coordinator.protocol.batch import MicroBatch, Sink
+from coordinator.protocol.batch import MicroBatch, Query, Sink
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.deadline import deadline
 from coordinator.protocol.decisions import AfterFailure, Call, Complete, Participant
@@ -28,7 +28,7 @@ from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
 from sinks.errors import SinkError
 from sinks.task import SinkTask
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, unnamed
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, shown, unnamed
 
 logger = logging.getLogger(__package__)
 
@@ -49,9 +49,9 @@ class CheckpointProtocol:
         config: CheckpointConfig,
         listeners: Listeners,
         clock: Clock,
-        claim: Callable[[], int],
+        claim: Callable[[Query | None], int],
     ) -> None:
-        """`claim` claims a generation in the store."""
+        """`claim` claims a generation in the store, for a query or for an operator."""
         self.job = job
         self.sinks = sinks
         self.store = store
@@ -93,7 +93,7 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ 1. recover
     def _start(self, batch: MicroBatch) -> None:
         """The first batch of a run: this is a new driver from here on, also in the same object."""
-        self.claim_generation()
+        self.claim_generation(batch.query)
         self.load_and_commit(batch)
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage.uri, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
@@ -112,13 +112,13 @@ class CheckpointProtocol:
         for sink in self.sinks.values():
             sink.open()
 
-    def claim_generation(self) -> None:
+    def claim_generation(self, query: Query | None = None) -> None:
         """Become the newest driver."""
         self.open_sinks()
         self._agreed = False
         self._checked.clear()
         self._sweeper.make_due()
-        self.fence = Fence(self.store, self._claim())
+        self.fence = Fence(self.store, self._claim(query))
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
     def load_and_commit(self, batch: MicroBatch | None = None) -> None:
@@ -243,7 +243,7 @@ class CheckpointProtocol:
         try:
             sink.abort(transaction)
         except Exception as error:
-            logger.warning("could not abort %s; left to the next sweep: %s", dict(transaction), error)
+            logger.warning("could not abort %s; left to the next sweep: %s", shown(transaction), error)
 
     # ------------------------------------------------------------------ 4.-5. phase one
     def _pre_commit(self, batch: MicroBatch) -> Record:
@@ -372,7 +372,7 @@ class CheckpointProtocol:
         oldest = permit.complete.checkpoint_id - self.config.retained_checkpoints + 1
         try:
             self.store.delete_older_than(oldest, permit.listing or self.store.look())
-        except StorageError as error:
+        except (StorageError, CorruptRecord) as error:
             logger.warning("could not delete old records; the next checkpoint tries again: %s", error)
 
     # ------------------------------------------------------------------ 8. phase two

@@ -3,13 +3,18 @@
 JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
                                     the current lineage
 JOB/LINEAGE/checkpoint/N.ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
+JOB/loss/LINEAGE.N.ROUND            copy of a record that gives participants up; never deleted
+JOB/alive/GENERATION.NUMBER         the last sign of life of a driver
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -117,13 +122,28 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class SignOfLife:
+    """Of the process `who`, at a time in milliseconds since the epoch by its clock, and in seconds by the storage's if
+    that has one. `next`: seconds until another one is due, 0 for a process that runs no query. `ended`: why the query
+    has ended."""
+
+    who: str = ""
+    at: int = 0
+    storage_at: float | None = None
+    next: float = 0.0
+    ended: str = ""
+
+
+@dataclass(frozen=True)
 class Claim:
     """A generation and the lineage that it is in; the default stands before the first one. `address`: where the driver
-    answers over HTTP, "" if it does not; None: no driver has claimed it, but a restore or an operator's command."""
+    answers over HTTP, "" if it does not; None: no driver has claimed it, but a restore or an operator's command. `sign`
+    is the first sign of life of who has claimed it."""
 
     generation: int = 0
     lineage: str = ""
     address: str | None = ""
+    sign: SignOfLife = SignOfLife()
 
 
 @dataclass(frozen=True)
@@ -171,12 +191,13 @@ class CheckpointStore:
             raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
 
     # ------------------------------------------------------------------ generations
-    def claim_generation(self, address: str | None = None) -> int:
+    def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> int:
         """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice.
-        `address`: as in `Claim`."""
+        `address`: as in `Claim`; `next_sign`: seconds until a `sign`."""
         newest, stale = self.newest_claim(), 0
         while stale < _STALE_LISTINGS:
-            claim = Claim(newest.generation + 1, newest.lineage or secrets.token_hex(4), address)
+            lineage = newest.lineage or secrets.token_hex(4)
+            claim = Claim(newest.generation + 1, lineage, address, self._sign(next_sign))
             if self._claim(claim):
                 self._lineage = claim.lineage
                 return claim.generation
@@ -200,7 +221,7 @@ class CheckpointStore:
             self._lineage = base.lineage
             if not self.put(base):
                 raise CorruptRecord(f"the lineage {base.lineage} has another base than the one that is restored")
-            if not self._claim(Claim(fence + 1, base.lineage, None)):
+            if not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):
                 raise Superseded(
                     f"a driver of job {self.job!r}, another restore or an operator's command has started during the "
                     "restore. See that nothing else runs, and restore again."
@@ -219,7 +240,7 @@ class CheckpointStore:
             if data := self.storage.get(key):  # None: so many have been claimed since that it is deleted
                 body = unseal(data, self._where(key))
                 self._require_own(body["job"], key)
-                return Claim(number, body["lineage"], body["address"])
+                return Claim(number, body["lineage"], body["address"], SignOfLife(**body["sign"]))
         raise StorageError(
             self.storage.uri,
             key,
@@ -234,7 +255,7 @@ class CheckpointStore:
         return claim
 
     def _claim(self, claim: Claim) -> bool:
-        body = {"job": self.job, "lineage": claim.lineage, "address": claim.address}
+        body = {"job": self.job, "lineage": claim.lineage, "address": claim.address, "sign": asdict(claim.sign)}
         if not self.storage.put_if_absent(self._generation_key(claim.generation), seal(body)):
             return False
         there = self.look("generation/")
@@ -249,11 +270,38 @@ class CheckpointStore:
     def _generation_key(self, number: int) -> str:
         return f"{self._root}/generation/{number:010d}"
 
+    # ------------------------------------------------------------------ signs of life
+    def sign(self, generation: int, number: int, next: float, ended: str = "") -> None:
+        """Give the sign `number` of a generation. It takes the place of all before."""
+        folder = f"{self._root}/alive"
+        key = f"{folder}/{generation:010d}.{number:010d}"
+        self.storage.put_if_absent(key, seal({"sign": asdict(self._sign(next, ended))}))
+        for old in self.storage.list(folder):
+            if old < key:
+                self.storage.delete(old)
+
+    def last_sign(self, claim: Claim) -> SignOfLife:
+        """The newest sign of the driver that holds the claim; the claim itself is its first."""
+        folder = f"{self._root}/alive"
+        own = f"{folder}/{claim.generation:010d}."
+        while keys := [key for key in self.storage.list(folder) if key.startswith(own)]:
+            if data := self.storage.get(keys[-1]):  # None: a newer one has just taken its place
+                return SignOfLife(**unseal(data, self._where(keys[-1]))["sign"])
+        return claim.sign
+
+    def _sign(self, next: float = 0.0, ended: str = "") -> SignOfLife:
+        who = f"host {socket.gethostname()}, process {os.getpid()}"
+        return SignOfLife(who, time.time_ns() // 1_000_000, self.storage.clock(), next, ended)
+
     # ------------------------------------------------------------------ records
     def put(self, record: Record) -> bool:
         """Put-if-absent. True also if what is there is this very record (a put that was retried)."""
         key, data = self._record_key(record.checkpoint_id, record.round), record.to_bytes()
-        return self.storage.put_if_absent(key, data) or self.storage.get(key) == data
+        won = self.storage.put_if_absent(key, data) or self.storage.get(key) == data
+        if won:
+            with suppress(StorageError):  # else retention does it
+                self._keep_loss(record)
+        return won
 
     def get(self, checkpoint_id: int, number: int) -> Record | None:
         """Of the round with that number."""
@@ -294,7 +342,26 @@ class CheckpointStore:
     def delete_older_than(self, checkpoint_id: int, there: Listing) -> None:
         for id, number in there.records:
             if id < checkpoint_id:
+                if number and (replay := self.get(id, number)):  # who put it may have died before it kept the loss
+                    self._keep_loss(replay)
                 self.storage.delete(self._record_key(id, number))
+
+    def losses(self) -> list[Record]:
+        """Every record, of any lineage, that gives participants up, oldest first."""
+        found = {}
+        for key in self.storage.list(f"{self._root}/loss"):
+            if data := self.storage.get(key):
+                record = Record.from_bytes(data, self._where(key))
+                self._require_own(record.job, key)
+                found[record.lineage, record.checkpoint_id, record.round] = record
+        for rounds in self.history():
+            found |= {(one.lineage, one.checkpoint_id, one.round): one for one in rounds if one.accepted}
+        return sorted(found.values(), key=lambda record: record.completed_at)
+
+    def _keep_loss(self, record: Record) -> None:
+        if record.accepted:
+            name = f"{record.lineage}.{record.checkpoint_id:020d}.{record.round:06d}"
+            self.storage.put_if_absent(f"{self._root}/loss/{name}", record.to_bytes())
 
     def _record_key(self, checkpoint_id: int, number: int) -> str:
         return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{number:06d}"

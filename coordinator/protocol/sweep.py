@@ -14,7 +14,7 @@ from coordinator.protocol.fence import Fence
 from coordinator.protocol.outage import Outages
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
-from sinks.transaction import Identity, unnamed
+from sinks.transaction import Identity, shown, unnamed
 
 logger = logging.getLogger(__package__)
 
@@ -76,7 +76,8 @@ class Sweeper:
                 if self._abort(sink, orphan):
                     aborted.setdefault(name, []).append(dict(orphan))
         if aborted:
-            logger.info("job %s: aborted orphaned transactions %s", self._job, aborted)
+            told = [f"{name}: {shown(orphan)}" for name, orphans in aborted.items() for orphan in orphans]
+            logger.info("job %s: aborted orphaned transactions %s", self._job, "; ".join(told))
         self._listeners.tell(Step.SWEPT, aborted=aborted)
 
     def _abort(self, sink: Sink, orphan: Identity) -> bool:
@@ -86,6 +87,6 @@ class Sweeper:
             return False  # listed, then committed by whoever it belongs to
         except Exception as error:
             self.make_due()
-            logger.warning("could not abort %s; left to the next sweep: %s", dict(orphan), error)
+            logger.warning("could not abort %s; left to the next sweep: %s", shown(orphan), error)
             return False
         return True

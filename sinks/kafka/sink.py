@@ -21,7 +21,7 @@ from sinks.kafka.options import admin_options, option_problems, producer_options
 from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, of_commit
 from sinks.kafka.plain import PlainProducer
 from sinks.kafka.producer import TransactionalProducer
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, token
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, shown, token
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,6 +44,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     Each task writes one Kafka transaction and leaves it open; the driver ends it by EndTxn. Consumers with
     `isolation.level=read_committed` see its records only then, and wait for it meanwhile.
     """
+
+    system = "Kafka"
 
     def __init__(
         self,
@@ -251,7 +253,9 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         if answer == INVALID_TXN_STATE:
             state = self._brokers.states([name]).get(name)
             if state and state[1] in _COMMITTED_STATES:
-                raise CommittedError(f"{dict(transaction)} is committed: the coordinator has it as {state[1]}")
+                raise CommittedError(
+                    f"transaction {shown(transaction)} is committed: the coordinator has it as {state[1]}"
+                )
         elif answer and answer not in ASK_THE_WITNESS:
             raise NotYetKnown(f"{name} could not be aborted: the broker answered {answer}")
 

@@ -37,6 +37,8 @@ class MySQLSink(TableSink[RowTransaction]):
     Needs MySQL 8.0.29, MariaDB 10.5.2 or newer, and tables of InnoDB.
     """
 
+    system = "MySQL or MariaDB"
+
     strategy: Strategy
 
     def __init__(

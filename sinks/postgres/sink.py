@@ -37,6 +37,8 @@ class PostgresSink(TableSink[CopyTransaction]):
     asks the server. What became of a transaction is kept in the table `ledger`, beside the target.
     """
 
+    system = "PostgreSQL"
+
     strategy: Strategy
 
     def __init__(

@@ -34,6 +34,8 @@ class SqlAlchemySink(TableSink[RowTransaction]):
     target.
     """
 
+    system = "the database"
+
     COMMIT_THREADS = 4  # of the engine's pool
 
     def __init__(

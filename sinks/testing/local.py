@@ -117,6 +117,10 @@ class LocalQuery:
         finally:
             self._ended.set()
 
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        return not self._ended.is_set()
+
     def stop(self) -> None:
         """From another thread: returns when `run` has returned."""
         self.stopped = True

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +50,49 @@ class Job:
         for sink in coordinator.sinks.values():
             sink.close()
 
-    def cli(self, *arguments: str, code: int = 0, input: str | None = None) -> Result:
+    def beat_fast(self) -> None:
+        self.file.write_text(
+            self.file.read_text().replace("[checkpointing]", "[checkpointing]\nheartbeat_interval = 0.3")
+        )
+
+    def wait_until(self, state: str) -> Any:
+        """Until `coordinator status` tells so of the driver; what it says then."""
+        deadline = time.monotonic() + 30
+        while (about := self.json("status", code=0 if state == "running" else None))["driver"]["state"] != state:
+            assert time.monotonic() < deadline, about
+            time.sleep(0.1)
+        return about
+
+    @contextmanager
+    def halted(self, step: Step, checkpoint: int) -> Iterator[subprocess.Popen[str]]:
+        """A driver in a process of its own, which stands still at this step; killed with SIGKILL at the latest here."""
+        command = [sys.executable, "-m", "tests.cli.driver", str(self.file), str(self.folder / "query")]
+        command += [step.name, str(checkpoint)]
+        root = Path(__file__).parents[2]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+            try:
+                assert process.stdout
+                assert process.stdout.readline() == "halted\n"
+                yield process
+            finally:
+                process.kill()
+
+    def kill(self, step: Step, checkpoint: int) -> None:
+        with self.halted(step, checkpoint):
+            pass
+
+    def cli(self, *arguments: str, code: int | None = 0, input: str | None = None) -> Result:
         return cli(*arguments, "--job", str(self.file), code=code, input=input)
 
-    def json(self, *arguments: str, code: int = 0) -> Any:
+    def json(self, *arguments: str, code: int | None = 0) -> Any:
         return json.loads(self.cli(*arguments, "--json", code=code).stdout)
 
 
-def cli(*arguments: str, code: int = 0, input: str | None = None, env: Mapping[str, str] | None = None) -> Result:
+def cli(
+    *arguments: str, code: int | None = 0, input: str | None = None, env: Mapping[str, str] | None = None
+) -> Result:
     result = CliRunner().invoke(app, list(arguments), input=input, env=env)
-    assert result.exit_code == code, (result.exit_code, result.output, result.exception)
+    assert code in (None, result.exit_code), (result.exit_code, result.output, result.exception)
     return result
 
 

@@ -15,7 +15,10 @@ def test_list_and_show(file_job: Job) -> None:
         "storage": (file_job.folder / "checkpoints").as_uri(),
         "newest_generation": 0,
         "checkpoints": [],
+        "losses": [],
     }
+    assert "No checkpoint of job 'orders' is complete" in file_job.cli("checkpoints", "list").stderr
+    assert "was ever given up" in file_job.cli("losses").stderr
     assert "there is none" in file_job.cli("checkpoints", "show", code=1).stderr
     file_job.run(2)
     listed = file_job.json("checkpoints", "list")

@@ -33,7 +33,12 @@ def visible(dsn: str) -> list[int]:
 
 def test_nothing_in_doubt(file_job: Job) -> None:
     file_job.run(1)
-    assert file_job.json("in-doubt", "list") == {"job": "orders", "transactions": [], "errors": {}}
+    told = file_job.json("in-doubt", "list")
+    assert (told["transactions"], told["errors"]) == ([], {})
+    assert told["newest_checkpoint"]["checkpoint"] == 0
+    assert "Nothing of job 'orders' is in doubt in files (" in file_job.cli("in-doubt", "list").stderr
+    assert "nothing was aborted" in file_job.cli("in-doubt", "abort", "--all-orphans").stderr
+    assert "nothing was committed" in file_job.cli("in-doubt", "commit", "--all-decided").stderr
 
 
 def test_decided_transactions_in_postgres_are_listed_and_committed(pg_job: Job, pg_database: str) -> None:
@@ -126,8 +131,10 @@ def test_committing_what_no_record_names_asks(file_job: Job, file_rows: Callable
 
 def test_with_no_checkpoint_in_storage_nothing_is_called_an_orphan(pg_job: Job, pg_database: str) -> None:
     pg_job.run(crash=(Step.PRE_COMMITTED, 0))
-    assert pg_job.json("in-doubt", "abort", "--all-orphans", "--fence", "--yes")["results"] == []
-    (one, *_) = pg_job.json("in-doubt", "list")["transactions"]
+    told = pg_job.cli("in-doubt", "abort", "--all-orphans", "--fence", "--yes", code=1).stderr
+    assert "Not touched: 3 stranded" in told
+    assert "in-doubt abort ID --fence (Be sure of the storage" in told
+    (one, *_) = pg_job.json("in-doubt", "list", code=1)["transactions"]
     refused = pg_job.cli("in-doubt", "abort", one["id"], "--fence", "--yes", code=3)
     assert "holds no checkpoint" in refused.stderr
     assert prepared(pg_database) == 3

@@ -43,7 +43,7 @@ def test_the_job_goes_on_without_what_was_accepted(file_job: Job, file_rows: Cal
     with pytest.raises(ReplayMismatch, match="coordinator resolve"):
         run(file_job, changed)
     told = file_job.json("resolve", code=1)
-    assert set(told) == {"job", "checkpoint", "offsets", "participants", "given_up"}
+    assert set(told) == {"job", "checkpoint", "offsets", "participants", "committed_now", "given_up"}
     (lost,) = [one for one in told["participants"] if one["outcome"] == "lost"]
     assert (told["checkpoint"], lost["participant"], lost["rows"]) == (1, "files/0", INPUT[1][0].num_rows)
 

@@ -1,0 +1,97 @@
+"""Signs of life: by them an operator tells a driver that works from one that died. No decision depends on them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+from coordinator.protocol.batch import Query
+from coordinator.protocol.records import CheckpointStore, SignOfLife
+
+logger = logging.getLogger(__name__)
+
+_MISSED = 3
+"""A driver is silent after so many intervals without a sign."""
+_LONGEST = 4000
+"""Characters that are kept of the error that a query ended with."""
+_LAST_WORD = 5.0
+"""Seconds that the end of a query waits for its last sign to be written."""
+
+
+class Heartbeat:
+    """Gives signs in a thread of its own: also while a batch takes long, or waits for a database."""
+
+    def __init__(self, store: CheckpointStore, interval: float) -> None:
+        self._store = store
+        self._interval = interval
+        self._ended = threading.Event()
+        self._reason = ""
+        self._thread: threading.Thread | None = None
+
+    def begin(self, generation: int, query: Query) -> None:
+        """The query runs under this generation from now on."""
+        self.end("the query was started again")
+        self._ended, self._reason = threading.Event(), ""
+        self._thread = threading.Thread(
+            target=self._beat, args=(generation, query, self._ended), name="checkpoint-heartbeat", daemon=True
+        )
+        self._thread.start()
+
+    def end(self, reason: str) -> None:
+        """The query has ended; its last sign says why. Only the first reason counts."""
+        thread, self._thread = self._thread, None
+        if thread:
+            self._reason = reason[:_LONGEST]
+            self._ended.set()
+            thread.join(_LAST_WORD)
+
+    def _beat(self, generation: int, query: Query, ended: threading.Event) -> None:
+        number, over = 0, False
+        while not over:
+            over = ended.wait(self._interval)
+            try:
+                if not over and not query.isActive:
+                    over, self._reason = True, "the query was stopped, or failed outside of the coordinator"
+                self._store.sign(generation, number, self._interval, self._reason)
+            except Exception:
+                logger.info("job %s: a sign of life could not be given", self._store.job, exc_info=True)
+            number += 1
+
+
+class State(str, Enum):
+    RUNNING = "running"
+    SILENT = "silent"  # no sign for several intervals: it died, is frozen, or cut off from storage
+    ENDED = "ended"  # as it said itself
+    NONE = "none"  # the newest generation is not a driver's, so whichever runs stops
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The driver of the newest generation, as far as storage tells. `age`: seconds since its last sign, by the
+    storage's clock or the driver's own (`clock`), which then is compared with the one of this machine."""
+
+    state: State
+    generation: int
+    sign: SignOfLife
+    age: float
+    clock: str
+
+
+def look_for_driver(store: CheckpointStore) -> Driver | None:
+    """None if nobody has ever started the job on this storage."""
+    claim = store.newest_claim()
+    if not claim.generation:
+        return None
+    sign = store.last_sign(claim)
+    now = store.storage.clock() if sign.storage_at is not None else None
+    age = time.time() - sign.at / 1000 if now is None or sign.storage_at is None else now - sign.storage_at
+    if not sign.next:
+        state = State.NONE
+    elif sign.ended:
+        state = State.ENDED
+    else:
+        state = State.RUNNING if age <= _MISSED * sign.next else State.SILENT
+    return Driver(state, claim.generation, sign, age, "the driver's" if now is None else "the storage's")

@@ -1,0 +1,132 @@
+"""What an operator is told of jobs on PostgreSQL whose drivers got SIGKILL, or whose database is down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from coordinator.listener import Step
+from coordinator.protocol.records import CheckpointStore
+from coordinator.storage import open_storage
+from sinks.testing.servers.postgres import PostgresService, postgres_service
+from tests.cli.conftest import TABLE
+from tests.cli.play import INPUT, Job, ids
+from tests.cli.test_in_doubt import prepared, visible
+
+
+def test_a_driver_that_runs_is_told_from_one_that_was_killed(pg_job: Job, pg_database: str) -> None:
+    pg_job.beat_fast()
+    with pg_job.halted(Step.PRE_COMMITTED, 1) as process:
+        assert pg_job.wait_until("running")["newest_checkpoint"]["checkpoint"] == 0
+        told = pg_job.json("in-doubt", "list")
+        assert [one["decision"] for one in told["transactions"]] == ["open"] * 3
+        assert f"process {process.pid}" in told["driver"]["who"]
+        assert told["driver"]["last_sign"].startswith("20")
+        assert told["driver"]["age"] < 1
+        assert told["newest_checkpoint"]["age"] > 0
+        left = pg_job.cli("in-doubt", "abort", "--all-orphans").stderr
+        assert "There is no orphan" in left
+        assert "Not touched: 3 open" in left
+    pg_job.wait_until("silent")
+    told = pg_job.json("in-doubt", "list", code=1)
+    assert [one["decision"] for one in told["transactions"]] == ["stranded"] * 3
+    said = pg_job.cli("in-doubt", "list", code=1).output
+    assert "is dead, frozen, or cut off from checkpoint storage; last sign of life 20" in said
+    assert "in-doubt abort --all-orphans --fence" in said
+    assert "{'" not in said
+
+    left = pg_job.cli("in-doubt", "abort", "--all-orphans", code=1).stderr
+    assert "Not touched: 3 stranded" in left
+    assert "--fence" in left
+    assert prepared(pg_database) == 3
+    with psycopg.connect(pg_database) as connection:
+        connection.execute("SET lock_timeout = '200ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("DROP TABLE orders")
+    done = pg_job.cli("in-doubt", "abort", "--all-orphans", "--fence", "--yes")
+    assert done.stdout.count("aborted") == 3
+    assert prepared(pg_database) == 0
+    assert pg_job.json("status", code=1)["driver"]["state"] == "none"
+    pg_job.run()
+    assert visible(pg_database) == ids(3)
+    ended = pg_job.cli("status", code=1).stderr
+    assert "the coordinator was closed" in ended
+    assert "Newest checkpoint: 2, complete 20" in ended
+
+
+def test_resolve_says_what_it_commits(pg_job: Job, pg_database: str) -> None:
+    pg_job.kill(Step.COMPLETE, 1)
+    said = pg_job.cli("resolve").stderr
+    assert "3 of 3 participants are visible" in said
+    assert "Committed 3 now." in said
+    assert visible(pg_database) == ids(2)
+    assert "now" not in pg_job.cli("resolve").stderr
+    assert pg_job.json("resolve")["committed_now"] == 0
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresService]:
+    with postgres_service({"max_prepared_transactions": "64"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_resolve_with_the_database_down_cannot_tell(
+    tmp_path: Path, own_postgres: PostgresService, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    with own_postgres.database() as dsn:
+        monkeypatch.setenv("ORDERS_DSN", dsn)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(TABLE)
+        job = Job(tmp_path, 'type = "postgres"\ndsn = "${ORDERS_DSN}"\ntable = "orders"\nstrategy = "prepared"')
+        job.kill(Step.COMMITTED if committed else Step.COMPLETE, 1)
+        own_postgres.stop()
+        for command in (["resolve"], ["resolve", "--accept-loss", "all", "--why", "x", "--yes"]):
+            said = job.cli(*command, code=1).output
+            assert "Cannot tell what became of 3 of 3 participants of checkpoint 1: bring PostgreSQL (sink" in said
+            assert "--accept-loss" not in said
+            assert "participants are visible" not in said
+        told = job.json("resolve", code=1)
+        assert {one["outcome"] for one in told["participants"]} == {"cannot tell"}
+        said = job.cli("in-doubt", "list", code=1).output
+        assert "sink 'orders' cannot tell: " in said
+        assert "Nothing of job" not in said
+        assert "No transaction was touched" in job.cli("in-doubt", "abort", "--all-orphans", code=1).stderr
+        assert "cannot connect to PostgreSQL" in job.cli("doctor", code=1).stdout
+        own_postgres.start()
+        assert "3 of 3 participants are visible" in job.cli("resolve").stderr
+        assert visible(dsn) == ids(2)
+
+
+def test_what_was_given_up_is_told_for_ever(pg_job: Job, pg_database: str) -> None:
+    pg_job.kill(Step.COMPLETE, 0)
+    one = pg_job.json("in-doubt", "list", code=1)["transactions"][0]
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        connection.execute(f"ROLLBACK PREPARED '{one['transaction']['gid']}'")
+    pg_job.cli("resolve", "--accept-loss", "orders/0", "--why", "gone", "--who", "ann", "--yes")
+    store = CheckpointStore(open_storage((pg_job.folder / "checkpoints").as_uri()), "orders")
+    (key,) = store.storage.list(f"{store._root}/loss")
+    store.storage.delete(key)  # whoever accepted it died in between
+    assert len(pg_job.json("losses")["losses"]) == 1
+    pg_job.file.write_text(
+        pg_job.file.read_text().replace("[checkpointing]", "[checkpointing]\nretained_checkpoints = 2")
+    )
+    pg_job.run()
+    assert [each["checkpoint"] for each in pg_job.json("checkpoints", "list")["checkpoints"]] == [1, 2]
+    (loss,) = pg_job.json("losses")["losses"]
+    wanted = {
+        "sink": "orders",
+        "subtask": 0,
+        "rows": INPUT[0][0].num_rows,
+        "checkpoint": 0,
+        "who": "ann",
+        "why": "gone",
+    }
+    assert {key: loss[key] for key in wanted} == wanted
+    assert "ann" in pg_job.cli("losses").stdout
+    assert "Given up by operators: 1 participant" in pg_job.cli("checkpoints", "list").stderr
+    assert json.loads(pg_job.cli("status", "--json", code=1).stdout)["losses"] == [loss]

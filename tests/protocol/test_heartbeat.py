@@ -1,0 +1,109 @@
+"""Signs of life in storage."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from coordinator.errors import CheckpointFailed
+from coordinator.heartbeat import State, look_for_driver
+from coordinator.protocol.records import CheckpointStore
+from coordinator.storage import StorageError
+from sinks.testing import Hooked
+from tests.protocol.play import Job, fail
+from tests.storage.wrapped import WrappedStorage
+
+FAST = {"heartbeat_interval": 0.1}
+
+
+class Signs(WrappedStorage):
+    """Counts the signs that were put; its clock is an hour behind this machine's. `broken`: refuses signs."""
+
+    put = 0
+    broken = False
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        if "/alive/" in key:
+            if self.broken:
+                raise StorageError(self.uri, key, "not today")
+            self.put += 1
+        return super().put_if_absent(key, value)
+
+    def clock(self) -> float:
+        return time.time() - 3600
+
+
+def signs(job: Job) -> list[str]:
+    return job.storage.list(f"{CheckpointStore(job.storage, 'job')._root}/alive")
+
+
+def test_a_driver_gives_signs_while_its_batch_takes_long_and_one_is_kept(job: Job) -> None:
+    seen = []
+
+    def look() -> None:
+        time.sleep(1)
+        seen.append((look_for_driver(CheckpointStore(storage, "job")), len(signs(job))))
+
+    storage = Signs(job.storage)
+    coordinator = job.coordinator(Hooked(job.sink, "validate_all", hook=look), storage, config=FAST)
+    with coordinator:
+        job.query(1).run(coordinator)
+    driver, kept = seen[0]
+    assert driver
+    assert (driver.state, driver.generation, driver.clock) == (State.RUNNING, 1, "the storage's")
+    assert -1 < driver.age < 0.5, "the clock of this machine plays no part"
+    assert storage.put > 5
+    assert kept in (1, 2)  # put, and the one before not yet deleted
+    ended = look_for_driver(CheckpointStore(storage, "job"))
+    assert ended
+    assert (ended.state, ended.sign.ended) == (State.ENDED, "the coordinator was closed")
+    with job.coordinator(config=FAST) as again:
+        job.query().run(again)
+    assert len(signs(job)) == 1
+
+
+def test_the_last_sign_says_what_the_query_ended_with(job: Job) -> None:
+    with pytest.raises(CheckpointFailed):
+        job.run(sink=Hooked(job.sink, "write", hook=fail))
+    driver = look_for_driver(CheckpointStore(job.storage, "job"))
+    assert driver
+    assert driver.state is State.ENDED
+    assert "CheckpointFailed: checkpoint 0" in driver.sign.ended
+    assert "not today" in driver.sign.ended
+
+
+def test_a_query_that_ends_outside_of_the_coordinator(job: Job) -> None:
+    coordinator = job.coordinator(config=FAST)
+    job.query(1).run(coordinator)
+    time.sleep(0.5)
+    driver = look_for_driver(CheckpointStore(job.storage, "job"))
+    assert driver
+    assert driver.state is State.ENDED
+    assert "outside of the coordinator" in driver.sign.ended
+
+
+def test_a_driver_that_gives_no_more_signs_is_silent_and_its_query_goes_on(job: Job) -> None:
+    storage = Signs(job.storage)
+    storage.broken = True
+    seen = []
+
+    def look() -> None:
+        time.sleep(0.5)
+        seen.append(look_for_driver(CheckpointStore(storage, "job")))
+
+    with job.coordinator(Hooked(job.sink, "validate_all", hook=look), storage, config=FAST) as coordinator:
+        job.query().run(coordinator)
+    job.assert_exactly_once()
+    assert seen[0]
+    assert seen[0].state is State.SILENT
+
+
+def test_an_operators_claim_is_no_driver(job: Job) -> None:
+    store = CheckpointStore(job.storage, "job")
+    assert look_for_driver(store) is None
+    job.run(1)
+    job.coordinator().recover()
+    driver = look_for_driver(store)
+    assert driver
+    assert (driver.state, driver.generation) == (State.NONE, 2)
