@@ -57,7 +57,7 @@ def _findings(coordinator: CheckpointCoordinator) -> Iterable[tuple[str, Finding
     for finding in _guarded(_packages(coordinator), "install them anew"):
         yield "packages", finding
     storage = coordinator.protocol.store.storage
-    for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/operations.md"):
+    for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/runbook.md"):
         yield f"storage {storage.uri}", finding
     for name, sink in coordinator.sinks.items():
         mend = "mend what the message names, and run the doctor again"
