@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +15,7 @@ from coordinator.storage import open_storage
 from sinks.postgres import PostgresSink
 from sinks.testing import KILLED, LocalQuery
 from sinks.testing.conformance import example_input, ids
-from sinks.testing.driver import die
+from sinks.testing.driver import die, fork
 from tests.storage.wrapped import WrappedStorage
 
 INPUT = example_input(4)
@@ -45,12 +41,14 @@ class Dies(WrappedStorage):
 
 def child(call: Callable[[], object]) -> int:
     """Run it in a process of its own; returns the exit code."""
-    with tempfile.NamedTemporaryFile(suffix=".call") as file:
-        file.write(cloudpickle.dumps(call))
-        file.flush()
-        code = "import sys; from pyspark import cloudpickle; cloudpickle.load(open(sys.argv[1], 'rb'))()"
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        return subprocess.run([sys.executable, "-c", code, file.name], env=environment, timeout=60).returncode
+    process = fork(_call, cloudpickle.dumps(call), preload="sinks.postgres")
+    process.join(60)
+    assert process.exitcode is not None, "it hangs"
+    return process.exitcode
+
+
+def _call(pickled: bytes) -> None:
+    cloudpickle.loads(pickled)()
 
 
 class Play:

@@ -88,6 +88,9 @@ class ConnectJob(SparkJob):
     transforms: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     """By sink name; beside the sinks, since a sink's pickle, by which this job gets into its process, leaves it out."""
 
+    def is_followed(self) -> bool:
+        return False
+
     def run_here(self) -> None:
         from pyspark.sql import SparkSession
 

@@ -1,13 +1,22 @@
-"""A Spark streaming job in a process group of its own: driver, JVM and Python workers, killable as one."""
+"""A Spark streaming job in a process group of its own: driver, JVM and Python workers, killable as one.
+
+Spark takes seconds to start. So the jobs of a test process follow each other in one such group, each in a session of
+its own, until one of them kills it, or one needs other settings of the JVM.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
+import queue
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +28,7 @@ from pyspark import cloudpickle
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from sinks.base import TwoPhaseCommitSink
 from sinks.testing import rows
+from sinks.testing.driver import redirect_output
 
 KILLED = -signal.SIGKILL
 
@@ -70,6 +80,18 @@ def write_input(folder: Path, batches: int = 3, files: int = 3, rows_per_file: i
     return [1000 * i + j for i in range(batches * files) for j in range(rows_per_file)]
 
 
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.files.maxPartitionBytes": "4096",
+    "spark.sql.files.openCostInBytes": "4096",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
 @dataclass
 class SparkJob:
     """Reads `source` to its end into the sinks: without one, `folder/input`, three files a batch."""
@@ -87,25 +109,18 @@ class SparkJob:
     """DataFrame -> DataFrame between source and sinks."""
     output_mode: str = "append"
     files_per_batch: int = 3
+    log: Path = field(init=False)
 
     def run_here(self) -> None:
         from pyspark.sql import SparkSession
 
-        builder = (
-            SparkSession.builder.master(self.master)
-            .config("spark.ui.enabled", "false")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.sql.session.timeZone", "UTC")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.sql.files.maxPartitionBytes", "4096")
-            .config("spark.sql.files.openCostInBytes", "4096")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.local.dir", str(self.folder / "local"))
-        )
-        for key, value in self.conf.items():
+        builder = SparkSession.builder.master(self.master).config("spark.local.dir", str(self.folder / "local"))
+        for key, value in (CONF | self._of_the_jvm()).items():
             builder = builder.config(key, value)
-        spark = builder.getOrCreate()
+        spark = builder.getOrCreate().newSession()
+        for key, value in self.conf.items():
+            if key not in self._of_the_jvm():
+                spark.conf.set(key, value)
         spark.sparkContext.setLogLevel("OFF")
         df = self.source(spark) if self.source else self._files(spark)
         df = self.shape(df) if self.shape else df
@@ -119,32 +134,40 @@ class SparkJob:
                 .start()
             )
             query.awaitTermination()
-        spark.stop()
 
     def _files(self, spark: Any) -> Any:
         reader = spark.readStream.schema("id long, name string, amount double")
         return reader.option("maxFilesPerTrigger", self.files_per_batch).parquet(str(self.folder / "input"))
 
     def start(self) -> subprocess.Popen[bytes]:
-        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".job", delete=False) as file:
-            file.write(cloudpickle.dumps(self))
-        self.log = Path(file.name).with_suffix(".log")
-        with self.log.open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.job", file.name],
-                start_new_session=True,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ
-                | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
+        """In a process of its own, which ends with the job."""
+        host = Host(self.kind())
+        host.begin(self)
+        host.last()
+        return host.process
 
     def run(self, timeout: float = 120) -> int:
-        process = self.start()
+        """Its exit code: 0, 1 if it failed, `KILLED`."""
+        host, code = Host.warm(self.kind()), None
         try:
-            return process.wait(timeout)
+            host.begin(self)
+            code = host.wait(timeout)
+            return code
         finally:
-            end_group(process)
+            if code not in (0, 1) or not self.is_followed():
+                host.end()
+
+    def is_followed(self) -> bool:
+        """Whether its process may run another job; not if that holds executors or belongs to a cluster."""
+        return self.master.startswith("local[")
+
+    def kind(self) -> object:
+        """Jobs of one kind may follow each other."""
+        return self.master, self._of_the_jvm()
+
+    def _of_the_jvm(self) -> dict[str, str]:
+        """Settings that a session cannot change."""
+        return {key: value for key, value in self.conf.items() if not key.startswith("spark.sql.")}
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -152,6 +175,8 @@ class SparkJob:
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """Kill what is left of the process group, and wait until nothing of it runs."""
+    if process.stdin:
+        process.stdin.close()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         process.poll()
@@ -162,7 +187,87 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
-if __name__ == "__main__":
-    with open(sys.argv[1], "rb") as pickled:
-        job: SparkJob = cloudpickle.load(pickled)
-    job.run_here()
+class Host:
+    """A process group that runs one job after the other; it dies when the process that started it does."""
+
+    _warm: Host | None = None
+
+    def __init__(self, kind: object) -> None:
+        self.kind = kind
+        self._answers, theirs = os.pipe()
+        environment = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"from tests.spark.job import serve; serve({theirs})"],
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            pass_fds=[theirs],
+            env=os.environ | environment,
+        )
+        os.close(theirs)
+
+    @classmethod
+    def warm(cls, kind: object) -> Host:
+        """One that has run a job of this kind, or a new one."""
+        if cls._warm and (cls._warm.kind != kind or cls._warm.process.poll() is not None):
+            cls._warm.end()
+        if cls._warm is None:
+            cls._warm = Host(kind)
+        return cls._warm
+
+    def begin(self, job: SparkJob) -> None:
+        with tempfile.NamedTemporaryFile(dir=job.folder, suffix=".job", delete=False) as file:
+            file.write(cloudpickle.dumps(job))
+        job.log = Path(file.name).with_suffix(".log")
+        job.log.touch()
+        self._tell(file.name)
+
+    def last(self) -> None:
+        """After the job that has begun, the process ends with its exit code."""
+        self._tell("")
+
+    def wait(self, timeout: float) -> int:
+        if not select.select([self._answers], [], [], timeout)[0]:
+            raise TimeoutError(f"the job has not ended within {timeout:g} s")
+        answer = os.read(self._answers, 1)
+        return int(answer) if answer else self.process.wait()
+
+    def end(self) -> None:
+        end_group(self.process)
+        os.close(self._answers)
+        if Host._warm is self:
+            Host._warm = None
+
+    def _tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
+
+
+@atexit.register
+def _cool() -> None:
+    if Host._warm is not None:
+        Host._warm.end()
+
+
+def serve(answers: int) -> None:
+    """Inside: run what the lines of stdin name, until there is no more."""
+    jobs = queue.SimpleQueue[str]()
+    threading.Thread(target=_listen, args=[jobs], daemon=True).start()
+    code = 0
+    while name := jobs.get():
+        redirect_output(Path(name).with_suffix(".log"))
+        try:
+            cloudpickle.loads(Path(name).read_bytes()).run_here()
+            code = 0
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        os.write(answers, b"%d" % code)
+    sys.exit(code)
+
+
+def _listen(jobs: queue.SimpleQueue[str]) -> None:
+    with open(0, closefd=False) as lines:
+        for line in lines:
+            jobs.put(line.strip())
+    die_with_all()
