@@ -83,6 +83,30 @@ def test_close_after_wiped_storage_was_refused_aborts_nothing(job: Job) -> None:
     assert len(decided(job)) == 3, "close() aborted everything, on the word of an empty storage"
 
 
+class Wipe(CheckpointListener):
+    """Somebody empties the storage when the driver begins to commit."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def on_step(self, step, checkpoint_id, facts) -> None:
+        if step is Step.COMMITTING:
+            for key in self.job.storage.list(""):
+                if "/checkpoint/" in key:
+                    self.job.storage.delete(key)
+
+
+def test_records_that_vanished_under_the_driver_abort_nothing(job: Job) -> None:
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.COMPLETE, 0)])
+    with (
+        pytest.raises(InDoubtError),
+        job.coordinator(sink=Unreachable(job.sink.folder), listeners=[Wipe(job)]) as coordinator,
+    ):
+        job.query().run(coordinator)
+    assert len(list(job.sink.in_doubt("job"))) == 3, "it was decided, and swept on the word of an empty storage"
+
+
 def test_close_after_a_corrupt_record_aborts_nothing(job: Job) -> None:
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.COMPLETE, 0)])
