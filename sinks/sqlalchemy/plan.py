@@ -74,12 +74,15 @@ class Planner(planning.Planner):
         if not sa.inspect(connection).has_table(name, schema=schema):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False)
+        for column in table.columns:
+            if isinstance(column.type, sa.JSON):
+                column.type.none_as_null = True  # a NULL is none, and not the JSON value null
         columns = {
             column.name: Column(
                 column.name,
                 column.type,
                 self.database.dialect,
-                bool(column.nullable),
+                bool(column.nullable) and column is not table.autoincrement_column,
                 has_default=column.server_default is not None or column is table.autoincrement_column,
                 generated=column.computed is not None or bool(column.identity is not None and column.identity.always),
             )

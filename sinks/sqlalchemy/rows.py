@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import RootTransaction
 
@@ -47,6 +48,7 @@ class RowTransaction:
         self._constants = constants
         self._names = [name for name in context.schema.names if name in columns]
         self._convert = {name: conversion(context.schema.field(name).type, columns[name]) for name in self._names}
+        self._nullable = {name: bool(into.c[name].nullable) for name in self._names}
         self._row = 0
         with self.explained():
             self.connection = database.engine.connect()
@@ -75,6 +77,8 @@ class RowTransaction:
     def _values(self, batch: pa.RecordBatch, name: str) -> list[Any]:
         array = batch.column(batch.schema.get_field_index(name))
         try:
+            if array.null_count and not self._nullable[name]:
+                raise Refused(pc.index(array.is_null(), True).as_py(), "NULL in a column that takes none")
             converted = self._convert[name](array)
             try:
                 values: list[Any] = converted.to_pylist()

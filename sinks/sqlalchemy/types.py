@@ -48,8 +48,14 @@ def conversion(arrow: pa.DataType, column: Column) -> Convert:
     kind = column.kind
     if isinstance(kind, sa.JSON):
         return _as_text(arrow)
+    if isinstance(kind, mysql.ENUM | mysql.SET) and not _is_text(arrow):
+        raise Unfit("cast to string in Spark")
     if isinstance(kind, sa.String):
-        return _as_text(arrow) if at.is_nested(arrow) else _only(_is_text(arrow), "cast to string in Spark")
+        return _text(
+            _as_text(arrow) if at.is_nested(arrow) else _only(_is_text(arrow), "cast to string in Spark"), kind
+        )
+    if isinstance(kind, mysql.BINARY | sa.BINARY) and kind.length:
+        return _padded(_only(at.is_binary(arrow) or at.is_large_binary(arrow), "cast to binary in Spark"), kind.length)
     if isinstance(kind, sa.Float):
         return _floating(arrow, column)
     if isinstance(kind, sa.Numeric):
@@ -75,6 +81,37 @@ def _only(fits: bool, advice: str) -> Convert:
     if not fits:
         raise Unfit(advice)
     return same
+
+
+def _text(convert: Convert, kind: sa.String) -> Convert:
+    """What databases cut, fill up, or take for something else, without a word."""
+    members = list(kind.values if isinstance(kind, mysql.SET) else kind.enums if isinstance(kind, sa.Enum) else ())
+    length = None if members else kind.length
+
+    def exact(array: pa.Array) -> pa.Array:
+        texts = convert(array)
+        if members:
+            number = pc.match_substring_regex(texts, r"^\s*[-+]?[0-9]")  # taken for a position
+            known = pc.is_in(texts.cast(pa.string()), pa.array(members, pa.string()))
+            refuse(texts, pc.and_(number, pc.invert(known)), f"is no member of {kind!r}")
+        if isinstance(kind, sa.CHAR):
+            refuse(texts, pc.ends_with(texts, " "), "ends with a space, which CHAR drops: use VARCHAR")
+        if length is not None and pc.any(blank := pc.ends_with(texts, " ")).as_py():
+            too_long = pc.and_(blank, pc.greater(pc.utf8_length(texts), length))
+            refuse(texts, too_long, f"has more than {length} characters, and databases cut blanks off silently")
+        return texts
+
+    return exact
+
+
+def _padded(convert: Convert, length: int) -> Convert:
+    def exact(array: pa.Array) -> pa.Array:
+        refuse(
+            array, pc.not_equal(pc.binary_length(array), length), f"is not {length} bytes long, and would be filled up"
+        )
+        return convert(array)
+
+    return exact
 
 
 def _as_text(arrow: pa.DataType) -> Convert:

@@ -184,3 +184,43 @@ def test_a_spark_stream_killed_at_the_worst_moments(tmp_path: Path) -> None:
     assert (tmp_path / "killed").exists()
     assert Counter(row[0] for row in db.run("SELECT id FROM orders")) == Counter(ids)
     assert db.run("SELECT count(*) FROM tpc_ledger WHERE committed IS NULL") == [(0,)]
+
+
+ALTERED = {
+    "enum": ("enum('a','2b')", pa.string(), "2", "is no member"),
+    "set": ("set('a','b')", pa.string(), "3", "is no member"),
+    "char": ("char(5)", pa.string(), "a ", "ends with a space"),
+    "varchar": ("varchar(3)", pa.string(), "abc ", "more than 3 characters"),
+    "binary": ("binary(4)", pa.binary(), b"ab", "is not 4 bytes long"),
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_what_mariadb_would_alter_is_refused_with_column_and_row(maria: Server, what: str) -> None:
+    kind, arrow, value, reason = ALTERED[what]
+    maria.run(f"CREATE TABLE t (id bigint, v {kind}) ENGINE=InnoDB")
+    schema = pa.schema([("id", pa.int64()), ("v", arrow)])
+    sink = maria.sink("t")
+    sink.check(schema)
+    with pytest.raises(BadValue, match=f'row 1, column "v": .*{reason}'):
+        maria.pre_commit(sink, schema, [(1, value)])
+
+
+def test_a_zero_for_a_counter_is_a_zero(maria: Server) -> None:
+    maria.run("CREATE TABLE t (id bigint PRIMARY KEY AUTO_INCREMENT, name text) ENGINE=InnoDB")
+    sink = maria.sink("t")
+    sink.check(ORDERS)
+    committable = maria.pre_commit(sink, ORDERS, [(0, "a")])
+    assert [one.state for one in maria.commit(sink, committable)] == [CommitState.COMMITTED]
+    assert maria.run("SELECT id FROM t") == [(0,)]
+
+
+@pytest.mark.parametrize("strategy", ["staged", "two_phase"])
+def test_a_null_is_none_in_json_columns_of_postgresql(pg: Server, strategy: str) -> None:
+    pg.run("CREATE TABLE t (id bigint, j json, b jsonb)")
+    schema = pa.schema([("id", pa.int64()), ("j", pa.string()), ("b", pa.string())])
+    sink = pg.sink("t", strategy=strategy)
+    sink.check(schema)
+    committable = pg.pre_commit(sink, schema, [(1, None, None), (2, "[1]", '{"a": 1}')])
+    assert [one.state for one in pg.commit(sink, committable)] == [CommitState.COMMITTED]
+    assert pg.run("SELECT id, j, b FROM t ORDER BY id") == [(1, None, None), (2, [1], {"a": 1})]

@@ -142,6 +142,25 @@ def test_nested_values_are_json_in_json_and_text_columns(db: Play) -> None:
     assert db.run("SELECT a, b, c FROM docs") == [('{"n":1.10,"tags":["ü"]}', '{"k":1}', '{"as": "given"}')]
 
 
+def test_a_null_is_no_json_text(db: Play) -> None:
+    db.run("CREATE TABLE t (id integer, j json)")
+    schema = pa.schema([("id", pa.int64()), ("j", pa.struct([("a", pa.int64())]))])
+    for strategy in ("staged",):
+        sink = db.sink("t", strategy=strategy)
+        sink.check(schema)
+        committable = db.pre_commit(sink, schema, [(1, None), (2, {"a": None})])
+        assert [one.state for one in db.commit(sink, committable)] == [CommitState.COMMITTED]
+    assert db.run("SELECT id, j FROM t ORDER BY id") == [(1, None), (2, '{"a":null}')]
+
+
+def test_a_null_never_becomes_the_next_number(db: Play) -> None:
+    db.run("CREATE TABLE t (id integer PRIMARY KEY, name text)")
+    sink = db.sink("t")
+    sink.check(ORDERS)
+    with pytest.raises(BadValue, match=r'row 2, column "id": NULL in a column that takes none'):
+        db.pre_commit(sink, ORDERS, [(1, "a"), (None, "b")])
+
+
 def test_what_sqlite_would_alter_is_refused(db: Play) -> None:
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("x", pa.float64())])
     sink = db.sink("numbers", create_table=True)
@@ -223,7 +242,7 @@ def test_rows_of_many_chunks_and_partitions_come_once(db: Play) -> None:
 def test_a_row_that_the_staging_table_refuses_fails_the_task(db: Play) -> None:
     sink = db.sink()
     sink.check(ORDERS)
-    with pytest.raises(BadValue, match=r"partition 0 of checkpoint 0, rows 1 to 2, was refused: NOT NULL.*id"):
+    with pytest.raises(BadValue, match=r"partition 0 of checkpoint 0: row 2, column \"id\": NULL"):
         db.pre_commit(sink, ORDERS, [(1, "a"), (None, "b")])
     assert list(sink.in_doubt("job")) == []
 
