@@ -242,8 +242,8 @@ MUTANTS = (
     Mutant(
         "a restore that another driver overtook",
         "coordinator",
-        "            if not self._claim(Claim(fence + 1, base.lineage, None)):",
-        "            self._claim(Claim(fence + 1, base.lineage, None))\n            if False:",
+        "            if not self._claim(Claim(fence + 1, base.lineage, None, self._sign())):",
+        "            self._claim(Claim(fence + 1, base.lineage, None, self._sign()))\n            if False:",
         SAVEPOINTS,
     ),
     # ------------------------------------------------------------------ the task

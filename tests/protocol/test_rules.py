@@ -1,4 +1,4 @@
-"""Each fails when the line of the protocol is taken away or turned round that its docstring names. R1 to R14 are the
+"""Each fails when the line of the protocol is taken away or turned round that its docstring names. R1, … are the
 rules of docs/protocol.md."""
 
 from __future__ import annotations
