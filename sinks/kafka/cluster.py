@@ -6,8 +6,10 @@ FindCoordinator and for Fetch, so those messages go to its `_manager`: the one u
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from threading import Lock
@@ -25,6 +27,7 @@ from sinks.transaction import Identity
 logger = logging.getLogger(__name__)
 
 READ_COMMITTED = 1
+COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")
 _PLAIN, _FENCING = 4, 5
 """Versions of EndTxn. With that of KIP-890 the broker raises the epoch, so that whoever still holds the id is fenced.
 It needs the cluster's feature transaction.version 2: without it, a broker can never end the transaction after that."""
@@ -127,6 +130,13 @@ class Cluster:
             found[name] = identity, about.transaction_state
         return found
 
+    def has_committed(self, identity: Identity) -> bool:
+        """Whether its coordinator knows that it was committed. Where the end fences, it has raised the epoch by one."""
+        name = identity["transactional_id"]
+        now, state = self.states([name]).get(name, ({}, ""))
+        raised = {**identity, "producer_epoch": identity["producer_epoch"] + 1}
+        return state in COMMITTED_STATES and (now == identity or (self._fences and now == raised))
+
     def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
         """Seconds since each one's newest transaction began, by the clock of the coordinator's broker and ours."""
         now = time.time()
@@ -178,6 +188,19 @@ class Cluster:
         if found["error_code"]:
             raise for_code(found["error_code"])(f"topic {name!r}")
         return dict(found)
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str | None]:
+        """The id that each topic has now, as Kafka writes it; None if there is no such topic."""
+        wanted = sorted(names)
+        found: dict[str, str | None] = dict.fromkeys(wanted)
+        for about in self.admin.describe_topics(wanted) if wanted else ():
+            if about["error_code"] == 0:
+                found[about["name"]] = (
+                    base64.urlsafe_b64encode(uuid.UUID(str(about["topic_id"])).bytes).decode().rstrip("=")
+                )
+            elif about["error_code"] != UnknownTopicOrPartitionError.errno:
+                raise for_code(about["error_code"])(f"topic {about['name']!r}")
+        return found
 
     def brokers(self) -> list[int]:
         """Their ids."""

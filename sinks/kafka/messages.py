@@ -9,11 +9,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sinks.errors import BadValue
 from sinks.kafka.librdkafka import ANY_PARTITION, MESSAGE
 
 Addresses = npt.NDArray[np.uint64]
 
 _EMPTY = np.zeros(1, np.uint8)  # what an empty key or value points to: address 0 would be a null
+
+LARGEST_PARTITION = 2**31 - 1
+
+
+def no_partition(number: int) -> BadValue:
+    return BadValue(
+        f"a row asks for partition {number}, and there is none such: null leaves the choice to the partitioner"
+    )
 
 
 def messages(batch: pa.RecordBatch) -> npt.NDArray[np.void]:
@@ -26,7 +35,12 @@ def messages(batch: pa.RecordBatch) -> npt.NDArray[np.void]:
             made[pointer], made[length] = _cells(batch.column(column))
     made["partition"] = ANY_PARTITION
     if "partition" in names:
-        made["partition"] = pc.fill_null(batch.column("partition"), ANY_PARTITION).to_numpy(zero_copy_only=False)
+        wanted = batch.column("partition")
+        found = pc.min_max(wanted).as_py()
+        for number in (found["min"], found["max"]):
+            if number is not None and not 0 <= number <= LARGEST_PARTITION:
+                raise no_partition(number)
+        made["partition"] = pc.fill_null(wanted, ANY_PARTITION).to_numpy(zero_copy_only=False)
     return made
 
 

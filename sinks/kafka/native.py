@@ -19,7 +19,7 @@ from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka import librdkafka as rd
 from sinks.kafka.messages import by_topic, messages
 from sinks.kafka.options import DEFAULTS
-from sinks.kafka.producer import STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
+from sinks.kafka.producer import METADATA_TIMEOUT, STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,6 @@ _LEVELS = [logging.CRITICAL] * 3 + [
     logging.INFO,
     logging.DEBUG,
 ]  # syslog's
-
-_METADATA_TIMEOUT = 30.0
 
 
 class NativeProducer(TransactionalProducer):
@@ -116,11 +114,35 @@ class NativeProducer(TransactionalProducer):
         that is produced earlier makes librdkafka add the partition -1 to the transaction, which fails it."""
         handle: int = rd.lib.topic_new(self._handle, topic.encode(), None)
         self._topics[topic] = handle, 0
-        error, partitions = self._metadata(handle, _METADATA_TIMEOUT)
+        error, partitions = self._metadata(handle, METADATA_TIMEOUT)
         if error:
             raise failure(_name(error), _text(rd.lib.err2str(error)), f"partitions of topic {topic!r}")
         self._topics[topic] = handle, partitions
+        self._topic_has(topic, self._id_of(topic, METADATA_TIMEOUT))
         return handle, partitions
+
+    def _id_of(self, topic: str, timeout: float) -> str:
+        names, count = (ctypes.c_char_p * 1)(topic.encode()), ctypes.c_size_t()
+        asked, queue = rd.lib.TopicCollection_of_topic_names(names, 1), rd.lib.queue_new(self._handle)
+        try:
+            rd.lib.DescribeTopics(self._handle, asked, None, queue)
+            event = rd.lib.queue_poll(queue, _ms(timeout))
+            if not event:
+                raise RuntimeError(f"no Kafka broker told the id of topic {topic!r} within {timeout:g} s")
+            try:
+                if error := rd.lib.event_error(event):
+                    text = _text(rd.lib.event_error_string(event))
+                    raise failure(_name(error), text, f"the id of topic {topic!r}")
+                result = rd.lib.event_DescribeTopics_result(event)
+                (about,) = rd.lib.DescribeTopics_result_topics(result, count)[: count.value]
+                if error := rd.lib.error_code(rd.lib.TopicDescription_error(about)):
+                    raise failure(_name(error), _text(rd.lib.err2str(error)), f"the id of topic {topic!r}")
+                return _text(rd.lib.Uuid_base64str(rd.lib.TopicDescription_topic_id(about)))
+            finally:
+                rd.lib.event_destroy(event)
+        finally:
+            rd.lib.queue_destroy(queue)
+            rd.lib.TopicCollection_destroy(asked)
 
     def _metadata(self, topic: int | None, timeout: float) -> tuple[int, int]:
         """Error code and number of partitions of a topic; without one, it only waits for a broker."""

@@ -7,6 +7,7 @@ transactions it has aborted. "Fenced" or "not found" alone is never taken for lo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kafka.errors import OffsetOutOfRangeError, for_code
@@ -33,6 +34,12 @@ NOT_ALLOWED = {TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAIL
 
 class NotYetKnown(Exception):
     """The outcome cannot be told now: ask again."""
+
+
+def made_anew(committable: Committable, ids: Mapping[str, str | None]) -> str | None:
+    """A topic that the transaction wrote to and that is gone, or another one of that name now. `ids` are those of the
+    topics as they are."""
+    return next((name for name, id in committable.proof.get("topic_ids", {}).items() if ids.get(name) != id), None)
 
 
 def of_commit(cluster: Cluster, committable: Committable, answer: Answer) -> CommitOutcome:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sinks.errors import BadValue, ConfigurationError
-from sinks.kafka.producer import STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
+from sinks.kafka.messages import LARGEST_PARTITION, no_partition
+from sinks.kafka.producer import METADATA_TIMEOUT, STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class PlainProducer(TransactionalProducer):
     ) -> None:
         super().__init__(transactional_id, default_topic)
         self._serialize = value_serializer and value_serializer()
+        self._options = dict(options)
         own = {
             "transactional.id": transactional_id,
             "statistics.interval.ms": STATS_INTERVAL_MS,
@@ -57,6 +60,8 @@ class PlainProducer(TransactionalProducer):
             topic = row.get("topic") or self.default_topic
             if topic is None:
                 raise no_topic()
+            if topic not in self.topic_ids:
+                self._topic_has(topic, self._id_of(topic))
             self._produce(topic, row)
         self._serve(self._client.poll, 0)
         self._raise_failure()
@@ -67,6 +72,8 @@ class PlainProducer(TransactionalProducer):
             value = self._serialized(topic, value)
         record: dict[str, Any] = {"key": row.get("key"), "value": value}
         if row.get("partition") is not None:
+            if not 0 <= row["partition"] <= LARGEST_PARTITION:
+                raise no_partition(row["partition"])
             record["partition"] = row["partition"]
         if row.get("headers"):
             record["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
@@ -87,6 +94,15 @@ class PlainProducer(TransactionalProducer):
                 raise self._explained(error, f"a record for topic {topic!r}") from error
             self.sent += 1
             return
+
+    def _id_of(self, topic: str) -> str:
+        """A producer cannot be asked for it: a client of its own is."""
+        try:
+            client = AdminClient(self._options)
+            asked = client.describe_topics(TopicCollection([topic]), request_timeout=METADATA_TIMEOUT)
+            return str(asked[topic].result(METADATA_TIMEOUT).topic_id)
+        except KafkaException as error:
+            raise self._explained(error, f"the id of topic {topic!r}") from error
 
     def _serialized(self, topic: str, value: Any) -> bytes | None:
         assert self._serialize is not None

@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_MS = 20
 """librdkafka tells producer id and epoch in its statistics only."""
 
+METADATA_TIMEOUT = 30.0
+"""Seconds that a broker may take to tell about a topic."""
+
 _SETTLE_TIMEOUT = 5.0
 _STATISTICS_TIMEOUT = 10.0
 
@@ -67,6 +70,8 @@ class Sealed:
     topic: str
     partition: int
     offset: int
+    topic_ids: Mapping[str, str]
+    """Of all topics that it wrote to."""
 
 
 class TransactionalProducer(ABC):
@@ -75,6 +80,8 @@ class TransactionalProducer(ABC):
     def __init__(self, transactional_id: str, default_topic: str | None) -> None:
         self.transactional_id = transactional_id
         self.default_topic = default_topic
+        self.topic_ids: dict[str, str] = {}
+        """Asked for before the first record for a topic, so a topic that is made anew later has another one."""
         self.sent = self.delivered = 0
         self._failure: Exception | None = None
         self._producer: tuple[int, int] | None = None
@@ -116,6 +123,10 @@ class TransactionalProducer(ABC):
         except Exception as error:
             logger.debug("flush before the abort of %s: %s", self.transactional_id, error)
 
+    def _topic_has(self, topic: str, id: str) -> None:
+        """librdkafka writes ids in another alphabet of base64 than Kafka does."""
+        self.topic_ids[topic] = id.rstrip("=").replace("+", "-").replace("/", "_")
+
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -141,7 +152,7 @@ class TransactionalProducer(ABC):
             missing = "its id and epoch" if self._producer is None else "the offset of any record"
             raise RuntimeError(f"the producer {self.transactional_id} did not tell {missing}")
         topic, partition, offset = self._witness
-        return Sealed(*self._producer, cluster, topic, partition, offset)
+        return Sealed(*self._producer, cluster, topic, partition, offset, self.topic_ids)
 
     def _learn_producer(self, statistics: Mapping[str, Any]) -> None:
         eos = statistics.get("eos", {})

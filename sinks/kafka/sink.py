@@ -15,10 +15,10 @@ from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import Finding, InDoubt
 from sinks.errors import CommittedError, ConfigurationError
 from sinks.kafka import columns, doctor, librdkafka
-from sinks.kafka.cluster import Answer, Cluster
+from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster
 from sinks.kafka.native import NativeProducer
 from sinks.kafka.options import admin_options, option_problems, producer_options
-from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, of_commit
+from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, made_anew, of_commit
 from sinks.kafka.plain import PlainProducer
 from sinks.kafka.producer import TransactionalProducer
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, shown, token
@@ -32,7 +32,6 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
 _WITNESS_THREADS = 8
-_COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")
 
 
 class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
@@ -193,6 +192,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 "topic": sealed.topic,
                 "partition": sealed.partition,
                 "offset": sealed.offset,
+                "topic_ids": dict(sealed.topic_ids),
             },
         )
 
@@ -232,6 +232,44 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 "sink at the old one"
             )
             return [unknown] * len(committables)
+        ids = self._topic_ids(committables)
+        outcomes = {at: self._without_its_topic(c, ids) for at, c in enumerate(committables) if made_anew(c, ids)}
+        others = [at for at in range(len(committables)) if at not in outcomes]
+        outcomes |= zip(others, self._end([committables[at] for at in others]), strict=True)
+        ids = self._topic_ids(committables)  # one may have been made anew while the requests were under way
+        for at in others:
+            if outcomes[at] == CommitOutcome.COMMITTED and (topic := made_anew(committables[at], ids)):
+                outcomes[at] = CommitOutcome.unknown(
+                    f"it was committed, and at the same time its topic {topic!r} was deleted: nobody can tell whether "
+                    "anybody has read its records. Look for them in the topic; they are either all there or none"
+                )
+        return [outcomes[at] for at in range(len(committables))]
+
+    def _topic_ids(self, committables: Sequence[Committable]) -> dict[str, str | None]:
+        return self._brokers.topic_ids({name for one in committables for name in one.proof.get("topic_ids", ())})
+
+    def _without_its_topic(self, committable: Committable, ids: Mapping[str, str | None]) -> CommitOutcome | Exception:
+        """A topic that it wrote to is gone, and its records there too. If it was committed before, that is as with any
+        topic that somebody deletes; else it is aborted, so that all of it is written again."""
+        topic, name = made_anew(committable, ids), committable.transaction["transactional_id"]
+        try:
+            if self._brokers.has_committed(committable.transaction):
+                logger.warning("topic %r was deleted after %s was committed", topic, name)
+                return CommitOutcome.COMMITTED
+            if ids[str(topic)] is None:
+                return NotYetKnown(
+                    f"{name}: there is no topic {topic!r} any more: create it, and its rows are written again"
+                )
+            (answer,) = self._brokers.end([committable.transaction], commit=False)
+            if answer == 0:
+                return CommitOutcome.lost(
+                    f"its topic {topic!r} was deleted and made anew after its rows were written, so {name} was aborted"
+                )
+            return of_commit(self._brokers, committable, answer)
+        except Exception as error:
+            return error
+
+    def _end(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
         answers = self._brokers.end([committable.transaction for committable in committables], commit=True)
 
         def outcome(committable: Committable, answer: Answer) -> CommitOutcome | Exception:
@@ -252,7 +290,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         name = transaction["transactional_id"]
         if answer == INVALID_TXN_STATE:
             state = self._brokers.states([name]).get(name)
-            if state and state[1] in _COMMITTED_STATES:
+            if state and state[1] in COMMITTED_STATES:
                 raise CommittedError(
                     f"transaction {shown(transaction)} is committed: the coordinator has it as {state[1]}"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -620,3 +620,97 @@ def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
         secured.allow("ann", "transactional_id", "*", "write")
         assert outcome(sink, committable) == CommitOutcome.COMMITTED
         sink.close()
+
+
+# ---------------------------------------------------------------------- topics that are made anew
+def anew(kafka: KafkaService, topic: str, *, create: bool = True) -> None:
+    admin = kafka.admin()
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics)
+    if create:
+        admin.create_topics([NewTopic(topic, 3)])[topic].result(30)
+        eventually(lambda: topic in admin.list_topics(timeout=10).topics)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_topic_made_anew_after_the_pre_commit_is_lost_and_written_again(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink
+) -> None:
+    """EndTxn would be answered with success, and all records of the checkpoint were gone with the old topic."""
+    committables = [pre_commit(sink, texts(f"row {n}"), subtask=n) for n in range(2)]
+    anew(kafka, kafka_topic)
+    for found in sink.commit_all(Checkpoint("job", "l", 0), committables):
+        assert isinstance(found, CommitOutcome)
+        assert found.state is CommitState.LOST
+        assert "deleted and made anew" in found.reason
+    replay = [pre_commit(sink, texts(f"row {n}"), subtask=n) for n in range(2)]
+    assert list(sink.commit_all(Checkpoint("job", "l", 0), replay)) == [CommitOutcome.COMMITTED] * 2
+    assert values(kafka, kafka_topic) == ["row 0", "row 1"]
+
+
+def test_one_of_several_topics_made_anew_takes_the_transaction_with_it(kafka: KafkaService) -> None:
+    with kafka.topic() as one, kafka.topic() as other:
+        sink = sink_of(kafka, None)
+        rows = pa.RecordBatch.from_pylist([{"value": "a", "topic": one}, {"value": "b", "topic": other}])
+        committable = pre_commit(sink, rows)
+        assert set(committable.proof["topic_ids"]) == {one, other}
+        anew(kafka, other)
+        assert sink.commit(committable).state is CommitState.LOST
+        assert values(kafka, one) == []
+        assert sink.commit(pre_commit(sink, rows)) == CommitOutcome.COMMITTED
+        assert values(kafka, one) == ["a"]
+        assert values(kafka, other) == ["b"]
+        sink.close()
+
+
+def test_a_deleted_topic_is_asked_for_until_it_is_created(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink
+) -> None:
+    committable = pre_commit(sink, texts("a"))
+    anew(kafka, kafka_topic, create=False)
+    with pytest.raises(NotYetKnown, match="there is no topic"):
+        sink.commit(committable)
+    admin = kafka.admin()
+    admin.create_topics([NewTopic(kafka_topic, 1)])[kafka_topic].result(30)
+    eventually(lambda: sink._brokers.topic(kafka_topic) is not None)
+    assert sink.commit(committable).state is CommitState.LOST
+
+
+def test_a_topic_that_is_deleted_after_the_commit_is_as_with_any_writer(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink
+) -> None:
+    committable = pre_commit(sink, texts("a"))
+    assert sink.commit(committable) == CommitOutcome.COMMITTED
+    anew(kafka, kafka_topic)
+    assert sink.commit(committable) == CommitOutcome.COMMITTED
+
+
+def test_a_topic_made_anew_while_the_commit_is_under_way(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = cluster.Cluster.end
+
+    def late(self: cluster.Cluster, identities: Any, *, commit: bool) -> Any:
+        anew(kafka, kafka_topic)
+        return end(self, identities, commit=commit)
+
+    committable = pre_commit(sink, texts("a"))
+    monkeypatch.setattr(cluster.Cluster, "end", late)
+    found = sink.commit(committable)
+    assert found.state is CommitState.UNKNOWN
+    assert "at the same time its topic" in found.reason
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("number", [-1, 2**32])
+def test_a_partition_that_cannot_be_is_refused_as_in_sparks_sink(sink: KafkaSink, number: int) -> None:
+    rows = pa.RecordBatch.from_pydict({"value": ["a"], "partition": pa.array([number], pa.int64())})
+    with pytest.raises(BadValue, match=f"asks for partition {number}, .*null leaves the choice"):
+        pre_commit(sink, rows)
