@@ -469,7 +469,7 @@ MUTANTS = (
     Mutant(
         "Kafka: aborted although committed",
         "sinks/kafka",
-        "if state and state[1] in _COMMITTED_STATES:",
+        "if state and state[1] in COMMITTED_STATES:",
         "if False:",
         KAFKA,
     ),
