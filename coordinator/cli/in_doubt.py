@@ -43,7 +43,7 @@ app = typer.Typer(help="Transactions that are pre-committed and not yet resolved
 
 
 class Decision(str, Enum):
-    COMMIT = "commit"  # the newest complete record names it
+    COMMIT = "commit"  # a complete record names it
     ORPHAN = "orphan"  # no record names it, and none will
     OPEN = "open"  # no record names it yet: of the newest driver, which runs
     STRANDED = "stranded"  # as open, but no driver gives signs of life that could still complete its checkpoint
@@ -204,30 +204,33 @@ def look(coordinator: CheckpointCoordinator, claimed: int | None = None) -> Seen
         except Exception as error:
             errors[name] = f"{type(error).__name__}: {error}"
     store = coordinator.protocol.store
-    generation, rounds = store.newest_generation(), store.load_newest()
+    generation, history = store.newest_generation(), store.history()
     if claimed is not None and generation != claimed:
         raise Superseded(f"a driver of job {coordinator.job!r} (generation {generation}) has started just now")
-    complete = Complete(rounds) if rounds else None
+    retained = [Complete(rounds) for rounds in reversed(history)]
     driver = look_for_driver(store)
     found = [
-        _judged(sink, about, complete, generation, driver, fenced=claimed is not None)
+        _judged(sink, about, retained, generation, driver, fenced=claimed is not None)
         for sink, abouts in listed.items()
         for about in abouts
     ]
-    return Seen(found, errors, driver, rounds)
+    return Seen(found, errors, driver, history[-1] if history else ())
 
 
 def _judged(
-    sink: str, about: InDoubt, complete: Complete | None, generation: int, driver: Driver | None, *, fenced: bool
+    sink: str, about: InDoubt, retained: Sequence[Complete], generation: int, driver: Driver | None, *, fenced: bool
 ) -> Pending:
+    """`retained`: the newest checkpoint first. One before it is in doubt where the system was set back (R16)."""
     undecided = Decision.OPEN if driver and driver.state is State.RUNNING else Decision.STRANDED
-    if complete is None:  # it may be the wrong storage
+    if not retained:  # it may be the wrong storage
         return Pending(sink, about, undecided)
-    record = complete.record
-    for named in complete.named.values():
-        if named.sink == sink and not unnamed([about.transaction], [named.transaction]):
-            about = replace(about, checkpoint=record.checkpoint_id, lineage=record.lineage, subtask=named.subtask)
-            return Pending(sink, about, Decision.COMMIT, named)
+    for complete in retained:
+        for named in complete.named.values():
+            if named.sink == sink and not unnamed([about.transaction], [named.transaction]):
+                n, lineage = complete.checkpoint_id, complete.record.lineage
+                about = replace(about, checkpoint=n, lineage=lineage, subtask=named.subtask)
+                return Pending(sink, about, Decision.COMMIT, named)
+    record = retained[0].record
     older = about.generation is not None and about.generation < generation
     settled = about.checkpoint is not None and about.checkpoint <= record.checkpoint_id and not about.round
     abandoned = about.lineage is not None and about.lineage != record.lineage
@@ -264,6 +267,13 @@ def _commit_decided(coordinator: CheckpointCoordinator, wanted: list[Pending]) -
     assert complete
     for one in mine:
         assert one.named
+        if one.about.checkpoint != complete.checkpoint_id:
+            yield (
+                one,
+                f"failed: of checkpoint {one.about.checkpoint}, before the newest: the system was set back. Start the "
+                "query, which commits it, or says what else is missing",
+            )
+            continue
         participant = one.sink, one.named.subtask
         outcome = complete.outcomes.get(participant)
         if complete.named.get(participant) != one.named:

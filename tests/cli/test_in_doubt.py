@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -232,3 +233,20 @@ def test_kafka_and_mariadb_in_one_job(
     told = job.json("in-doubt", "abort", "--all-orphans", "--fence", "--yes")
     assert [one["result"] for one in told["results"]] == ["aborted"] * 4
     assert job.json("in-doubt", "list")["transactions"] == []
+
+
+def test_what_an_older_record_decides_is_no_orphan(file_job: Job, file_rows: Callable[[], list[int]]) -> None:
+    """R16: the target was set back to where checkpoint 1 was in doubt, and storage has checkpoint 2."""
+    rows, backup = file_job.folder / "rows", file_job.folder / "backup"
+    file_job.run(2, crash=(Step.COMPLETE, 1))
+    shutil.copytree(rows, backup)
+    file_job.run(3)
+    shutil.rmtree(rows)
+    shutil.copytree(backup, rows)
+
+    listed = file_job.json("in-doubt", "list", code=1)["transactions"]
+    assert {(one["decision"], one["checkpoint"]) for one in listed} == {("commit", 1)}
+    assert file_job.json("in-doubt", "abort", "--all-orphans")["results"] == []
+    told = file_job.json("in-doubt", "commit", "--all-decided", code=1)
+    assert "the system was set back" in told["results"][0]["result"]
+    assert file_rows() == ids(1)
