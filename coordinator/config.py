@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
@@ -52,6 +52,7 @@ class CheckpointConfig:
     retained_checkpoints: complete checkpoints kept in storage; at least 2.
     externalized_cleanup: what `CheckpointCoordinator.cancel` does with the checkpoints in storage.
     storage: where complete checkpoints are recorded; the coordinator's own argument does the same.
+    savepoint_dir: the storage of savepoints, where none is named; a driver that serves HTTP saves nowhere else.
     checkpoint_location: Spark's own, as `CheckpointCoordinator.write_stream` sets it; needed with Spark Connect.
     state_backend: where Spark keeps the state of aggregations and joins; None leaves the session's setting.
     max_concurrent_checkpoints: 1, since foreachBatch returns only when all of a batch is visible: that allows replay.
@@ -70,7 +71,8 @@ class CheckpointConfig:
     min_pause: float = 0.0
     retained_checkpoints: int = 3
     externalized_cleanup: ExternalizedCheckpointCleanup = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
-    storage: str | None = None
+    storage: str | None = field(default=None, repr=False)  # a password may be in it
+    savepoint_dir: str | None = field(default=None, repr=False)
     checkpoint_location: str | None = None
     state_backend: StateBackend | None = None
     max_concurrent_checkpoints: int = 1
@@ -82,11 +84,11 @@ class CheckpointConfig:
     adopt: bool = False
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None or "None" not in str(field.type):
-                kind = str(field.type).removesuffix(" | None")
-                object.__setattr__(self, field.name, _KINDS[kind](value, field.name))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None or "None" not in str(each.type):
+                kind = str(each.type).removesuffix(" | None")
+                object.__setattr__(self, each.name, _KINDS[kind](value, each.name))
         if self.tolerable_failed_checkpoints < 0:
             raise ValueError(f"tolerable_failed_checkpoints must be >= 0, not {self.tolerable_failed_checkpoints}")
         if self.retained_checkpoints < 2:
@@ -162,6 +164,7 @@ _FLINK_NAMES = {
     "unaligned.enabled": "unaligned",
     "state.backend.type": "state_backend",
     "state.checkpoints.dir": "storage",
+    "state.savepoints.dir": "savepoint_dir",
     "state.checkpoints.num-retained": "retained_checkpoints",
 }
 
@@ -169,7 +172,7 @@ _FLINK_NAMES = {
 def _field_name(key: str) -> str:
     short = key.removeprefix("execution.checkpointing.")
     name = _FLINK_NAMES.get(short) or short.replace("-", "_")
-    known = [field.name for field in fields(CheckpointConfig)]
+    known = [each.name for each in fields(CheckpointConfig)]
     if name not in known:
         near = get_close_matches(name, known, n=1)
         raise ValueError(

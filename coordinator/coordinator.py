@@ -21,7 +21,9 @@ from coordinator.protocol.clock import Clock
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints import Savepoint, take_savepoint
+from coordinator.savepoints.access import token_file
 from coordinator.savepoints.http import HttpServer
+from coordinator.savepoints.model import opened
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers
@@ -229,18 +231,13 @@ class CheckpointCoordinator:
         """Save the newest checkpoint in `target`, a storage. From any thread: it waits for the batch under way, and the
         next batch waits for it. Without a running query, or before its first batch, say which `checkpoint_location` it
         has. Raises `SavepointError`, `InDoubtError`, `StorageError`."""
-        with self._one_at_a_time:
-            location = checkpoint_location or self._location or self.config.checkpoint_location
-            if location is None:
-                raise SavepointError("no batch has come yet: pass checkpoint_location, or wait for one")
-            storage = open_storage(target)
-            try:
-                return self._save(storage, location)
-            finally:
-                if storage is not target:
-                    storage.close()
+        with opened(target) as storage, self._one_at_a_time:
+            return self._save(storage, checkpoint_location)
 
-    def _save(self, target: CheckpointStorage, location: str) -> Savepoint:
+    def _save(self, target: CheckpointStorage, location: str | None = None) -> Savepoint:
+        location = location or self._location or self.config.checkpoint_location
+        if location is None:
+            raise SavepointError("no batch has come yet: pass checkpoint_location, or wait for one")
         newest, storage = self.protocol.reload_newest(), self.protocol.store.storage
         if newest is None:
             raise SavepointError(f"job {self.job!r} has no complete checkpoint in {storage.uri} yet")
@@ -261,8 +258,8 @@ class CheckpointCoordinator:
 
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """Take a savepoint, and stop the query there: no further checkpoint becomes complete."""
-        with self._one_at_a_time:
-            savepoint = self.trigger_savepoint(target)
+        with opened(target) as storage, self._one_at_a_time:
+            savepoint = self._save(storage)
             self._stopping = True
         try:
             query.stop()
@@ -276,11 +273,24 @@ class CheckpointCoordinator:
         self.cancel(query)
         return savepoint
 
-    def serve_http(self, host: str = "127.0.0.1", port: int = 0) -> str:
+    def serve_http(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        targets: Sequence[str] | None = None,
+        token: str | None = None,
+    ) -> str:
         """Answer the requests of `coordinator.savepoints.http` until `close`; returns the address. Call it before the
-        query starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`)."""
+        query starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`).
+
+        `targets`: storages that savepoints may be taken to, and folders below; by default `config.savepoint_dir` alone.
+        `token`: what a caller has to show, of 32 characters at least; by default the variable COORDINATOR_TOKEN, or a
+        new one in a file that the same user's commands find."""
         if self._http is None:
-            self._http = HttpServer(self, host, port)
+            if targets is None:
+                targets = [self.config.savepoint_dir] if self.config.savepoint_dir else []
+            file = token_file(self.job, self.protocol.store.storage.uri)
+            self._http = HttpServer(self, host, port, targets, token, file)
         return self._http.address
 
     def newest_checkpoint(self) -> dict[str, Any]:

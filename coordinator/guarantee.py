@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from coordinator.config import CheckpointConfig
 from coordinator.errors import NotExactlyOnce
 from coordinator.protocol.batch import MicroBatch, Sink
+from coordinator.storage import CheckpointStorage
 
 logger = logging.getLogger(__name__)
 
@@ -28,31 +29,34 @@ class Guarantee:
 
 
 def promise(
-    job: str, config: CheckpointConfig, storage_uri: str, sinks: Mapping[str, Sink], batch: MicroBatch | None = None
+    job: str,
+    config: CheckpointConfig,
+    storage: CheckpointStorage,
+    sinks: Mapping[str, Sink],
+    batch: MicroBatch | None = None,
 ) -> Guarantee:
     """What is known before the query runs, or with its first batch and the sinks open. Raises `NotExactlyOnce`."""
-    reasons = of_settings(config, storage_uri)
+    reasons = of_mode(config)
+    asked: dict[str, CheckpointStorage | Sink] = {f"checkpoint storage {storage.uri}": storage}
     if batch:
         reasons += batch.weaknesses()
-        for name, sink in sinks.items():
-            try:
-                reasons += [f"sink {name!r}: {why}" for why in sink.weaknesses()]
-            except Exception as error:
-                if config.require:
-                    raise
-                logger.warning("sink %r cannot tell how durable its target is: %s", name, error)
+        asked |= {f"sink {name!r}": sink for name, sink in sinks.items()}
+    for name, one in asked.items():
+        try:
+            reasons += [f"{name}: {why}" for why in one.weaknesses()]
+        except Exception as error:
+            if config.require:
+                raise
+            logger.warning("%s cannot tell how durable it is: %s", name, error)
     if config.require and reasons:
         raise NotExactlyOnce(f"job {job!r} is to be exactly-once, but is not: {'; '.join(reasons)}")
     return Guarantee(tuple(reasons))
 
 
-def of_settings(config: CheckpointConfig, storage_uri: str) -> list[str]:
-    reasons = []
-    if not config.exactly_once:
-        reasons.append("the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again")
-    if storage_uri.startswith("memory:"):
-        reasons.append(f"checkpoint storage {storage_uri} is gone with the driver's process")
-    return reasons
+def of_mode(config: CheckpointConfig) -> list[str]:
+    if config.exactly_once:
+        return []
+    return ["the mode is AT_LEAST_ONCE: every task commits by itself, and a crash writes its rows again"]
 
 
 def of_source(class_name: str, description: str) -> list[str]:

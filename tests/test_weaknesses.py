@@ -9,6 +9,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
+from coordinator import CheckpointConfig, guarantee
+from coordinator.storage import open_storage
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
@@ -29,6 +31,32 @@ def test_postgres() -> None:
             assert list(sink.weaknesses()) == [fsync, "public.quick is UNLOGGED, so a crash of the server empties it"]
         with contextlib.closing(PostgresSink(dsn, table="not_there_yet")) as sink:
             assert list(sink.weaknesses()) == [fsync]
+
+
+def test_checkpoint_storage_in_postgres() -> None:
+    with (
+        postgres_service({"fsync": "off"}) as server,
+        server.database() as dsn,
+        contextlib.closing(open_storage(dsn)) as storage,
+    ):
+        fsync = "the server has fsync = off, so a crash of its machine may lose records"
+        assert storage.weaknesses() == [fsync]
+        with psycopg.connect(dsn) as connection:
+            connection.execute("ALTER TABLE checkpoint_storage SET UNLOGGED")
+        unlogged = "the table checkpoint_storage is UNLOGGED, so a crash of the server empties it"
+        assert storage.weaknesses() == [fsync, unlogged]
+        promise = guarantee.promise("job", CheckpointConfig(), storage, {})
+        assert promise.reasons == tuple(f"checkpoint storage {storage.uri}: {why}" for why in (fsync, unlogged))
+
+
+def test_checkpoint_storage_in_mysql(mariadb: MySQLService, mysql_database: str) -> None:
+    with contextlib.closing(open_storage(mysql_database)) as storage:
+        assert storage.weaknesses() == []
+        connection = mariadb.connect(mysql_database)
+        connection.cursor().execute("ALTER TABLE checkpoint_storage ENGINE = MyISAM")
+        connection.close()
+        [engine] = storage.weaknesses()
+        assert "is of the engine MyISAM" in engine
 
 
 def test_mysql(mariadb: MySQLService, mysql_database: str) -> None:

@@ -100,8 +100,6 @@ def _packages(coordinator: CheckpointCoordinator) -> Iterable[Finding]:
 
 def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
     """Races of put-if-absent, what the others see, and the clock; what it writes it deletes."""
-    if storage.uri.startswith("memory:"):
-        yield Finding.error("it is gone with the driver's process", 'storage = "file:///…", or a database or bucket')
     folder = f"doctor-{secrets.token_hex(8)}"
     keys = [f"{folder}/{at}" for at in range(_RACES)]
     try:
@@ -121,6 +119,8 @@ def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
             yield Finding.error("a listing misses what was just written", "use a storage with consistent listings")
             return
         yield Finding.ok(f"put-if-absent had one winner in each of {_RACES} races of {_RACERS} writers")
+        for weakness in storage.weaknesses():
+            yield Finding.error(weakness, 'set it otherwise, or storage = "file:///…", or another database or bucket')
         if storage.clock() is not None:
             yield from of_clock("the storage", lambda: storage.clock() or 0.0)
     finally:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.error
-import urllib.request
+import os
+import secrets
+from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from coordinator.cli.output import (
     JOB_FILE,
+    USAGE,
     AsJson,
     Job,
     Yes,
@@ -25,27 +29,51 @@ from coordinator.cli.output import (
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.savepoints import (
     Savepoint,
+    access,
     describe_savepoint,
     dispose_savepoint,
     list_savepoints,
     restore_savepoint,
 )
+from coordinator.savepoints.model import full_address
+from coordinator.storage.uris import redacted, within, without_secrets
 
 app = typer.Typer(help="Checkpoints that you own, and restart from.", no_args_is_help=True)
 
-Target = Annotated[str, typer.Argument(metavar="STORAGE", help="The storage of savepoints, as for checkpoints.")]
-Address = Annotated[str, typer.Argument(metavar="SAVEPOINT", help="Its URI, as `trigger` and `list` tell it.")]
-_TIMEOUT = 3600.0
+_VARIABLE = "COORDINATOR_SAVEPOINT_DIR"
+
+Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[STORAGE]",
+        envvar=_VARIABLE,
+        show_default="savepoint_dir of the job",
+        help="The storage of savepoints. Other users see what stands on a command line: leave passwords out of it.",
+    ),
+]
+Address = Annotated[
+    str, typer.Argument(metavar="SAVEPOINT", help="Its id or URI, as `trigger` and `list` tell it, in savepoint_dir.")
+]
+_SECONDS, _HOUR = 10.0, 3600.0
+_LARGEST_ANSWER = 1 << 24
+_WHERE_TOKEN = (
+    f"on another machine, or as another user, give it by --token-file or the variable {access.VARIABLE}, and the same "
+    "variable to the driver"
+)
 
 
 @app.command()
 def trigger(
-    target: Target,
+    target: Target = None,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the query there.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop it for good.")] = False,
     location: Annotated[
         str | None,
         typer.Option("--checkpoint-location", help="No query runs: Spark's checkpointLocation. Claims a generation."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"Holds the driver's token, if it is not this user's on this machine; or {access.VARIABLE}."),
     ] = None,
     yes: Yes = False,
     job: Job = JOB_FILE,
@@ -55,22 +83,23 @@ def trigger(
     stopped query with --checkpoint-location."""
     with opened(job) as coordinator:
         if location is None:
-            about = _ask_driver(coordinator, {"target": target, "stop": stop, "cancel": cancel})
+            body = {"stop": stop, "cancel": cancel} | ({"target": without_secrets(target)} if target else {})
+            about = _ask_driver(coordinator, body, token_file)
         else:
             confirm(
                 f"This settles job {coordinator.job!r} and claims a new generation: a driver that runs stops.",
                 "fence",
                 given=yes,
             )
-            about = coordinator.trigger_savepoint(target, location).summary()
+            about = coordinator.trigger_savepoint(_storage(coordinator, target), location).summary()
         _show(about, as_json)
 
 
 @app.command("list")
-def list_(target: Target, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
+def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """The whole savepoints in a storage, of the job, oldest first."""
     with opened(job) as coordinator:
-        found = [one.summary() for one in list_savepoints(target) if one.job == coordinator.job]
+        found = [one.summary() for one in list_savepoints(_storage(coordinator, target)) if one.job == coordinator.job]
         if as_json:
             show_json(found)
             return
@@ -86,17 +115,18 @@ def list_(target: Target, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
 @app.command()
 def show(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """What a savepoint holds."""
-    with opened(job):
-        _show(describe_savepoint(savepoint).summary(), as_json)
+    with opened(job) as coordinator:
+        _show(describe_savepoint(full_address(savepoint, _roots(coordinator))).summary(), as_json)
 
 
 @app.command()
 def dispose(savepoint: Address, yes: Yes = False, job: Job = JOB_FILE) -> None:
     """Delete a savepoint, also a damaged one."""
-    with opened(job):
-        confirm(f"This deletes {savepoint}. Nothing can be restored from it any more.", "dispose", given=yes)
-        dispose_savepoint(savepoint)
-        say(f"Deleted {savepoint}.")
+    with opened(job) as coordinator:
+        shown = redacted(savepoint)
+        confirm(f"This deletes {shown}. Nothing can be restored from it any more.", "dispose", given=yes)
+        dispose_savepoint(full_address(savepoint, _roots(coordinator)))
+        say(f"Deleted {shown}.")
 
 
 @app.command()
@@ -121,7 +151,7 @@ def restore(
             given=yes,
         )
         restored: Savepoint = restore_savepoint(
-            savepoint,
+            full_address(savepoint, _roots(coordinator)),
             checkpoint_location,
             storage=coordinator.protocol.store.storage,
             job=coordinator.job,
@@ -133,24 +163,72 @@ def restore(
         say(f"Start the query with option('checkpointLocation', {checkpoint_location!r}).")
 
 
-def _ask_driver(coordinator: CheckpointCoordinator, body: dict[str, Any]) -> dict[str, Any]:
-    address = coordinator.protocol.store.newest_claim().address
+def _roots(coordinator: CheckpointCoordinator) -> list[str]:
+    """Storages of savepoints whose passwords are known."""
+    known = (os.environ.get(_VARIABLE), coordinator.config.savepoint_dir)
+    return [root for root in known if root]
+
+
+def _storage(coordinator: CheckpointCoordinator, target: str | None) -> str:
+    roots = _roots(coordinator)
+    if not (target or roots):
+        fail("Say which STORAGE, or set savepoint_dir in the section [checkpointing] of the job file.", USAGE)
+    return within(target, roots) or target if target else roots[0]
+
+
+def _ask_driver(coordinator: CheckpointCoordinator, body: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    store = coordinator.protocol.store
+    address = store.newest_claim().address
     if not address:
         fail(
             f"No driver of job {coordinator.job!r} answers over HTTP: call coordinator.serve_http() before its query "
             "starts; or, if no query runs, say --checkpoint-location."
         )
-    request = urllib.request.Request(
-        f"{address}/savepoints", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    place = urlsplit(address).netloc
+    token = _token(file or access.token_file(coordinator.job, store.storage.uri), chosen=file is not None)
+    nonce = secrets.token_hex(16)
+    status, answer = _call(place, "GET", f"/identity?nonce={nonce}", {}, None, _SECONDS)
+    if status != 200 or not access.same(str(answer.get("proof")), access.proof(token, place, nonce)):
+        fail(
+            f"What answers at {address} is not the driver of job {coordinator.job!r} whose token is known here; "
+            f"nothing was sent to it. If it is the one, its token is another: {_WHERE_TOKEN}."
+        )
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    status, answer = _call(place, "POST", "/savepoints", headers, json.dumps(body).encode(), _HOUR)
+    if status != 201:
+        fail(f"The driver at {address} refused: {answer.get('error')}")
+    return answer
+
+
+def _token(file: Path, *, chosen: bool) -> str:
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=_TIMEOUT) as answer:
-            about: dict[str, Any] = json.load(answer)
-            return about
-    except urllib.error.HTTPError as error:
-        fail(f"The driver at {address} refused: {json.load(error)['error']}")
-    except OSError as error:
-        fail(f"The newest driver was at {address}, and does not answer there ({error}). Does it run, on this machine?")
+        token = file.read_text().strip() if chosen else access.given() or access.read(file)
+    except (OSError, ValueError) as error:
+        fail(f"The token cannot be read: {error}")
+    if not token:
+        fail(f"The token of the driver is not known: {_WHERE_TOKEN}.")
+    return token
+
+
+def _call(
+    place: str, method: str, path: str, headers: dict[str, str], body: bytes | None, timeout: float
+) -> tuple[int, dict[str, Any]]:
+    """No proxy, no redirect."""
+    connection = http.client.HTTPConnection(place, timeout=timeout)
+    try:
+        connection.request(method, path, body, {"Host": place, **headers})
+        answer = connection.getresponse()
+        about = json.loads(answer.read(_LARGEST_ANSWER))
+        if not isinstance(about, dict):
+            raise ValueError("not the answer of a driver")
+        return answer.status, about
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        fail(
+            f"The newest driver was at http://{place}, and does not answer there ({error}). Does it run, and can it be "
+            "reached from here?"
+        )
+    finally:
+        connection.close()
 
 
 def _show(about: dict[str, Any], as_json: bool) -> None:

@@ -58,7 +58,7 @@ class CheckpointProtocol:
         self.config = config
         self.listeners = listeners
         self.clock = clock
-        self.guarantee = guarantee.promise(job, config, store.storage.uri, sinks)
+        self.guarantee = guarantee.promise(job, config, store.storage, sinks)
         self.fence = Fence(store)
         self.newest: Complete | None = None
         """As this driver knows it."""
@@ -95,7 +95,7 @@ class CheckpointProtocol:
         """The first batch of a run: this is a new driver from here on, also in the same object."""
         self.claim_generation(batch.query)
         self.load_and_commit(batch)
-        self.guarantee = guarantee.promise(self.job, self.config, self.store.storage.uri, self.sinks, batch)
+        self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
         self.listeners.tell(Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, reasons=self.guarantee.reasons)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,12 +16,15 @@ from typing import Any
 from coordinator.errors import CorruptRecord, SavepointError
 from coordinator.protocol.records import Record, seal, unseal
 from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage.uris import within
 
 logger = logging.getLogger(__package__)
 
 MARK = "_restored"
 """A file in the checkpointLocation that a restore has begun."""
-_ADDRESS = re.compile(r"(?P<storage>.+)/(?P<id>savepoint-[a-z0-9-]+)/?(?P<options>\?.*)?")
+_LARGEST_CHUNK = 1 << 30
+_ID = "savepoint-[a-z0-9-]+"
+_ADDRESS = re.compile(rf"(?P<storage>.+)/(?P<id>{_ID})/?(?P<options>\?.*)?")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,29 @@ class SavedFile:
     size: int
     sha256: str
     offset: int
+
+
+def _require_sound(files: Sequence[SavedFile], chunk_size: int, where: str) -> None:
+    """Raises SavepointError for what no savepoint holds: a restore must write below its checkpointLocation, each file
+    once, and no more than the chunks have."""
+    end, names, folders = 0, {MARK}, set[str]()
+    for file in files:
+        parts = file.path.split("/")
+        if any(not part or part.startswith(".") for part in parts) or not file.path.isprintable() or "\\" in file.path:
+            raise SavepointError(
+                f"{where} names a file outside of a checkpointLocation, or a hidden one: {file.path!r}"
+            )
+        if file.path in names:
+            raise SavepointError(f"{where} names {file.path!r} twice, or as if Spark had written it")
+        if any(type(number) is not int for number in (file.size, file.offset)) or file.size < 0 or file.offset < end:
+            raise SavepointError(f"{where} says that {file.path!r} is at {file.offset!r}, of {file.size!r} bytes")
+        names.add(file.path)
+        folders |= {"/".join(parts[:count]) for count in range(1, len(parts))}
+        end = file.offset + file.size
+    if both := names & folders:
+        raise SavepointError(f"{where} names {min(both)!r} as a file and as a folder")
+    if type(chunk_size) is not int or not 0 < chunk_size <= _LARGEST_CHUNK:
+        raise SavepointError(f"{where} says that its chunks are of {chunk_size!r} bytes")
 
 
 @dataclass(frozen=True)
@@ -110,10 +136,13 @@ class Savepoint:
             body = unseal(data, where)
             records = tuple(Record.from_json(record, where) for record in body["records"])
             files = tuple(SavedFile(**file) for file in body["files"])
+            _require_sound(files, body["chunk_size"], where)
+            if body["id"] != _id_in(uri) or not records:
+                raise SavepointError(f"{where} is that of another savepoint, or of no checkpoint: {body['id']!r}")
             return cls(**body | {"uri": uri, "records": records, "files": files})
         except CorruptRecord as error:
             raise SavepointError(str(error)) from error
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise SavepointError(f"{where} lacks or misuses a field: {error!r}") from error
 
 
@@ -146,7 +175,7 @@ def dispose_savepoint(uri: str) -> None:
 
 
 def load(storage: CheckpointStorage, id: str) -> Savepoint:
-    uri = address_of(storage, id)
+    uri = address_of(storage.uri, id)
     data = storage.get(f"{id}/_metadata")
     if data is None:
         chunks = len(storage.list(id))
@@ -165,9 +194,24 @@ def delete(storage: CheckpointStorage, id: str) -> None:
         storage.delete(key)
 
 
-def address_of(storage: CheckpointStorage, id: str) -> str:
-    base, mark, options = storage.uri.partition("?")
+def _id_in(uri: str) -> str:
+    parts = _ADDRESS.fullmatch(uri)
+    return parts["id"] if parts else ""
+
+
+def address_of(storage_uri: str, id: str) -> str:
+    base, mark, options = storage_uri.partition("?")
     return f"{base.rstrip('/')}/{id}{mark}{options}"
+
+
+def full_address(address: str, roots: Sequence[str]) -> str:
+    """The URI of a savepoint that is given by its id alone, in the first of `roots`, or by the URI that is shown of it,
+    in one of them: their passwords are filled in."""
+    if re.fullmatch(_ID, address) and roots:
+        return address_of(roots[0], address)
+    parts = _ADDRESS.fullmatch(address)
+    found = within(parts["storage"] + (parts["options"] or ""), roots) if parts else None
+    return address_of(found, parts["id"]) if parts and found else address
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def take_savepoint(
         layout = _require_own(location, record)
         files = _copy(location, record.checkpoint_id, _ChunkWriter(target, id))
         savepoint = Savepoint(
-            address_of(target, id),
+            address_of(target.uri, id),
             id,
             records,
             dict(sinks),

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from coordinator.errors import SavepointError
 from coordinator.protocol.batch import BatchFacts
 from coordinator.spark.internals import gateway, hadoop_conf
 from coordinator.storage.objects import fsync_directory
@@ -53,7 +54,11 @@ class _Directory(CheckpointLocation):
         self.uri = f"file://{root}"
 
     def files(self) -> list[str]:
-        found = [Path(folder, name) for folder, _, names in os.walk(self._root) for name in names]
+        found = []
+        for folder, inner, names in os.walk(self._root):
+            for name in (*inner, *names):
+                self._require_no_link(Path(folder, name))
+            found += [Path(folder, name) for name in names]
         return sorted(path.relative_to(self._root).as_posix() for path in found if not path.name.startswith("."))
 
     def read(self, path: str) -> Iterator[bytes]:
@@ -64,8 +69,11 @@ class _Directory(CheckpointLocation):
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
+        for folder in Path(path).parents:
+            self._require_no_link(self._root / folder)
         staged = target.with_name(f".{target.name}.tmp")
-        with staged.open("wb") as file:
+        staged.unlink(missing_ok=True)
+        with staged.open("xb") as file:
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
@@ -74,6 +82,13 @@ class _Directory(CheckpointLocation):
             fsync_directory(folder)
             if folder == self._root.parent:
                 break
+
+    def _require_no_link(self, path: Path) -> None:
+        if path != self._root and path.is_symlink():
+            raise SavepointError(
+                f"{path} is a symbolic link: savepoints neither follow it nor write through it. Put what it leads to "
+                "in its place, or take another checkpointLocation"
+            )
 
 
 class _HadoopDirectory(CheckpointLocation):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 _KEY = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}(/(?!\.)[A-Za-z0-9._-]{1,200})*")
 _KEY_LIMIT = 512
@@ -71,6 +72,11 @@ class CheckpointStorage(ABC):
     def clock(self) -> float | None:
         """Seconds since the epoch by the storage's own clock; None if it has none, or does not tell."""
         return None
+
+    def weaknesses(self) -> Sequence[str]:
+        """Why what was answered may get lost all the same, such as a server that does not fsync. Asked for the job's
+        `coordinator.Guarantee` when a query starts. Default: nothing."""
+        return ()
 
     @abstractmethod
     def close(self) -> None:

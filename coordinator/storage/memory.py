@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Lock
 from typing import ClassVar
 
@@ -40,6 +41,9 @@ class MemoryStorage(CheckpointStorage):
     def delete(self, key: str) -> None:
         with self._lock:
             self._values.pop(check_key(key), None)
+
+    def weaknesses(self) -> Sequence[str]:
+        return ["it is gone with the driver's process"]
 
     def close(self) -> None:
         pass

@@ -16,8 +16,10 @@ import errno
 import logging
 import os
 import re
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -34,8 +36,8 @@ _log = logging.getLogger(__name__)
 _FORMS = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "az://CONTAINER/PREFIX"}
 _VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
 
-_PROOF = ".put-if-absent"
-"""An object that shows whether a store refuses a second put. No key begins with a dot, so `list` passes over it."""
+_RACERS = 4
+"""How many put one name at once when a store is opened."""
 
 _PASSING = r"HTTP error: (?!builder)|status code: (5\d\d|408|429)|InternalError|SlowDown"
 """What obstore says of faults that may pass: of the transport, or of the store."""
@@ -47,6 +49,7 @@ _ADVICE = {
     errno.EDQUOT: "Raise the disk quota; the query can then be restarted, nothing torn was left",
     errno.EACCES: "Let the user that runs the driver write to this directory",
     errno.EPERM: "The file system must allow hard links, and the user that runs the driver to make them",
+    errno.ENOSYS: "The file system does not know hard links; use another one or a database",
     errno.ENOTSUP: "The file system does not know hard links; use another one or a database",
     errno.EROFS: "The file system is mounted read-only; mount it for writing or use another directory",
     errno.ENOTDIR: "A part of the path is a file; use another directory",
@@ -142,16 +145,30 @@ class ObjectStorage(CheckpointStorage):
             raise StorageError(self.uri, key, f"{action}: {reason}", advice) from cause
 
     def _prove(self) -> None:
-        """Raises StorageError unless the store can be listed and written, and refuses a second put."""
+        """Raises StorageError unless the store can be listed and written, and of several puts at once takes one."""
+        name = f".put-if-absent-{uuid.uuid4().hex}"  # no key begins with a dot, so `list` passes over it
+        begin = threading.Barrier(_RACERS)
+
+        def put(number: int) -> bool:
+            begin.wait()
+            try:
+                obstore.put(self._store, name, f"{number}".encode(), mode="create")
+            except AlreadyExistsError:
+                return False
+            return True
+
         with self._errors("cannot list"):
             self._retrying()(lambda: next(iter(obstore.list(self._store)), None))
-        with self._errors("cannot write"), suppress(AlreadyExistsError):
-            for _ in range(2):
-                obstore.put(self._store, _PROOF, b"A second put of this name has to be refused.", mode="create")
+        with self._errors("cannot write"), ThreadPoolExecutor(_RACERS) as pool:
+            won = sum(pool.map(put, range(_RACERS)))
+        with self._errors("cannot delete"), suppress(FileNotFoundError):
+            self._retrying()(obstore.delete, self._store, name)
+        if won > 1:
             raise StorageError(
                 self.uri,
                 "",
-                "the store accepts a second put of one name, so it ignores the header If-None-Match: *",
+                f"the store accepts {won} of {_RACERS} puts of one name at once, so it "
+                + ("ignores the header If-None-Match: *" if won == _RACERS else "looks first, and puts then"),
                 "Use a store, or a release of it, that knows conditional puts, or a database",
             )
 
@@ -236,6 +253,22 @@ class FileStorage(ObjectStorage):
                     fsync_directory(parent)
         with self._errors("cannot use the directory"):
             super().__init__(self.uri, LocalStore(self._root))
+        if os.access(self._root, os.W_OK):
+            self._require_hard_links()
+
+    def _require_hard_links(self) -> None:
+        staged = self._root / f".link-{uuid.uuid4().hex}"
+        linked = staged.with_suffix(".2")
+        with self._errors("cannot make a hard link"):
+            try:
+                staged.touch(exist_ok=False)
+                os.link(staged, linked)
+                with suppress(FileExistsError):
+                    os.link(staged, linked)
+                    raise OSError(errno.ENOTSUP, "a second link of one name is not refused")
+            finally:
+                linked.unlink(missing_ok=True)
+                staged.unlink(missing_ok=True)
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
         path = self._root / check_key(key)

@@ -21,6 +21,7 @@ from sqlalchemy import (
     inspect,
     literal_column,
     select,
+    text,
 )
 from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
 from sqlalchemy.engine import URL, Engine, make_url
@@ -37,6 +38,7 @@ from sqlalchemy.sql import Executable
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from coordinator.storage.base import SUPPORTED, CheckpointStorage, StorageError, check_folder, check_key
+from coordinator.storage.uris import redacted, secret_parameters
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +52,16 @@ _DRIVERS = {
 
 # Connection parameters that the URL may override: limits for waiting on a lock (sqlite) or on a host that is gone.
 _LIBPQ = {"connect_timeout": "10", "tcp_user_timeout": "30000", "keepalives_idle": "30", "keepalives_interval": "10"}
-_MYSQL = {"connect_timeout": "10", "read_timeout": "15", "write_timeout": "15"}
+_PYMYSQL = {"read_timeout": "10", "write_timeout": "10"}  # as `ImpatientConnection` for psycopg
 _DEFAULTS = {
     "pysqlite": {"timeout": "30"},
-    **dict.fromkeys(("psycopg", "psycopg2"), _LIBPQ),
-    **dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), _MYSQL),
+    "psycopg": _LIBPQ,
+    "psycopg2": _LIBPQ,
+    **dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), _PYMYSQL),
 }
+
+# MySQL's drivers hand out any file that a server asks for, if one of these is set.
+_FILE_READERS = {"local_infile", "allow_local_infile", "allow_local_infile_in_path", "client_flag", "client_flags"}
 
 # Run on each new connection, by dialect.
 _DURABLE = {
@@ -67,8 +73,6 @@ _DURABLE = {
 # Seconds since the epoch, by dialect.
 _CLOCK = {"postgresql": "extract(epoch FROM clock_timestamp())"}
 _CLOCK |= dict.fromkeys(("mysql", "mariadb"), "UNIX_TIMESTAMP(NOW(6))")
-
-_SECRET = re.compile("pass|secret|token|credential", re.IGNORECASE)
 
 _URL_ADVICE = (
     "Write DIALECT://USER:PASSWORD@HOST:PORT/DATABASE, with '@', ':', '/', '?', '#' and '%' in the password as "
@@ -83,6 +87,28 @@ _ADVICE = (
     ("connection|connect|resolve", "Check that the server runs and can be reached from the driver"),
 )
 
+# Sentences on what may lose records that were answered, by dialect.
+_WEAK: dict[str, tuple[str, ...]] = {
+    "postgresql": (
+        "SELECT 'the server has ' || name || ' = off, so a crash of its machine may lose records' FROM pg_settings"
+        " WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off' ORDER BY 1",
+        "SELECT 'the table ' || oid::regclass || ' is UNLOGGED, so a crash of the server empties it' FROM pg_class"
+        " WHERE oid = to_regclass('checkpoint_storage') AND relpersistence = 'u'",
+        "SELECT 'its standbys are asynchronous, so a failover may lose the newest records'"
+        " WHERE current_setting('synchronous_standby_names') = '' AND EXISTS (SELECT FROM pg_stat_replication)",
+    ),
+}
+_WEAK |= dict.fromkeys(
+    ("mysql", "mariadb"),
+    (
+        "SELECT CONCAT('the server has innodb_flush_log_at_trx_commit = ', @@innodb_flush_log_at_trx_commit,"
+        " ', so a crash of its machine may lose records') FROM DUAL WHERE @@innodb_flush_log_at_trx_commit <> 1",
+        "SELECT CONCAT('the table checkpoint_storage is of the engine ', engine, ', which may lose records in a crash')"
+        " FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'checkpoint_storage'"
+        " AND engine <> 'InnoDB'",
+    ),
+)
+
 # Keys are compared byte by byte, whatever the collation of the database.
 _KEY_TYPE = (
     String(512)
@@ -95,6 +121,8 @@ _TABLE = Table(
     Column("key", _KEY_TYPE, primary_key=True),
     Column("value", LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb"), nullable=False),
     Column("created", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    mysql_engine="InnoDB",
+    mariadb_engine="InnoDB",
 )
 
 
@@ -114,9 +142,8 @@ class SQLStorage(CheckpointStorage):
     def __init__(self, uri: str, *, retry_seconds: float = 30.0) -> None:
         """Connects, and raises StorageError at once if that fails: retries are for connections that worked before."""
         url = _parse(uri)
-        secrets = _secrets(url)
-        self.uri = url.difference_update_query(secrets).render_as_string(hide_password=True)
-        self._secrets = sorted(secrets.values(), key=len, reverse=True)
+        self.uri = redacted(url.render_as_string(hide_password=False))
+        self._secrets = sorted(_secrets(url), key=len, reverse=True)
         with self._errors("cannot load the driver"):
             self._engine = _engine(url)
         try:
@@ -162,6 +189,11 @@ class SQLStorage(CheckpointStorage):
         with self._errors("cannot read the clock"):
             return float(self._retrying()(self._execute, select(literal_column(expression)))[0])
 
+    def weaknesses(self) -> Sequence[str]:
+        with self._errors("cannot read the server's settings"):
+            rows = [self._retrying()(self._execute, text(query)) for query in _WEAK.get(self._engine.dialect.name, ())]
+            return [str(why) for found in rows for why in found]
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -191,6 +223,7 @@ class SQLStorage(CheckpointStorage):
                 if not inspect(self._engine).has_table(_TABLE.name):
                     raise
             found = {column["name"] for column in inspect(self._engine).get_columns(_TABLE.name)}
+            unique = inspect(self._engine).get_pk_constraint(_TABLE.name)["constrained_columns"]
         if found != set(_TABLE.columns.keys()):
             raise StorageError(
                 self.uri,
@@ -198,18 +231,25 @@ class SQLStorage(CheckpointStorage):
                 f"the table {_TABLE.name} has the columns {sorted(found)} instead of {sorted(_TABLE.columns.keys())}",
                 "It belongs to something else; use another database or schema",
             )
+        if unique != ["key"]:
+            raise StorageError(
+                self.uri,
+                "",
+                f"the table {_TABLE.name} has no primary key of the column key, so a second put would not be refused",
+                "Somebody else has made it; give it that primary key, or use another database or schema",
+            )
 
     @contextmanager
     def _errors(self, action: str, key: str = "") -> Iterator[None]:
         try:
             yield
         except SQLAlchemyError as error:
-            text = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
-            reason = text
+            said = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+            reason = said
             for secret in self._secrets:
                 reason = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", reason)
-            advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text, re.IGNORECASE)), "")
-            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from (error if reason == text else None)
+            advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, said, re.IGNORECASE)), "")
+            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from (error if reason == said else None)
 
 
 def _parse(uri: str) -> URL:
@@ -226,24 +266,20 @@ def _parse(uri: str) -> URL:
         url.get_dialect()
     except NoSuchModuleError:
         raise StorageError(f"{scheme}:...", "", f"unknown scheme {scheme!r}", SUPPORTED) from None
-    if any(re.search("local_?infile", name, re.IGNORECASE) for name in url.query):
+    if found := sorted(set(url.query) & _FILE_READERS):
         raise StorageError(
-            f"{scheme}:...",
-            "",
-            "local_infile lets the server read files of this machine",
-            "Leave it out: no key needs it",
+            redacted(uri), "", f"{', '.join(found)} would let the server read files of this machine", "Leave it out"
         )
     if url.get_backend_name() == "sqlite" and not (url.database and url.database.startswith("/")):
         raise StorageError(
-            uri, "", "no absolute path", "Write sqlite:////PATH with four slashes, or memory:NAME for a test"
+            redacted(uri), "", "no absolute path", "Write sqlite:////PATH with four slashes, or memory:NAME for a test"
         )
     return url
 
 
-def _secrets(url: URL) -> dict[str, str]:
-    """Query parameters of the URL that are secret, and its password as ''."""
-    secrets = {name: str(value) for name, value in url.query.items() if _SECRET.search(name)}
-    return secrets | ({"": str(url.password)} if url.password else {})
+def _secrets(url: URL) -> list[str]:
+    """What of the URL may not be shown."""
+    return [str(url.query[name]) for name in secret_parameters(url)] + ([str(url.password)] if url.password else [])
 
 
 def _engine(url: URL) -> Engine:
@@ -262,6 +298,13 @@ def _engine(url: URL) -> Engine:
             return Connection(*arguments, **options)
 
     setting = _DURABLE.get(engine.dialect.name)
+
+    if engine.dialect.driver == "psycopg":
+        from coordinator.storage.impatient import ImpatientConnection
+
+        @event.listens_for(engine, "do_connect")
+        def connect(_: object, __: object, arguments: list[Any], options: dict[str, Any]) -> Any:
+            return ImpatientConnection.connect(*arguments, **options)
 
     if setting:
 

@@ -12,6 +12,13 @@ from tests.cli.play import Job
 TABLE = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, amount double precision)"
 
 
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where drivers leave their tokens."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
 @pytest.fixture
 def file_job(tmp_path: Path) -> Job:
     """A job into Parquet files."""

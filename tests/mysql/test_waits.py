@@ -85,12 +85,12 @@ def test_a_frozen_storage_is_told_in_time(server: MariaDBServer) -> None:
         storage.close()
         storage = SQLStorage(dsn)
         with storage._engine.connect() as connection:
-            assert connection.connection.dbapi_connection._read_timeout == 15  # type: ignore[union-attr]
+            assert connection.connection.dbapi_connection._read_timeout == 10  # type: ignore[union-attr]
         storage.close()
 
 
 def test_no_server_may_ask_storage_or_sink_for_a_file() -> None:
-    with pytest.raises(StorageError, match="local_infile lets the server read files"):
+    with pytest.raises(StorageError, match="local_infile would let the server read files"):
         SQLStorage("mysql://app:pw@127.0.0.1:1/x?local_infile=1")
     with pytest.raises(ConfigurationError, match="local_infile lets the server read files"):
         SqlAlchemySink("mysql+pymysql://app:pw@127.0.0.1:1/x?local_infile=1", "orders")

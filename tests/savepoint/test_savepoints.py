@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,7 +24,7 @@ from coordinator import (
     restore_savepoint,
 )
 from coordinator.errors import InDoubtError, SavepointError, Superseded, UnknownSink
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore, seal, unseal
 from coordinator.savepoints.take import _require_own
 from coordinator.spark.location import open_location
 from coordinator.storage import open_storage
@@ -443,6 +442,85 @@ def test_a_damaged_savepoint_is_refused_before_anything_is_written(
     assert open_storage(target).list("") == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file, body: file.update(path=body["checkpoint_location"].removeprefix("file://") + "-outside"),
+        lambda file, body: file.update(path="../outside"),
+        lambda file, body: file.update(path="state/../../outside"),
+        lambda file, body: file.update(path="state//0"),
+        lambda file, body: file.update(path=".hidden/0"),
+        lambda file, body: file.update(path="state/.0.tmp"),
+        lambda file, body: file.update(path="state\\0"),
+        lambda file, body: file.update(path="state/0\n"),
+        lambda file, body: file.update(path=""),
+        lambda file, body: file.update(path=7),
+        lambda file, body: file.update(path="_restored"),
+        lambda file, body: file.update(path="offsets/1"),
+        lambda file, body: file.update(path="offsets"),
+        lambda file, body: file.update(size=-1),
+        lambda file, body: file.update(size=1.0),
+        lambda file, body: file.update(offset=0),
+        lambda file, body: file.update(offset=-5),
+        lambda file, body: file.update(offset="0"),
+        lambda file, body: body.update(chunk_size=0),
+        lambda file, body: body.update(chunk_size=1 << 60),
+        lambda file, body: body.update(id="savepoint-another"),
+        lambda file, body: body.update(records=[]),
+    ],
+)
+def test_a_metadata_that_was_made_to_do_harm_is_refused_before_anything_is_written(
+    job: Job, target: str, change: Any
+) -> None:
+    savepoint = save(job, target)
+    body = unseal(metadata(savepoint).read_bytes(), "")
+    [file] = [each for each in body["files"] if each["path"] == "offsets/0"]
+    change(file, body)
+    metadata(savepoint).write_bytes(seal(body))
+    before = job.storage.list("")
+    with pytest.raises(SavepointError, match="_metadata of savepoint"):
+        restored(job, savepoint)
+    assert not (job.folder / "restored").exists()
+    assert job.storage.list("") == before
+
+
+@pytest.mark.parametrize("link", ["offsets", "metadata", ".metadata.tmp"])
+def test_a_restore_writes_through_no_symbolic_link(job: Job, target: str, tmp_path: Path, link: str) -> None:
+    savepoint, outside = save(job, target), tmp_path / "outside"
+    outside.mkdir() if link == "offsets" else outside.write_text("mine")
+    (job.folder / "restored").mkdir()
+    (job.folder / "restored" / link).symlink_to(outside)
+    with pytest.raises(SavepointError, match="is a symbolic link"):
+        restored(job, savepoint)
+    assert os.listdir(job.folder / "restored") == [link]
+    assert os.listdir(outside) == [] if outside.is_dir() else outside.read_text() == "mine"
+
+
+def test_a_silent_target_does_not_hold_the_query_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is opened before the query has to wait."""
+    job.run(batches=2)
+    coordinator, opening, go_on = job.coordinator(), threading.Event(), threading.Event()
+
+    def silent(uri: Any) -> Any:
+        opening.set()
+        assert go_on.wait(30)
+        return open_storage(f"memory:{uuid.uuid4().hex}")
+
+    monkeypatch.setattr("coordinator.savepoints.model.open_storage", silent)
+    saving = threading.Thread(target=coordinator.trigger_savepoint, args=("postgresql://silent/db",))
+    saving.start()
+    assert opening.wait(10)
+    running = threading.Thread(target=job.query(4).run, args=(coordinator,))
+    running.start()
+    running.join(20)
+    stuck = running.is_alive()
+    go_on.set()
+    saving.join(20)
+    running.join(20)
+    assert not stuck
+    job.assert_exactly_once()
+
+
 def test_a_listing_passes_over_what_is_damaged(job: Job, target: str, caplog: pytest.LogCaptureFixture) -> None:
     first = save(job, target)
     second = save(job, target, batches=3)
@@ -455,49 +533,3 @@ def test_an_uri_that_names_no_savepoint_is_not_repeated() -> None:
     with pytest.raises(SavepointError, match="not the URI of a savepoint") as error:
         describe_savepoint("postgresql://user:secret@host/db")
     assert "secret" not in str(error.value)
-
-
-# ---------------------------------------------------------------------- HTTP
-def ask(url: str, body: Any = None, kind: str = "application/json") -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": kind})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
-def test_savepoints_over_http(job: Job, target: str) -> None:
-    with job.coordinator() as coordinator:
-        address = coordinator.serve_http()
-        assert ask(f"{address}/checkpoints") == (200, {})
-        status, answer = ask(f"{address}/savepoints", {"target": target})
-        assert (status, answer["type"]) == (500, "SavepointError")
-        job.query(2).run(coordinator)
-        assert CheckpointStore(job.storage, "job").newest_claim().address == address
-        status, answer = ask(f"{address}/savepoints", {"target": target})
-        assert (status, answer["checkpoint"]) == (201, 1)
-        assert ask(f"{address}/savepoints?target={target}") == (200, [answer])
-        assert ask(f"{address}/checkpoints")[1]["checkpoint_id"] == 1
-        assert ask(f"{address}/savepoints", {"target": target}, kind="text/plain")[0] == 415
-        assert ask(f"{address}/savepoints", {"goal": target})[0] == 400
-        assert ask(f"{address}/elsewhere")[0] == 404
-        assert ask(f"{address}/elsewhere", {})[0] == 404
-    with pytest.raises(urllib.error.URLError):
-        ask(f"{address}/checkpoints")
-
-
-@pytest.mark.parametrize("how", ["stop", "cancel"])
-def test_a_query_is_stopped_over_http(job: Job, target: str, how: str) -> None:
-    coordinator = job.coordinator(config={"min_pause": 0.3})
-    address = coordinator.serve_http()
-    running = Running(job, coordinator)
-    while not (job.folder / "query/commits/0").exists():
-        time.sleep(0.01)
-    status, answer = ask(f"{address}/savepoints", {"target": target, how: True})
-    running.join()
-    assert status == 201
-    job.assert_exactly_once(batches=answer["checkpoint"] + 1)
-    coordinator.close()

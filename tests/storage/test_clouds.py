@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -11,10 +13,11 @@ from pathlib import Path
 
 import obstore
 import pytest
+from obstore.exceptions import AlreadyExistsError
 from obstore.store import S3Store
 
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
-from coordinator.storage.objects import ObjectStorage, open_bucket
+from coordinator.storage.objects import _RACERS, ObjectStorage, open_bucket
 from sinks.testing.servers.common import free_port
 from sinks.testing.servers.s3 import S3Server
 from tests.storage.lost_puts import LostPuts
@@ -190,7 +193,24 @@ class TestFailures(LostPuts):
         open_storage(direct.uri)
         assert direct.list("") == []
         names = [entry["path"] for chunk in obstore.list(S3Store(bucket)) for entry in chunk]
-        assert names == ["x/.put-if-absent"]
+        assert names == []
+
+    def test_a_store_that_looks_first_and_puts_then_is_refused(self, bucket, proxy):
+        """Each of the puts at once passes the look, and overwrites the other."""
+        real = obstore.put
+        looked = threading.Barrier(_RACERS)
+
+        def look_then_put(store, name, data, **options):
+            with contextlib.suppress(FileNotFoundError):
+                obstore.head(store, name)
+                raise AlreadyExistsError("there")
+            looked.wait(10)
+            return real(store, name, data)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(obstore, "put", look_then_put)
+            with pytest.raises(StorageError, match=r"accepts 4 of 4 puts of one name at once"):
+                open_storage(f"s3://{bucket}/x")
 
     def test_a_store_of_ones_own(self, bucket, direct):
         storage = ObjectStorage("s3://elsewhere", S3Store(bucket, prefix="x"))

@@ -9,10 +9,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+import psutil
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
@@ -20,6 +23,7 @@ from sqlalchemy.engine import make_url
 
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.sql import SQLStorage
+from coordinator.storage.uris import redacted, within
 from tests.storage import writer
 from tests.storage.lost_puts import LostPuts
 from tests.storage.proxy import Proxy
@@ -36,10 +40,15 @@ needs_mount = pytest.mark.skipif(not _can_mount(), reason="mounting a small tmpf
 
 
 def in_small_tmpfs(folder: Path, command: list[str]) -> str:
-    """What a command prints when `folder` is a tmpfs of 1 MB, in a mount namespace that ends with it."""
+    """What a command prints when `folder` is a tmpfs of 1 MB."""
+    return in_mount("tmpfs -o size=1m", folder, command)
+
+
+def in_mount(kind: str, folder: Path, command: list[str]) -> str:
+    """What a command prints when `folder` is a mount of its own, in a mount namespace that ends with it."""
     folder.mkdir()
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(folder), *command],
+        ["unshare", "-m", "sh", "-c", f'mount -t {kind} none "$0" && exec "$@"', str(folder), *command],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -146,12 +155,64 @@ class TestSecrets:
             "host=h password={} port=1",
             "host=h password=p:{}",
             "u:{}",
+            "{}",
+            "nonsense://u:{}",
+            "sqlite+pysqlcipher://:{}@/relative",
+            "mysql://u:{}@127.0.0.1:1/d?local_infile=1",
+            "mssql+pyodbc:///?odbc_connect=PWD%3D{}",
         ],
     )
     def test_urls_that_fail(self, uri):
         with pytest.raises(StorageError) as caught:
             open_storage(uri.format(self.SECRET))
         self.assert_hidden(caught.value)
+
+    @pytest.mark.parametrize(
+        "parameter", ["local_infile=1", "local_infile=0", "allow_local_infile_in_path=%2F", "client_flag=128"]
+    )
+    def test_no_server_is_given_files_of_this_machine(self, parameter):
+        with pytest.raises(StorageError, match="would let the server read files of this machine"):
+            open_storage(f"mysql://u@127.0.0.1:1/d?{parameter}")
+
+
+class TestUris:
+    @pytest.mark.parametrize(
+        ("uri", "shown"),
+        [
+            ("postgresql://u:p@h/d?sslpassword=x&application_name=a", "postgresql://u:***@h/d?application_name=a"),
+            ("postgresql://u@h/d", "postgresql://u@h/d"),
+            ("postgresql://u:p@x@h/d", "postgresql:..."),
+            ("mssql+pyodbc:///?odbc_connect=PWD%3Dx", "mssql+pyodbc:///"),
+            ("host=h password=p:x", "..."),
+            ("secret", "..."),
+            ("s3://key:secret@bucket/x", "s3://..."),
+            ("s3://bucket/x", "s3://bucket/x"),
+            ("/a/b", "/a/b"),
+        ],
+    )
+    def test_what_is_shown(self, uri, shown):
+        assert redacted(uri) == shown
+
+    @pytest.mark.parametrize(
+        ("uri", "opened"),
+        [
+            ("postgresql://u@h/d", "postgresql://u:p@h/d?sslpassword=x"),
+            ("postgresql://u:***@h/d", "postgresql://u:p@h/d?sslpassword=x"),
+            ("postgresql+psycopg://u:***@h/d", "postgresql://u:p@h/d?sslpassword=x"),
+            ("postgresql://u:other@h/d", "postgresql://u:p@h/d?sslpassword=x"),
+            ("postgresql://u@h/d2", None),
+            ("postgresql://u@h/d?host=elsewhere", None),
+            ("postgresql://u@h/d/below", None),
+            ("s3://b/x", "s3://b/x/"),
+            ("s3://b/x/y/z", "s3://b/x/y/z"),
+            ("s3://b/xy", None),
+            ("s3://b/x/../y", None),
+            ("s3://b/x//y", None),
+            ("s3://b/x/%2e%2e/y", None),
+        ],
+    )
+    def test_what_is_within(self, uri, opened):
+        assert within(uri, ["postgresql://u:p@h/d?sslpassword=x", "s3://b/x/"]) == opened
 
 
 class TestFile:
@@ -165,6 +226,22 @@ class TestFile:
             with pytest.raises(StorageError, match=r"cannot make the directory.*use another directory") as caught:
                 open_storage(uri)
             assert caught.value.uri == uri
+
+    @needs_mount
+    def test_a_file_system_without_hard_links(self, tmp_path):
+        """POSIX message queues are one: files can be made there, and nothing else."""
+        script = (
+            "import sys; from coordinator.storage import *\n"
+            "try: open_storage(sys.argv[1])\n"
+            "except StorageError as error: print(error)"
+        )
+        folder = tmp_path / "queues"
+        told = in_mount("mqueue", folder, [sys.executable, "-c", script, str(folder)])
+        assert "cannot make a hard link: Operation not permitted" in told
+        assert "The file system must allow hard links" in told
+
+    def test_opening_leaves_nothing(self, storage, tmp_path):
+        assert os.listdir(tmp_path / "root") == []
 
     @needs_mount
     def test_a_mount_that_became_read_only(self, tmp_path):
@@ -360,6 +437,12 @@ class TestPostgres(LostPuts):
         with pytest.raises(StorageError, match=r"columns \['key', 'owner'\].*belongs to something else"):
             open_storage(pg_database)
 
+    def test_a_table_without_its_primary_key(self, pg_database):
+        with psycopg.connect(pg_database, autocommit=True) as admin:
+            admin.execute("CREATE TABLE checkpoint_storage (key text, value bytea, created timestamptz DEFAULT now())")
+        with pytest.raises(StorageError, match=r"has no primary key of the column key"):
+            open_storage(pg_database)
+
     def test_no_right_to_make_the_table(self, pg_database):
         with psycopg.connect(pg_database, autocommit=True) as admin:
             admin.execute("CREATE ROLE reader LOGIN PASSWORD 'p'")
@@ -370,3 +453,54 @@ class TestPostgres(LostPuts):
         finally:
             with psycopg.connect(pg_database, autocommit=True) as admin:
                 admin.execute("DROP ROLE reader")
+
+
+class TestFrozen:
+    """SIGSTOP: connections stay open, the system acknowledges every byte, and nothing answers."""
+
+    @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+    def test_every_call_ends(self, request, kind):
+        server: Any = request.getfixturevalue(kind)
+        with server.database() as dsn:
+            storage = SQLStorage(dsn)
+            storage.put_if_absent("a", b"1")
+            processes = processes_of(storage)
+            for process in processes:
+                process.suspend()
+            try:
+                with ThreadPoolExecutor() as pool:
+                    calls = [
+                        pool.submit(bounded, call)
+                        for call in (
+                            lambda: storage.put_if_absent("b", b"1"),
+                            lambda: storage.get("a"),
+                            lambda: storage.list(""),
+                            lambda: storage.weaknesses(),
+                            lambda: open_storage(dsn),
+                        )
+                    ]
+                    for call in calls:
+                        assert call.result() < 60
+            finally:
+                for process in processes:
+                    process.resume()
+            assert storage.get("a") == b"1"
+            storage.close()
+
+
+def processes_of(storage: SQLStorage) -> list[psutil.Process]:
+    with storage._engine.connect() as connection:
+        if connection.dialect.name == "postgresql":
+            main = psutil.Process(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()).parent()
+            assert main
+        else:
+            main = psutil.Process(int(Path(connection.exec_driver_sql("SELECT @@pid_file").scalar_one()).read_text()))
+    return [main, *main.children(recursive=True)]
+
+
+def bounded(call: Callable[[], object]) -> float:
+    """Seconds until it failed."""
+    started = time.monotonic()
+    with pytest.raises(StorageError):
+        call()
+    return time.monotonic() - started
