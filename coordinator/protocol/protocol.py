@@ -365,7 +365,9 @@ class CheckpointProtocol:
                 f"at {record.checkpoint_id}; it stops. Two drivers of one job were running."
             )
         complete = before.superseded_by(decided) if before else Complete((decided,))
-        return self.fence.permit(complete, listing)  # R14: fence after the put
+        permit = self.fence.permit(complete, listing)  # R14: fence after the put
+        self.newest = complete
+        return permit
 
     def _delete_older_records(self, permit: CommitPermit) -> None:
         """Retention."""

@@ -96,9 +96,11 @@ class Wipe(CheckpointListener):
                     self.job.storage.delete(key)
 
 
-def test_records_that_vanished_under_the_driver_abort_nothing(job: Job) -> None:
-    with pytest.raises(CrashError):
-        job.run(listeners=[crash_at(Step.COMPLETE, 0)])
+@pytest.mark.parametrize("loaded", [False, True], ids=["of this run", "of a run before"])
+def test_records_that_vanished_under_the_driver_abort_nothing(job: Job, loaded: bool) -> None:
+    if loaded:
+        with pytest.raises(CrashError):
+            job.run(listeners=[crash_at(Step.COMPLETE, 0)])
     with (
         pytest.raises(InDoubtError),
         job.coordinator(sink=Unreachable(job.sink.folder), listeners=[Wipe(job)]) as coordinator,
