@@ -57,9 +57,15 @@ def decided_before(
             gone = unnamed(named, in_doubt[sink])
             if len(gone) < len(named):
                 found.append((sink, part))
-            if gone and memory is not None and _newest(memory, part) < part.checkpoint_id:
-                raise external_system_behind(sink, memory, part)
+            if gone and memory is not None:
+                require_not_behind(sink, memory, part)
     return found
+
+
+def require_not_behind(sink: str, memory: Mapping[str, int], part: Complete) -> None:
+    """Raises `ExternalSystemBehind` if a sink has not even committed its part of a checkpoint that was visible."""
+    if _newest(memory, part) < part.checkpoint_id:
+        raise external_system_behind(sink, memory, part)
 
 
 def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Complete) -> ExternalSystemBehind:

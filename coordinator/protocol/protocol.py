@@ -64,6 +64,8 @@ class CheckpointProtocol:
         """As this driver knows it."""
         self._claim = claim
         self._run_id: str | None = None
+        self._visible: dict[str, Complete] = {}
+        """Each sink's part of the newest checkpoint with rows for it that this run has made visible."""
         self._agreed = False
         """What storage, Spark and the sinks remember fits together (R15). Until then nothing is aborted (R16)."""
         self._checked: dict[str, pa.Schema] = {}
@@ -83,12 +85,16 @@ class CheckpointProtocol:
             decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
             self._delete_older_records(permit)
             committed = self.commit(permit, batch)  # 8. phase two
-            self.newest = self._replay_lost(committed, batch)
+            self._remember(self._replay_lost(committed, batch))
         else:
             if call is Call.FINISH and self.newest:
-                self.newest = self._replay_lost(self.newest, batch)
+                self._remember(self._replay_lost(self.newest, batch))
             batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
         self.listeners.tell(Step.DONE, batch.facts.checkpoint_id)
+
+    def _remember(self, visible: Complete) -> None:
+        self.newest = visible
+        self._visible |= {name: part for name in self.sinks if (part := visible.only(name)).named}
 
     # ------------------------------------------------------------------ 1. recover
     def _start(self, batch: MicroBatch) -> None:
@@ -116,6 +122,7 @@ class CheckpointProtocol:
         """Become the newest driver."""
         self.open_sinks()
         self._agreed = False
+        self._visible.clear()
         self._checked.clear()
         self._sweeper.make_due()
         self.fence = Fence(self.store, self._claim(query))
@@ -311,10 +318,20 @@ class CheckpointProtocol:
         if errors := acks.errors:
             raise errors[0]
         self.listeners.tell(Step.PRE_COMMITTED, n, participants=len(acks.committables), rows=acks.rows)
+        self._require_remembered()
         for name, sink in self.sinks.items():
             if committables := acks.of(name):
                 sink.validate_all(self._about(n), committables)
         self.listeners.tell(Step.VALIDATED, n)
+
+    def _require_remembered(self) -> None:
+        """R15: what this driver has made visible is still there, as far as the sinks can tell."""
+        if not self.config.exactly_once:
+            return
+        for name, part in self._visible.items():
+            remembered = self.sinks[name].committed_checkpoints(self.job)
+            if remembered is not None:
+                memories.require_not_behind(name, remembered, part)
 
     def _record(
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, number: int = 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,3 +231,26 @@ def test_adopting_where_the_database_remembers(world: World, moments: dict[tuple
     put_together(world, storage=None, query=moments[2, Step.DONE], db=moments[2, Step.COMMITTED])
     with pytest.raises((StorageBehind, CheckpointGap)):
         world.start()
+
+
+class SetBack(CheckpointListener):
+    """The database fails over to a replica that lagged behind, between two batches."""
+
+    def __init__(self, world: World, moment: Path, after: int) -> None:
+        self.world, self.moment, self.after = world, moment, after
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if (step, checkpoint_id) == (Step.DONE, self.after):
+            with (
+                closing(sqlite3.connect(self.moment / "db" / "shop.db")) as old,
+                closing(sqlite3.connect(self.world.path("db") / "shop.db")) as live,
+            ):
+                old.backup(live)
+
+
+def test_the_database_set_back_while_the_query_runs(world: World, moments: dict[tuple[int, Step], Path]) -> None:
+    old = moments[0, Step.DONE]
+    put_together(world, storage=old, query=old, db=old)
+    with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 was complete and visible"):
+        world.start(listeners=[SetBack(world, old, after=1)])
+    assert world.visible() == Counter(ids(INPUT[:1]))
