@@ -1,0 +1,123 @@
+"""R15 and R16 on a real server: its data folder is put back to what it was in an earlier checkpoint, while storage and
+checkpointLocation stay as they are."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from coordinator import Step
+from coordinator.errors import ExternalSystemBehind, InDoubtError, StorageBehind
+from sinks.postgres import PostgresSink
+from sinks.testing import KILLED, Driver
+from sinks.testing.conformance import example_input, ids
+from sinks.testing.driver import KillAt
+from sinks.testing.servers.postgres import PostgresServer
+
+INPUT = example_input(5)
+
+
+class Job:
+    """Three drivers in a row: killed when checkpoint 1 is in doubt, where a backup is made; then as a test wants it."""
+
+    def __init__(self, server: PostgresServer, strategy: str, folder: Path) -> None:
+        self.server, self.folder, self.backup = server, folder, folder / "backup"
+        with server.connect(autocommit=True) as connection:
+            connection.execute("CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)")
+        self.sink = PostgresSink(server.dsn, "orders", strategy=strategy)  # type: ignore[arg-type]
+        assert self.run(KillAt(Step.COMPLETE, checkpoint_id=1)) == KILLED
+        self._with_the_server_down("cp", "-a", str(server.home / "data"), str(self.backup))
+
+    def run(self, *listeners: KillAt, batches: int = 5) -> int:
+        return self.driver(*listeners, batches=batches).run()
+
+    def driver(self, *listeners: KillAt, batches: int = 5) -> Driver:
+        storage = f"file://{self.folder / 'storage'}"
+        return Driver("job", self.sink, storage, self.folder / "query", INPUT[:batches], listeners)
+
+    def set_back(self) -> None:
+        self._with_the_server_down(
+            "sh", "-c", f"rm -r '{self.server.home}/data' && cp -a '{self.backup}' '{self.server.home}/data'"
+        )
+
+    def _with_the_server_down(self, *command: str) -> None:
+        self.sink.close()
+        self.server.stop()
+        subprocess.run(command, check=True)
+        self.server.start()
+
+    def in_doubt(self) -> int:
+        return len(list(self.sink.in_doubt("job")))
+
+    def visible(self) -> Counter[int]:
+        with self.server.connect() as connection:
+            return Counter(id for (id,) in connection.execute("SELECT id FROM orders"))
+
+
+@pytest.fixture(params=["prepared", "staged"])
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
+    with PostgresServer({"max_prepared_transactions": "16"}) as server:
+        made = Job(server, request.param, tmp_path)
+        yield made
+        made.sink.close()
+
+
+def test_a_server_set_back_by_more_than_it_has_in_doubt(job: Job) -> None:
+    """Checkpoint 2 was visible and is gone; checkpoint 1, which it has in doubt again, stays."""
+    assert job.run(batches=4) == 0
+    job.set_back()
+    assert job.in_doubt() == 3
+    with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 2 was complete and visible"):
+        job.driver().run_here()
+    assert job.in_doubt() == 3
+    assert job.visible() == Counter(ids(INPUT[:1]))
+
+
+def test_a_server_set_back_to_what_an_older_record_decides(job: Job) -> None:
+    """Checkpoint 1 is committed again, and 2, which was not visible yet, is written again."""
+    assert job.run(KillAt(Step.COMPLETE, checkpoint_id=2)) == KILLED
+    job.set_back()
+    assert job.run() == 0
+    assert job.visible() == Counter(ids(INPUT))
+    assert job.in_doubt() == 0
+
+
+def test_a_server_set_back_behind_sparks_back(job: Job) -> None:
+    """As before, but Spark has moved on from checkpoint 2. What the error says to do mends it."""
+    assert job.run(batches=3) == 0
+    job.set_back()
+    with pytest.raises(InDoubtError, match="delete commits/2"):
+        job.driver().run_here()
+    assert job.visible() == Counter(ids(INPUT[:2]))
+    (job.folder / "query/commits/2").unlink()
+    assert job.run() == 0
+    assert job.visible() == Counter(ids(INPUT))
+
+
+def test_storage_and_location_older_than_the_server(job: Job) -> None:
+    for part in ("storage", "query"):
+        shutil.copytree(job.folder / part, job.folder / f"old-{part}")
+    assert job.run() == 0
+    for part in ("storage", "query"):
+        shutil.rmtree(job.folder / part)
+        shutil.copytree(job.folder / f"old-{part}", job.folder / part)
+    with pytest.raises(StorageBehind, match="older by 3 checkpoint"):
+        job.driver().run_here()
+    assert job.visible() == Counter(ids(INPUT))
+
+
+def test_a_server_that_does_not_know_the_job(job: Job) -> None:
+    """Storage is kept, and the database is a new and empty one."""
+    assert job.run(batches=3) == 0
+    job.sink.close()
+    with psycopg.connect(job.server.dsn, autocommit=True) as connection:
+        connection.execute("DROP TABLE orders")
+        connection.execute("DROP TABLE tpc_ledger")
+    with pytest.raises(ExternalSystemBehind, match="has nothing of this lineage"):
+        job.driver().run_here()
