@@ -34,24 +34,24 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     One transaction belongs to one *participant*: a Spark task that writes the rows of one partition of one checkpoint.
 
-    ==================== ======== ======================================================= ======== ==================
-    method               where    order                                                   repeated may fail
-    ==================== ======== ======================================================= ======== ==================
-    check                driver   before the first batch of a run, again on a new schema  yes      yes, stops the query
-    open                 both     first in each task; first on the driver                 yes      yes
-    weaknesses           driver   after open, when a query starts                         yes      logged
-    begin_transaction    task     before the first row; never for a partition without     no       task fails
-    write                task     once per Arrow record batch                             no       task fails
-    pre_commit           task     after the last row                                      no       task fails
-    rollback             task     after a failed begin/write/pre_commit                   no       logged
-    validate_all         driver   all acks are in, nothing is decided                     yes      checkpoint fails
-    commit / commit_all  driver   after the checkpoint is complete, and in recovery       yes      asked again
-    abort                driver   for every pre-committed transaction that no record names yes      asked again
-    in_doubt             driver   recovery, and every so often                            yes      asked again
-    committed_checkpoints driver  recovery, before anything is committed or aborted       yes      stops the query
-    diagnose, inspect    CLI      when an operator asks                                   yes      shown
-    close                both     last                                                    yes      logged
-    ==================== ======== ======================================================= ======== ==================
+    ===================== ======== ======================================================= ======== ==================
+    method                where    order                                                   repeated may fail
+    ===================== ======== ======================================================= ======== ==================
+    check                 driver   before the first batch of a run, again on a new schema  yes      yes, stops the query
+    open                  both     first in each task; first on the driver                 yes      yes
+    weaknesses            driver   after open, when a query starts                         yes      logged
+    begin_transaction     task     before the first row; never for a partition without     no       task fails
+    write                 task     once per Arrow record batch                             no       task fails
+    pre_commit            task     after the last row                                      no       task fails
+    rollback              task     after a failed begin/write/pre_commit                   no       logged
+    validate_all          driver   all acks are in, nothing is decided                     yes      checkpoint fails
+    commit / commit_all   driver   after the checkpoint is complete, and in recovery       yes      asked again
+    abort                 driver   for every pre-committed transaction that no record names yes      asked again
+    in_doubt              driver   recovery, and every so often                            yes      asked again
+    committed_checkpoints driver   recovery, before anything is committed or aborted       yes      stops the query
+    diagnose, inspect     CLI      when an operator asks                                   yes      shown
+    close                 both     last                                                    yes      logged
+    ===================== ======== ======================================================= ======== ==================
 
     The object is pickled and sent to the executors: open handles belong into what `begin_transaction` returns, or into
     attributes set in `open` and dropped in `__getstate__`. Raise `sinks.errors.SinkError` for what cannot get better by
