@@ -197,7 +197,8 @@ def test_an_older_checkpoint_location_with_other_files_under_the_same_offset(tmp
     add_file(tmp_path / "input", 11)
     job = SparkJob(tmp_path, [sink])
     assert job.run() == 1, "the rows of the last file are lost"
-    assert "batch 1 is complete in storage, but its record has files that Spark planned at another time" in job.output()
+    told = "batch 1 is complete in storage, but its record is of a batch that Spark planned at another time"
+    assert told in job.output()
     assert_exactly_once(sink, ids)
 
 
