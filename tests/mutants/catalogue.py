@@ -16,6 +16,7 @@ class Mutant:
 
 
 PROTOCOL = ("tests/protocol", "tests/test_custom_sink.py")
+MEMORIES = ("tests/protocol/test_memories.py",)
 SAVEPOINTS = ("tests/savepoint/test_lineages.py", "tests/savepoint/test_savepoints.py")
 FILES = ("tests/storage/test_conformance.py", "tests/storage/test_failures.py")
 CLOUDS = ("tests/storage/test_clouds.py",)
@@ -66,6 +67,55 @@ MUTANTS = (
         "coordinator",
         "            permit = self.decide(record)",
         "            self.commit(self.fence.permit(Complete((record,))))\n            permit = self.decide(record)",
+        PROTOCOL,
+    ),
+    Mutant(
+        "storage that is older than the ledger (R15)",
+        "coordinator",
+        "memories.require_not_ahead(remembered, newest, place)",
+        "pass",
+        MEMORIES,
+    ),
+    Mutant(
+        "an empty storage beside a ledger that names the job (R15)",
+        "coordinator",
+        "memories.require_no_other_history(remembered, place, next_checkpoint=adopted)",
+        "pass",
+        MEMORIES,
+    ),
+    Mutant(
+        "what is gone from the external system is passed over (R15)",
+        "coordinator",
+        "            if gone and memory is not None:",
+        "            if False:",
+        MEMORIES,
+    ),
+    Mutant(
+        "an external system that is set back under the query (R15)",
+        "coordinator",
+        "        self._require_remembered()",
+        "        pass",
+        MEMORIES,
+    ),
+    Mutant(
+        "a sweep spares only what the newest record names (R16)",
+        "coordinator",
+        "history = fence.store.history() if listed else []",
+        "history = [fence.store.load_newest()] if listed else []",
+        MEMORIES,
+    ),
+    Mutant(
+        "a start that is refused sweeps (R16)",
+        "coordinator",
+        "        if self._agreed:",
+        "        if True:",
+        MEMORIES,
+    ),
+    Mutant(
+        "a batch that was planned anew is the one in storage (R12)",
+        "coordinator",
+        "elif batch.planned_at and record.planned_at not in (0, batch.planned_at):",
+        "elif False:",
         PROTOCOL,
     ),
     Mutant(

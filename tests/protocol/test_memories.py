@@ -254,3 +254,20 @@ def test_the_database_set_back_while_the_query_runs(world: World, moments: dict[
     with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 was complete and visible"):
         world.start(listeners=[SetBack(world, old, after=1)])
     assert world.visible() == Counter(ids(INPUT[:1]))
+
+
+def test_a_sweep_spares_what_an_older_record_decides(tmp_path: Path) -> None:
+    """The system is set back while the query runs, and has in doubt again what was committed."""
+    world = Files(tmp_path / "world", {"sweep_interval": 0.001})
+    backups = Backups(world, tmp_path / "backups")
+
+    class SetBackFiles(CheckpointListener):
+        def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+            if (step, checkpoint_id) == (Step.DONE, 2):
+                world.restore("db", backups.moments[1, Step.COMPLETE])
+                self.doubts = world.in_doubt()
+
+    set_back = SetBackFiles()
+    world.start(listeners=[backups, set_back])
+    assert set_back.doubts
+    assert world.in_doubt() == set_back.doubts
