@@ -215,6 +215,23 @@ def test_a_refused_start_aborts_nothing(tmp_path: Path) -> None:
     assert world.in_doubt() == doubts
 
 
+def test_a_refused_start_aborts_nothing_that_a_start_before_knew(tmp_path: Path) -> None:
+    """The same object had a good start before all was restored."""
+    world = Files(tmp_path / "world")
+    backups = Backups(world, tmp_path / "backups")
+    world.start(listeners=[backups])
+    old, new = backups.moments[0, Step.DONE], backups.moments[2, Step.COMPLETE]
+    put_together(world, storage=old, query=old, db=old)
+    with CheckpointCoordinator("job", [world.sink()], f"file://{world.path('storage')}") as coordinator:
+        LocalQuery(world.path("query"), INPUT[:1]).run(coordinator)
+        put_together(world, storage=old, query=new, db=new)
+        doubts = world.in_doubt()
+        with pytest.raises(CheckpointGap):
+            LocalQuery(world.path("query"), INPUT).run(coordinator)
+    assert doubts
+    assert world.in_doubt() == doubts
+
+
 def test_an_emptied_database(world: World, moments: dict[tuple[int, Step], Path]) -> None:
     put_together(world, storage=moments[3, Step.DONE], query=moments[3, Step.DONE], db=None)
     with pytest.raises(CheckpointError):
