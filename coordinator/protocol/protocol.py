@@ -130,25 +130,30 @@ class CheckpointProtocol:
 
     def load_and_commit(self, batch: MicroBatch | None = None) -> None:
         """Read the newest complete checkpoint, and commit it again."""
-        self._compare_memories(batch)
-        rounds = self.load()
-        loaded = rounds[0].checkpoint_id if rounds else -1
-        self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=len(rounds))
-        self.newest = Complete(rounds) if rounds else None
-        if not self.newest:
+        remembered: memories.Memories = {}
+        if self.config.exactly_once:  # before the records: what is committed by then has one
+            remembered = self._ask_sinks(
+                "tell what is committed", lambda sink: sink.committed_checkpoints(self.job), batch
+            )
+        history = [Complete(rounds) for rounds in self.store.history()]
+        newest = history[-1] if history else None
+        if newest:
+            decisions.require_sinks(newest.rounds, self.sinks)
+        self._compare_memories(remembered, history, batch)
+        loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
+        self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds)
+        self.newest = newest
+        if not newest:
             self.fence.require_newest("commit")
             return
-        self.newest = self.commit(self.fence.permit(self.newest), batch)
+        self.newest = self.commit(self.fence.permit(newest), batch)
         lost = [decisions.describe(p, c) for p, c in self.newest.lost().items()]
         self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=self.newest.committed(), lost=lost)
 
-    def _compare_memories(self, batch: MicroBatch | None) -> None:
+    def _compare_memories(
+        self, remembered: memories.Memories, history: Sequence[Complete], batch: MicroBatch | None
+    ) -> None:
         """R15: refuse what was set back; commit what a record before the newest decides, and is in doubt again."""
-        if not self.config.exactly_once:
-            self._agreed = True
-            return
-        remembered = self._ask_sinks(lambda sink: sink.committed_checkpoints(self.job), batch)
-        history = [Complete(rounds) for rounds in self.store.history()]
         place = self.store.storage.uri
         if not history:
             adopted = batch.facts.checkpoint_id if batch and self.config.adopt else None
@@ -159,14 +164,14 @@ class CheckpointProtocol:
             memories.require_not_ahead(remembered, newest, place)
         if batch:
             decisions.on_call(batch.facts, newest, adopt=self.config.adopt, reloaded=True)
-        in_doubt = self._ask_sinks(lambda sink: list(sink.in_doubt(self.job)), batch) if older else {}
-        for name, part in memories.decided_before(remembered, in_doubt, older):
-            permit, _ = self.ask(self.fence.permit(part))
-            if permit.complete.committed() < len(part.named):
-                raise memories.external_system_behind(name, remembered[name], part)
+        if remembered and older:
+            in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
+            for name, part in memories.decided_before(remembered, in_doubt, older):
+                if self.commit(self.fence.permit(part), batch).lost():
+                    raise memories.external_system_behind(name, remembered[name], part)
         self._agreed = True
 
-    def _ask_sinks(self, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
+    def _ask_sinks(self, doing: str, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
         """Again and again, as for a commit, while a system that has something to commit cannot be reached."""
         answers: dict[str, Answer] = {}
         started, tries = self.clock.monotonic(), 0
@@ -174,6 +179,7 @@ class CheckpointProtocol:
             while name not in answers:
                 try:
                     answers[name] = question(sink)
+                    self._outages.over(f"sink {name!r}", doing)
                 except Exception as error:
                     rounds = self.load()
                     pending = Complete(rounds).only(name) if rounds else None
@@ -182,7 +188,7 @@ class CheckpointProtocol:
                             self._check_schemas(batch)  # tells what is wrong with the set-up, if it is that
                         raise
                     tries += 1
-                    logger.warning("sink %r does not answer, asking again: %s", name, error)
+                    self._outages.failed(f"sink {name!r}", doing, error)
                     if not self._wait_to_ask_again(tries, started, batch):
                         waited = self.clock.monotonic() - started
                         raise decisions.still_asked(pending, dict.fromkeys(pending.named, error), waited) from error

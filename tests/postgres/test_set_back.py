@@ -33,6 +33,13 @@ class Job:
         self.sink = PostgresSink(server.dsn, "orders", strategy=strategy)  # type: ignore[arg-type]
         assert self.run(KillAt(Step.COMPLETE, checkpoint_id=1)) == KILLED
         self._with_the_server_down("cp", "-a", str(server.home / "data"), str(self.backup))
+        self.others_write(50)
+
+    def others_write(self, transactions: int) -> None:
+        """The server counts its transactions, and starts from the backup's number when it is set back."""
+        with self.server.connect(autocommit=True) as connection:
+            for _ in range(transactions):
+                connection.execute("SELECT txid_current()")
 
     def run(self, *listeners: KillAt, batches: int = 5) -> int:
         return self.driver(*listeners, batches=batches).run()
@@ -86,6 +93,17 @@ def test_a_server_set_back_to_what_an_older_record_decides(job: Job) -> None:
     assert job.run() == 0
     assert job.visible() == Counter(ids(INPUT))
     assert job.in_doubt() == 0
+
+
+@pytest.mark.parametrize("job", ["prepared"], indirect=True)
+def test_a_server_set_back_where_others_took_the_numbers_of_its_transactions(job: Job) -> None:
+    """It says that they were committed, and means others': nobody can tell, so nothing is written again."""
+    assert job.run(KillAt(Step.COMPLETE, checkpoint_id=2)) == KILLED
+    job.set_back()
+    job.others_write(200)
+    with pytest.raises(InDoubtError, match="nobody can tell what became of it: the server says"):
+        job.driver().run_here()
+    assert job.visible() == Counter(ids(INPUT[:2]))
 
 
 def test_a_server_set_back_behind_sparks_back(job: Job) -> None:

@@ -16,12 +16,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointError, CheckpointListener, Step
+from coordinator import (
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointError,
+    CheckpointingMode,
+    CheckpointListener,
+    Step,
+)
 from coordinator.errors import CheckpointGap, ExternalSystemBehind, FirstCheckpointError, StorageBehind
 from examples.custom_sink import FileSink
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.testing import LocalQuery
+from sinks.testing import Hooked, LocalQuery
 from sinks.testing.conformance import example_input, ids
+from tests.protocol.play import fail
 
 BATCHES = 4
 INPUT = example_input(BATCHES)
@@ -201,11 +209,26 @@ def test_the_database_set_back_by_one_checkpoint_that_is_still_in_doubt(
     assert world.visible() == Counter(ids(INPUT))
 
 
-def test_a_refused_start_aborts_nothing(tmp_path: Path) -> None:
+def test_what_an_older_record_decides_is_asked_for_again(
+    world: World, moments: dict[tuple[int, Step], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system that does not answer for a moment has lost nothing."""
+    put_together(
+        world, storage=moments[2, Step.COMPLETE], query=moments[2, Step.COMPLETE], db=moments[1, Step.COMPLETE]
+    )
+    sink = Hooked(world.sink(), "commit_all", hook=fail)
+    monkeypatch.setattr(world, "sink", lambda: sink)
+    world.start()
+    assert world.visible() == Counter(ids(INPUT))
+
+
+@pytest.mark.parametrize("mode", CheckpointingMode)
+def test_a_refused_start_aborts_nothing(tmp_path: Path, mode: CheckpointingMode) -> None:
     """Spark is ahead of storage, and what storage lacks is in doubt, in a system without a memory."""
     world = Files(tmp_path / "world")
     backups = Backups(world, tmp_path / "backups")
     world.start(listeners=[backups])
+    world.options = {"mode": mode}
     old, new = backups.moments[0, Step.DONE], backups.moments[2, Step.COMPLETE]
     put_together(world, storage=old, query=new, db=new)
     doubts = world.in_doubt()

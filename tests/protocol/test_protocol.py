@@ -331,11 +331,11 @@ def test_what_a_checkpoint_asks_of_storage(tmp_path: Path) -> None:
             coordinator.process(job.query().batch(n, run_id))
             counts.append(storage.since_last())
     assert counts == [
-        {"list": 8, "put_if_absent": 2},
+        {"list": 7, "put_if_absent": 2},
         {"list": 2, "put_if_absent": 1},  # retention has nothing to delete yet
         {"list": 2, "put_if_absent": 1, "delete": 1},
         {"list": 2, "put_if_absent": 1, "delete": 1},
-        {"list": 11, "get": 6, "put_if_absent": 2, "delete": 1},
+        {"list": 9, "get": 4, "put_if_absent": 2, "delete": 1},
     ]
 
 

@@ -59,16 +59,6 @@ class Client:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path, batches=4)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> str:
-    return f"file://{tmp_path}/savepoints"
-
-
-@pytest.fixture
 def client(job: Job, target: str) -> Iterator[Client]:
     with job.coordinator(config={"savepoint_dir": target}) as coordinator:
         client = Client(coordinator)

@@ -33,16 +33,6 @@ from sinks.testing import LocalQuery
 from tests.protocol.play import CrashError, HookedStorage, Job, complete_but_one_lost, crash, crash_at
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path, batches=4)
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> str:
-    return f"file://{tmp_path}/savepoints"
-
-
 def save(job: Job, target: str, batches: int = 2) -> Savepoint:
     """Run so many batches, and take a savepoint of the stopped query."""
     with job.coordinator() as coordinator:
