@@ -87,7 +87,8 @@ _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
 
 @contextmanager
 def _cached(df: DataFrame) -> Iterator[None]:
-    """Computed once, and read from the cache as rows: where a Python UDF reads columns from there, Spark hangs."""
+    """Computed once, and read from the cache as rows: Spark 4.2.0 was reported to hang where a Python UDF reads columns
+    from there."""
     conf = df.sparkSession.conf
     before = conf.get(_COLUMNAR)
     conf.set(_COLUMNAR, "false")
