@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from coordinator import (
     ExternalizedCheckpointCleanup,
     StateBackend,
 )
+from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
@@ -276,8 +278,32 @@ def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Pat
     assert_exactly_once(sink, ids)
 
 
-def short_nap() -> None:
-    time.sleep(1.5)
+@dataclass
+class Late:
+    """In the task: says that it is about to pre-commit, and does so when it is let go."""
+
+    folder: Path
+
+    def __call__(self) -> None:
+        (self.folder / "late").touch()
+        wait_for((self.folder / "let-go").exists)
+
+
+@dataclass
+class ReleasedInTheGracePeriod(Clock):
+    """Stands still. As soon as the coordinator waits, the task pre-commits, and the wait ends when it has."""
+
+    folder: Path
+    pre_committed: Callable[[], Any]
+    slept: list[float] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        (self.folder / "let-go").touch()
+        wait_for(self.pre_committed)
 
 
 def test_a_task_that_outlives_the_stop_of_its_query_leaves_nothing_in_doubt(
@@ -285,15 +311,21 @@ def test_a_task_that_outlives_the_stop_of_its_query_leaves_nothing_in_doubt(
 ) -> None:
     """Spark cancels the task, yet its Python worker goes on and pre-commits, after `query.stop()` has returned."""
     table = PostgresSink(pg_database, table="numbers", create_table=True, strategy="prepared")
-    hooked = Hooked(table, "pre_commit", hook=Once(tmp_path / "late", short_nap))
-    coordinator = CheckpointCoordinator("spark-job", [hooked], f"file://{tmp_path}/storage")
-    query = start(coordinator, numbers(spark).select("value"), tmp_path)
+    hooked = Hooked(table, "pre_commit", hook=Once(tmp_path / "begun", Late(tmp_path)))
+
+    def prepared() -> list[Any]:
+        with psycopg.connect(pg_database) as connection:
+            return connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
+
+    clock = ReleasedInTheGracePeriod(tmp_path, prepared)
+    coordinator = CheckpointCoordinator("spark-job", [hooked], f"file://{tmp_path}/storage", clock=clock)
+    query = start(coordinator, numbers(spark).select("value").coalesce(1), tmp_path)
     wait_for((tmp_path / "late").exists)
     query.stop()
+    assert clock.slept == []
     coordinator.close()
-    time.sleep(3)
-    with psycopg.connect(pg_database) as connection:
-        assert connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall() == []
+    assert clock.slept == [2.0]
+    assert prepared() == []
 
 
 def test_at_least_once_mode_says_so(tmp_path: Path, sink: FileSink) -> None:

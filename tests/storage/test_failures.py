@@ -21,7 +21,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import make_url
 
-from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, impatient, open_storage
 from coordinator.storage.sql import SQLStorage
 from coordinator.storage.uris import redacted, within
 from tests.storage import writer
@@ -458,11 +458,14 @@ class TestPostgres(LostPuts):
 class TestFrozen:
     """SIGSTOP: connections stay open, the system acknowledges every byte, and nothing answers."""
 
-    @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
-    def test_every_call_ends(self, request, kind):
+    @pytest.mark.parametrize(("kind", "timeouts"), [("postgres", ""), ("mariadb", "&read_timeout=1&write_timeout=1")])
+    def test_every_call_ends(self, request, monkeypatch, kind, timeouts):
+        """All bounds are shorter than by default, so that the test does not wait for those."""
+        monkeypatch.setattr(impatient, "SILENCE", 1.0)
         server: Any = request.getfixturevalue(kind)
         with server.database() as dsn:
-            storage = SQLStorage(dsn)
+            dsn += f"?connect_timeout=2{timeouts}"
+            storage = SQLStorage(dsn, retry_seconds=1)
             storage.put_if_absent("a", b"1")
             processes = processes_of(storage)
             for process in processes:
@@ -480,7 +483,7 @@ class TestFrozen:
                         )
                     ]
                     for call in calls:
-                        assert call.result() < 60
+                        assert call.result() < 20
             finally:
                 for process in processes:
                     process.resume()
