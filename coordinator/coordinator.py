@@ -24,6 +24,7 @@ from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.access import token_file
 from coordinator.savepoints.http import HttpServer
 from coordinator.savepoints.model import opened
+from coordinator.spark.arrow import Passage
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers
@@ -95,6 +96,7 @@ class CheckpointCoordinator:
         self._finished_at = self._cut_off_at = -math.inf
         self._one_at_a_time = threading.RLock()
         self._ready = False
+        self._passage = Passage()
         self._query: Query | None = None
         self._done: MicroBatch | None = None
         self._location: str | None = None
@@ -142,7 +144,8 @@ class CheckpointCoordinator:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         from pyspark.sql import is_remote
 
-        batch = batch_of(df, batch_id, self.config.checkpoint_location, shared=len(self.sinks) > 1)
+        location, shared = self.config.checkpoint_location, len(self.sinks) > 1
+        batch = batch_of(df, batch_id, location, self._passage, shared=shared)
         try:
             if not is_remote():
                 self._prepare(df)

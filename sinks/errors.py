@@ -5,6 +5,7 @@
         * SchemaMismatch - the batch and the target do not fit; names every mismatch at once
     * BadValue - a row that the target refuses (type, range, constraint); names table, column and row
     * TransactionBlocked - a bounded lock wait ran out; the coordinator sweeps orphans and tries again
+    * LargeRow - a row larger than its share of a record batch; the coordinator tries again with smaller batches
     * CommittedError - abort found the transaction committed
 
 All are picklable and survive the way from a Spark task to the driver (`to_json` / `from_json`).
@@ -51,11 +52,17 @@ class TransactionBlocked(SinkError):
     retryable = True
 
 
+class LargeRow(SinkError):
+    """A row takes more than its share of a record batch (`coordinator.spark.arrow`), and came without its contents."""
+
+    retryable = True
+
+
 class CommittedError(SinkError):
     """`abort` was asked to abort a transaction that is committed."""
 
 
 _BY_NAME: dict[str, type[SinkError]] = {
     cls.__name__: cls
-    for cls in (SinkError, ConfigurationError, SchemaMismatch, BadValue, TransactionBlocked, CommittedError)
+    for cls in (SinkError, ConfigurationError, SchemaMismatch, BadValue, TransactionBlocked, LargeRow, CommittedError)
 }

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.base import TwoPhaseCommitSink
-from sinks.errors import SinkError
+from sinks.errors import LargeRow, SinkError
 from sinks.transaction import Committable, Fingerprint, TransactionContext, TransactionId
 
 if TYPE_CHECKING:
@@ -110,6 +110,11 @@ class SinkTask:
                     schema = batch.schema.remove(batch.num_columns - 1)
                     transaction = self.sink.begin_transaction(self._context(schema, subtask, task_attempt, slot))
                 *columns, hashes = batch.columns
+                if hashes.null_count:
+                    raise LargeRow(
+                        "a row takes more than its share of a record batch (64 MiB / maxRecordsPerBatch); until the "
+                        "query starts again, record batches are bounded by Spark's maxBytesPerBatch instead"
+                    )
                 self.sink.write(transaction, pa.RecordBatch.from_arrays(columns, schema=schema))
                 fingerprint = fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())
             if schema is None:

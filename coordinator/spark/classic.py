@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
 from coordinator.protocol.batch import Query, Sink
+from coordinator.spark import arrow
+from coordinator.spark.arrow import Passage
 from coordinator.spark.dataframe import DataFrameBatch
-from coordinator.spark.internals import INTERRUPTED, StreamExecution, partition_count, read_text
+from coordinator.spark.internals import INTERRUPTED, StreamExecution, executed_plan, partition_count, read_text
 from coordinator.spark.location import facts_in
 from sinks.errors import SinkError
+from sinks.task import SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,8 +40,8 @@ class SparkBatch(DataFrameBatch):
     from its offset log in the checkpointLocation, where Spark has written them before it calls foreachBatch.
     """
 
-    def __init__(self, df: DataFrame, batch_id: int, *, shared: bool = False) -> None:
-        super().__init__(df, shared=shared)
+    def __init__(self, df: DataFrame, batch_id: int, passage: Passage, *, shared: bool = False) -> None:
+        super().__init__(df, passage, shared=shared)
         self._job_tag = f"checkpoint-{batch_id}-{uuid.uuid4()}"
         calling = StreamExecution.calling(df.sparkSession)
         if calling is None:
@@ -87,6 +90,13 @@ class SparkBatch(DataFrameBatch):
             return all(self._df.sparkSession.conf.get(key) == "true" for key in guarantee.CHECKED_SHUFFLES)
         except Exception:  # this Spark does not know them
             return False
+
+    def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
+        if self._passage.python_before is None:
+            plans = [self._execution.executed_plan]
+            plans += [executed_plan(self._written(task.sink)) for task in tasks.values() if task.sink.transform]
+            self._passage.python_before = any(map(arrow.runs_python, plans))
+        return not self._passage.python_before
 
     @contextmanager
     def _tagged(self) -> Iterator[None]:

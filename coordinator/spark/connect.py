@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -20,10 +20,11 @@ import pyarrow as pa
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
 from coordinator.protocol.batch import MicroBatch, Sink
+from coordinator.spark.arrow import Passage
 from coordinator.spark.classic import SparkBatch
 from coordinator.spark.dataframe import DataFrameBatch
 from coordinator.spark.location import facts_in
-from sinks.task import with_row_hash
+from sinks.task import SinkTask, with_row_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,13 +37,13 @@ _home: SparkSession | None = None
 knows of no query."""
 
 
-def batch_of(df: DataFrame, batch_id: int, location: str | None, *, shared: bool) -> MicroBatch:
+def batch_of(df: DataFrame, batch_id: int, location: str | None, passage: Passage, *, shared: bool) -> MicroBatch:
     """The batch, in the kind of session that this process has. `location`: the query's checkpointLocation."""
     from pyspark.sql import is_remote
 
     if is_remote() and location:
-        return ConnectBatch(df, batch_id, location, shared=shared)
-    return SparkBatch(df, batch_id, shared=shared)
+        return ConnectBatch(df, batch_id, location, passage, shared=shared)
+    return SparkBatch(df, batch_id, passage, shared=shared)
 
 
 class ConnectBatch(DataFrameBatch):
@@ -53,10 +54,10 @@ class ConnectBatch(DataFrameBatch):
     jobs carry the query's run id as a tag.
     """
 
-    def __init__(self, df: DataFrame, batch_id: int, location: str, *, shared: bool = False) -> None:
+    def __init__(self, df: DataFrame, batch_id: int, location: str, passage: Passage, *, shared: bool = False) -> None:
         from pyspark.errors import AnalysisException
 
-        super().__init__(df, shared=shared)
+        super().__init__(df, passage, shared=shared)
         session = df.sparkSession
         try:
             metadata, log = _read(df, location, "metadata", f"offsets/{batch_id}")
@@ -93,6 +94,9 @@ class ConnectBatch(DataFrameBatch):
             self.query.explain(extended=True)
         socket = re.search(r"StreamingDataSourceV2\w*\[.*?\] (\w*Socket\w*\[.*?\])", plan.getvalue())
         return guarantee.of_source("TextSocketMicroBatchStream", socket[1]) if socket else []
+
+    def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
+        return False  # before Spark 4.3 the session is the user's own, and stays as a killed worker leaves it
 
     @contextmanager
     def _tagged(self) -> Iterator[None]:

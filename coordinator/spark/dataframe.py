@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from coordinator.protocol.batch import Sink
+from coordinator.spark.arrow import Passage, setting
 from coordinator.spark.internals import arrow_schema
+from sinks.errors import LargeRow
 from sinks.task import ACK_SCHEMA, Ack, SinkTask, with_row_hash
 
 if TYPE_CHECKING:
@@ -22,20 +24,26 @@ if TYPE_CHECKING:
 class DataFrameBatch(ABC):
     """What all sessions have in common: a sink is run over the batch's DataFrame by `mapInArrow`."""
 
-    def __init__(self, df: DataFrame, *, shared: bool = False) -> None:
-        """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout."""
-        self._df, self._shared = df, shared
+    def __init__(self, df: DataFrame, passage: Passage, *, shared: bool = False) -> None:
+        """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout.
+        `passage`: of all batches of the run."""
+        self._df, self._passage, self._shared = df, passage, shared
 
     def schema(self, sink: Sink) -> pa.Schema:
         return arrow_schema(self._written(sink))
 
     def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
         with self._tagged(), self._computed_once():
-            if len(tasks) == 1:
-                [(name, task)] = tasks.items()
-                return {name: self._collect(task)}
-            self.drain()  # else two executors may compute one partition, each for a sink of its own, with other rows
-            return self._side_by_side({name: partial(self._collect, task) for name, task in tasks.items()})
+            if len(tasks) > 1:
+                self.drain()  # else two executors may compute a partition, each for a sink of its own, with other rows
+            hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
+            first = all(task.exactly_once and task.only is None for task in tasks.values())  # may refuse large rows
+            with self._passage.through(hashed, first and self._may_lift_limit(tasks)) as frames:
+                calls = {name: partial(_collect, frames[name], task) for name, task in tasks.items()}
+                acks = self._side_by_side(calls) if len(calls) > 1 else {name: call() for name, call in calls.items()}
+            if any(isinstance(ack.error, LargeRow) for each in acks.values() for ack in each):
+                self._passage.limited_by_spark = True
+            return acks
 
     def drain(self) -> None:
         self._df.write.format("noop").mode("overwrite").save()
@@ -51,15 +59,15 @@ class DataFrameBatch(ABC):
     def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
         """A thread whose Spark jobs are cancelled with those of the thread that starts it."""
 
+    @abstractmethod
+    def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
+        """Whether nobody else's rows go into Python in this session, or in these jobs."""
+
     def _computed_once(self) -> AbstractContextManager[None]:
         return _cached(self._df) if self._shared else nullcontext()
 
     def _written(self, sink: Sink) -> DataFrame:
         return sink.transform(self._df) if sink.transform else self._df
-
-    def _collect(self, task: SinkTask) -> list[Ack]:
-        rows = with_row_hash(self._written(task.sink)).mapInArrow(task, ACK_SCHEMA).collect()
-        return [Ack.from_json(row.ack) for row in rows]
 
     def _side_by_side(self, calls: Mapping[str, Callable[[], list[Ack]]]) -> dict[str, list[Ack]]:
         """Run the calls in threads of their own. Raises the first error after all have ended."""
@@ -82,6 +90,10 @@ class DataFrameBatch(ABC):
         return results
 
 
+def _collect(hashed: DataFrame, task: SinkTask) -> list[Ack]:
+    return [Ack.from_json(row.ack) for row in hashed.mapInArrow(task, ACK_SCHEMA).collect()]
+
+
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
 
 
@@ -89,14 +101,8 @@ _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
 def _cached(df: DataFrame) -> Iterator[None]:
     """Computed once, and read from the cache as rows: Spark 4.2.0 was reported to hang where a Python UDF reads columns
     from there."""
-    conf = df.sparkSession.conf
-    before = conf.get(_COLUMNAR)
-    conf.set(_COLUMNAR, "false")
-    try:
-        with _persisted(df):
-            yield
-    finally:
-        conf.set(_COLUMNAR, before or "true")
+    with setting(df.sparkSession, _COLUMNAR, "false"), _persisted(df):
+        yield
 
 
 @contextmanager

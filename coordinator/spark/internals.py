@@ -131,6 +131,12 @@ class StreamExecution:
 
         return StreamingQuery(self._execution)
 
+    @property
+    @_internal("StreamExecution.lastExecution().executedPlan()")
+    def executed_plan(self) -> str:
+        """The physical plan of the batch under way, as foreachBatch gets it."""
+        return str(self._execution.lastExecution().executedPlan().toString())
+
     @_internal("StreamExecution.sources()")
     def sources(self) -> list[tuple[str, str]]:
         """The class of each, without its package, and what it says of itself."""
@@ -158,6 +164,12 @@ stack on a long one, such as a stack trace of the JVM (StreamExecution.isInterru
 def partition_count(df: DataFrame) -> int:
     """Of the plan that is made now, so that it sees what is persisted. Classic sessions only."""
     return int(df.select("*")._jdf.queryExecution().toRdd().getNumPartitions())
+
+
+@_internal("DataFrame._jdf.queryExecution().executedPlan()")
+def executed_plan(df: DataFrame) -> str:
+    """As it would run now. Classic sessions only."""
+    return str(df._jdf.queryExecution().executedPlan().toString())
 
 
 @_internal("pyspark.sql.pandas.types.to_arrow_schema")

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator.errors import UnsupportedSpark
 from coordinator.spark import internals
+from coordinator.spark.arrow import runs_python
 from coordinator.spark.internals import StreamExecution
 from tests.spark.job import wait_for
 
@@ -37,6 +38,10 @@ def arrow_schemas(df: DataFrame) -> tuple[pa.Schema, pa.Schema]:
     return internals.arrow_schema(df), pa.ipc.read_schema(pa.py_buffer(row.schema))
 
 
+def in_python(df: DataFrame) -> DataFrame:
+    return df.mapInArrow(lambda batches: batches, df.schema)
+
+
 PARTS: dict[str, Callable[[DataFrame], Any]] = {
     "query id": lambda df: (StreamExecution.calling(df.sparkSession) or [None])[0],
     "run id": lambda df: calling(df).run_id,
@@ -50,6 +55,8 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
     "offset log": lambda df: internals.read_text(df.sparkSession, f"{calling(df).location}/offsets/0").split("\n")[0],
     "partition count": lambda df: [internals.partition_count(df), internals.partition_count(df.coalesce(1))],
     "Arrow schema": arrow_schemas,
+    "plan of the query": lambda df: runs_python(calling(df).executed_plan),
+    "plan": lambda df: [runs_python(internals.executed_plan(each)) for each in (df, in_python(df))],
 }
 
 
@@ -94,6 +101,8 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         "deterministic": [True, False],
         "offset log": "v1",
         "partition count": [2, 1],
+        "plan of the query": False,
+        "plan": [False, True],
     }
     if name == "sources":
         [(kind, _)] = answer

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from coordinator.spark.arrow import Passage
 from coordinator.spark.classic import SparkBatch
 from examples.custom_sink import FileSink
 from sinks.task import SinkTask
@@ -21,8 +22,10 @@ def test_the_recorded_layout_is_the_one_that_a_replay_compares(spark: Any, tmp_p
 
     def each(df: Any, n: int) -> None:
         counts = df.groupBy((df.value % 7).alias("key")).count()
-        acks = SparkBatch(counts, n, shared=True).run({s.name: SinkTask(s, "job", "aa", n, 1) for s in sinks})
-        seen.append((len(acks["a"]), SparkBatch(counts, n, shared=True).partitions(sinks[0])))
+        acks = SparkBatch(counts, n, Passage(), shared=True).run(
+            {s.name: SinkTask(s, "job", "aa", n, 1) for s in sinks}
+        )
+        seen.append((len(acks["a"]), SparkBatch(counts, n, Passage(), shared=True).partitions(sinks[0])))
 
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
     query = source.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "spark")).start()

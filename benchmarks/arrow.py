@@ -1,0 +1,118 @@
+"""The way of rows into Python, with nothing behind it: under Spark's limit on record batches, as the coordinator bounds
+them, and without any bound: `python -m benchmarks.arrow [--rows 1000000] [--runs 5] [--shapes plain,wide]`.
+
+Then the largest record batch, by the size of rows. The tables that are printed are Markdown.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from benchmarks.bench import Bench, command_line, heading, report, say, tell, working_folder
+from benchmarks.measure import Contender, rounds, table
+from benchmarks.shapes import SHAPES, Shape
+from benchmarks.spark import CORES
+from coordinator.spark import arrow
+from coordinator.spark.arrow import Passage
+from sinks.task import with_row_hash
+
+SECTIONS = ("throughput", "memory")
+SPARKS, OURS, NONE = "Spark's limit", "bounded by the coordinator", "no bound"
+
+Way = Callable[[DataFrame], AbstractContextManager[DataFrame]]
+"""What to hand to Python of a DataFrame with hashes, while it lasts."""
+
+SIZES = pa.schema([("rows", pa.int64()), ("bytes", pa.int64())])
+
+ROWS = {
+    "100 bytes": "repeat('x', 100)",
+    "10 kB": "repeat('x', 10000)",
+    "1 MB": "repeat('x', 1000000)",
+    "100 bytes, then 1 MB": "repeat('x', if(id < 5000, 100, 1000000))",
+}
+"""Of 5,100 rows in one partition."""
+
+
+@contextmanager
+def under_sparks_limit(df: DataFrame) -> Iterator[DataFrame]:
+    yield df
+
+
+@contextmanager
+def bounded(df: DataFrame) -> Iterator[DataFrame]:
+    with Passage().through({"": df}, allowed=True) as frames:
+        yield frames[""]
+
+
+@contextmanager
+def without_bound(df: DataFrame) -> Iterator[DataFrame]:
+    with arrow.setting(df.sparkSession, arrow.MAX_BYTES, arrow.UNLIMITED):
+        yield df
+
+
+WAYS: dict[str, Way] = {SPARKS: under_sparks_limit, OURS: bounded, NONE: without_bound}
+
+
+def record_batches(df: DataFrame) -> list[tuple[int, int]]:
+    """Rows and bytes of each that arrives in Python."""
+
+    def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = [(batch.num_rows, batch.nbytes) for batch in batches]
+        yield pa.RecordBatch.from_pylist([{"rows": r, "bytes": b} for r, b in found], schema=SIZES)
+
+    return [(row.rows, row.bytes) for row in df.mapInArrow(sizes, "rows long, bytes long").collect()]
+
+
+class ArrowBench(Bench):
+    def throughput(self, shape: Shape) -> None:
+        rows = self.options.rows
+        df = with_row_hash(shape.of(self.spark.range(0, rows, 1, CORES).selectExpr("id AS i")))
+
+        def run(way: Way) -> float:
+            start = time.perf_counter()
+            with way(df) as handed:
+                arrived = sum(rows for rows, _ in record_batches(handed))
+            if arrived != rows:
+                raise AssertionError(f"{arrived} rows arrived in Python, not {rows}")
+            return time.perf_counter() - start
+
+        by_name = {name: Contender(name, partial(run, way)) for name, way in WAYS.items()}
+        rounds(list(by_name.values()), self.options.runs, self.options.warm, tell)
+        ours, sparks, none = by_name[OURS], by_name[SPARKS], by_name[NONE]
+        aims = [("over Spark's limit", ours, sparks, 1.5), ("over no bound", ours, none, 0.9)]
+        report(f"{shape.name}, {rows:,} rows", rows, list(by_name.values()), [("Spark's limit", sparks)], aims)
+
+    def memory(self) -> None:
+        lines = []
+        for name, value in ROWS.items():
+            df = with_row_hash(self.spark.range(0, 5100, 1, 1).selectExpr("id", f"{value} AS v"))
+            largest = []
+            for way in (SPARKS, OURS):
+                with WAYS[way](df) as handed:
+                    largest.append(max(size for _, size in record_batches(handed)) / 2**20)
+            lines.append([name, *(f"{size:.1f}" for size in largest)])
+        say("\n## The largest record batch, MiB\n")
+        say(table(["rows of", SPARKS, OURS], lines))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = command_line("benchmarks.arrow", __doc__, SECTIONS, list(SHAPES))
+    options = parser.options(arguments)
+    with ExitStack() as stack:
+        bench = ArrowBench(options, working_folder(stack), stack)
+        say(heading([], "no server"))
+        for name in options.shapes if "throughput" in options.only else []:
+            bench.throughput(SHAPES[name])
+        if "memory" in options.only:
+            bench.memory()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

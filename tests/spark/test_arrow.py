@@ -1,0 +1,237 @@
+"""Rows reach Python without Spark's limit on record batches, which stay bounded."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession, functions
+
+from coordinator import CheckpointConfig, CheckpointCoordinator
+from coordinator.spark import arrow
+from coordinator.spark.arrow import Passage
+from examples.custom_sink import FileSink
+from sinks.task import HASH_COLUMN, with_row_hash
+from sinks.transaction import TransactionContext
+from tests.spark.job import wait_for
+from tests.spark.test_spark import visible
+
+ALL_TYPES = """
+    id long, flag boolean, tiny byte, small short, number int, real float, amount double, price decimal(12,2), day date,
+    at timestamp, plain timestamp_ntz, wait interval day to second, name string, raw binary,
+    address struct<city: string, zip: int, inner: struct<raw: binary>>, tags array<string>, scores array<double>,
+    lines array<struct<item: string, parts: array<binary>>>, counts map<string, int>, links map<string, array<string>>,
+    `a.b ``c` string
+"""
+REQUIRED = [
+    "id",
+    "named_struct('s', 'x', 'n', 1) AS s",
+    "'x' AS t",
+    "array('a') AS a",
+    "X'00' AS b",
+    "map(1, 'a') AS m",
+]
+
+
+def batches_of(df: DataFrame) -> list[tuple[int, int]]:
+    """Rows and bytes of the record batches that Python gets."""
+
+    def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = [(batch.num_rows, batch.nbytes) for batch in batches]
+        yield pa.RecordBatch.from_pylist([{"rows": r, "bytes": b} for r, b in found], schema=SIZES)
+
+    return [(row.rows, row.bytes) for row in df.mapInArrow(sizes, "rows long, bytes long").collect()]
+
+
+SIZES = pa.schema([("rows", pa.int64()), ("bytes", pa.int64())])
+
+
+def test_rows_of_all_types_arrive_as_they_are(spark: SparkSession) -> None:
+    parts = [None, *(json.loads(row) for row in (FULL, EMPTY))]
+    values = spark.createDataFrame([(None if p is None else json.dumps(p),) for p in parts], "text string")
+    df = values.select(functions.from_json("text", ALL_TYPES).alias("all")).select("all.*")
+    hashed = with_row_hash(df)
+    with Passage().through({"sink": hashed}, allowed=True) as frames:
+        assert spark.conf.get(arrow.MAX_BYTES) == arrow.UNLIMITED
+        assert frames["sink"].collect() == hashed.collect()
+    assert spark.conf.get(arrow.MAX_BYTES, None) is None
+
+
+FULL = """{"id": 1, "flag": true, "tiny": 1, "small": 2, "number": 3, "real": 1.5, "amount": 2.5, "price": 1.25,
+    "day": "2026-01-01", "at": "2026-01-01T00:00:00Z", "plain": "2026-01-01T00:00:00", "name": "é",
+    "raw": "AAEC", "address": {"city": "Ulm", "zip": 89073, "inner": {"raw": "AA=="}}, "tags": ["a", null, "b"],
+    "scores": [1.5, null], "lines": [{"item": "a", "parts": ["AA==", null]}, null], "counts": {"a": 1, "b": null},
+    "links": {"a": ["b", null], "c": null}, "a.b `c": "x"}"""
+EMPTY = '{"name": "", "raw": "", "address": {"city": null}, "tags": [], "scores": [], "lines": [], "counts": {}}'
+
+
+def test_columns_that_are_never_null_stay_so(spark: SparkSession) -> None:
+    hashed = with_row_hash(spark.range(3).selectExpr(*REQUIRED))
+    with Passage().through({"sink": hashed}, allowed=True) as frames:
+        assert frames["sink"].drop(HASH_COLUMN).schema == hashed.drop(HASH_COLUMN).schema
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        "repeat('x', 1000000) AS v",
+        "array_repeat('0123456789', 100000) AS v",
+        "array_repeat(id, 100000) AS v",
+        "array(named_struct('a', 1, 'b', cast(repeat('x', 1000000) AS binary))) AS v",
+        "map('a', repeat('x', 1000000)) AS v",
+    ],
+)
+def test_large_rows_leave_their_contents_behind(spark: SparkSession, large: str) -> None:
+    """Each of 1 MB: in one record batch of 10,000 rows they would be 1 GB."""
+    hashed = with_row_hash(spark.range(0, 1000, 1, 1).selectExpr("id", large))
+    with Passage().through({"sink": hashed}, allowed=True) as frames:
+        [(rows, size)] = batches_of(frames["sink"])
+        assert frames["sink"].where(f"{HASH_COLUMN} IS NULL").count() == 1000
+    assert rows == 1000
+    assert size < 100_000
+
+
+def test_rows_just_small_enough_fill_a_record_batch(spark: SparkSession) -> None:
+    share = arrow.BATCH_BYTES // 10_000
+    hashed = with_row_hash(spark.range(0, 10_000, 1, 1).selectExpr("id", f"repeat('x', {share - 8 - 8 - 4}) AS v"))
+    with Passage().through({"sink": hashed}, allowed=True) as frames:
+        [(rows, size)] = batches_of(frames["sink"])
+        assert frames["sink"].where(f"{HASH_COLUMN} IS NULL").count() == 0
+    assert rows == 10_000
+    assert size <= arrow.BATCH_BYTES * 1.01
+
+
+@pytest.mark.parametrize(
+    "df",
+    [
+        lambda spark: spark.sql("SELECT parse_json('1') AS v"),
+        lambda spark: spark.sql("SELECT array(named_struct('a', parse_json('1'))) AS v"),
+        lambda spark: spark.range(1).select(*(functions.col("id").alias(f"c{i}") for i in range(500))),
+    ],
+    ids=["variant", "variant inside", "many columns"],
+)
+def test_rows_whose_size_cannot_be_told_keep_sparks_limit(
+    spark: SparkSession, df: Callable[[SparkSession], DataFrame]
+) -> None:
+    hashed = with_row_hash(df(spark))
+    with Passage().through({"sink": hashed}, allowed=True) as frames:
+        assert spark.conf.get(arrow.MAX_BYTES, None) is None
+        assert frames["sink"] is hashed
+
+
+@pytest.mark.parametrize(("key", "value"), [(arrow.MAX_BYTES, "1m"), (arrow.MAX_RECORDS, "0")])
+def test_what_users_have_set_stays(spark: SparkSession, key: str, value: str) -> None:
+    hashed = with_row_hash(spark.range(3))
+    with arrow.setting(spark, key, value):
+        before = spark.conf.get(arrow.MAX_BYTES)
+        with Passage().through({"sink": hashed}, allowed=True):
+            assert spark.conf.get(arrow.MAX_BYTES) == before
+
+
+# ---------------------------------------------------------------------- in a query
+class NotingSink(FileSink):
+    """Leaves the limit that each of its transactions was written under: a file with a line for each."""
+
+    def begin_transaction(self, context: TransactionContext) -> Any:
+        task = TaskContext.get()
+        assert task is not None
+        with (self.folder.parent / f"limits-{self.name}").open("a") as notes:
+            notes.write(f"{context.checkpoint_id} {task.getLocalProperty(arrow.MAX_BYTES)}\n")
+        return super().begin_transaction(context)
+
+
+def limits(sink: NotingSink) -> dict[int, list[str]]:
+    """By checkpoint."""
+    found: dict[int, list[str]] = {}
+    for line in (sink.folder.parent / f"limits-{sink.name}").read_text().splitlines():
+        n, limit = line.split()
+        found.setdefault(int(n), []).append(limit)
+    return found
+
+
+def run(
+    spark: SparkSession,
+    folder: Path,
+    shape: Callable[[DataFrame], DataFrame],
+    names: tuple[str, ...] = ("a",),
+    transform: Callable[[DataFrame], DataFrame] | None = None,
+    **config: Any,
+) -> list[NotingSink]:
+    """A query with three checkpoints of 10 rows each, in two partitions."""
+    sinks = []
+    for name in names:
+        (folder / name).mkdir()
+        sinks.append(NotingSink(folder / name, name))
+        sinks[-1].transform = transform
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2)
+    writer = shape(source.load().selectExpr("value AS id")).writeStream
+    done: list[int] = []
+    with CheckpointCoordinator("job", sinks, f"file://{folder}/storage", CheckpointConfig(**config)) as coordinator:
+
+        def each(df: DataFrame, n: int) -> None:
+            if n < 3:
+                coordinator(df, n)
+                assert df.sparkSession.conf.get(arrow.MAX_BYTES, None) is None, "it was not put back"
+                done.append(n)
+
+        query = writer.foreachBatch(each).option("checkpointLocation", f"{folder}/spark").start()
+        wait_for(lambda: len(done) == 3 or not query.isActive)
+        query.stop()
+    assert query.exception() is None
+    return sinks
+
+
+def test_the_limit_is_off_in_a_query(spark: SparkSession, tmp_path: Path) -> None:
+    [sink] = run(spark, tmp_path, lambda df: df.selectExpr("id", "'x' AS name"))
+    assert {limit for each in limits(sink).values() for limit in each} == {arrow.UNLIMITED}
+    assert sorted(row["id"] for row in visible(sink)) == list(range(30))
+
+
+def test_two_sinks_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
+    for sink in run(spark, tmp_path, lambda df: df, names=("a", "b")):
+        assert {limit for each in limits(sink).values() for limit in each} == {arrow.UNLIMITED}
+        assert sorted(row["id"] for row in visible(sink)) == list(range(30))
+
+
+def test_a_large_row_has_its_checkpoint_written_again(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        [sink] = run(spark, tmp_path, lambda df: df.selectExpr("id", "repeat('x', if(id = 13, 1000000, 10)) AS v"))
+    rows = sorted((row["id"], len(row["v"])) for row in visible(sink))
+    assert rows == [(id, 1_000_000 if id == 13 else 10) for id in range(30)]
+    assert (
+        "checkpoint 1 failed, trying again: LargeRow: a row takes more than its share of a record batch" in caplog.text
+    )
+    found = limits(sink)
+    assert set(found[0]) == {arrow.UNLIMITED}
+    assert found[1].count("None") == 2, "the second attempt is to run under Spark's limit"
+    assert set(found[2]) == {"None"}
+
+
+@pytest.mark.parametrize("where", ["query", "transform"])
+def test_queries_that_run_python_keep_the_limit(spark: SparkSession, tmp_path: Path, where: str) -> None:
+    """Their own functions would get record batches without any bound."""
+
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    def in_python(df: DataFrame) -> DataFrame:
+        return df.mapInArrow(same, df.schema)
+
+    shapes = {"shape": in_python} if where == "query" else {"shape": lambda df: df, "transform": in_python}
+    [sink] = run(spark, tmp_path, **shapes)
+    assert {limit for each in limits(sink).values() for limit in each} == {"None"}
+    assert sorted(row["id"] for row in visible(sink)) == list(range(30))
+
+
+def test_at_least_once_keeps_the_limit(spark: SparkSession, tmp_path: Path) -> None:
+    """What is written again there is doubled."""
+    [sink] = run(spark, tmp_path, lambda df: df, mode="at_least_once")
+    assert {limit for each in limits(sink).values() for limit in each} == {"None"}
