@@ -5,15 +5,16 @@ python -m tests.cli.driver JOB_FILE QUERY_FOLDER STEP CHECKPOINT
 
 from __future__ import annotations
 
+import pickle
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from coordinator import CheckpointListener, Step
 from coordinator.jobfile import load_job
 from sinks.testing import LocalQuery
-from tests.cli.play import INPUT
 
 
 class Halt(CheckpointListener):
@@ -26,4 +27,4 @@ class Halt(CheckpointListener):
 if __name__ == "__main__":
     coordinator = load_job(sys.argv[1])
     coordinator.protocol.listeners.add(Halt())
-    LocalQuery(sys.argv[2], INPUT).run(coordinator)
+    LocalQuery(sys.argv[2], pickle.loads(Path(sys.argv[2]).with_suffix(".input").read_bytes())).run(coordinator)

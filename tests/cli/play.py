@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import time
@@ -68,6 +69,7 @@ class Job:
         """A driver in a process of its own, which stands still at this step; killed with SIGKILL at the latest here."""
         command = [sys.executable, "-m", "tests.cli.driver", str(self.file), str(self.folder / "query")]
         command += [step.name, str(checkpoint)]
+        (self.folder / "query.input").write_bytes(pickle.dumps(self.input))
         root = Path(__file__).parents[2]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
             try:

@@ -1,0 +1,254 @@
+"""The commands of docs/runbook.md, as they stand there, on what drivers left behind that got SIGKILL."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from coordinator.errors import CheckpointError, CheckpointLocationMismatch
+from coordinator.jobfile import load_job
+from coordinator.listener import Step
+from sinks.testing import LocalQuery
+from sinks.testing.conformance import example_input
+from sinks.testing.servers.kafka import KafkaService
+from tests.cli.play import INPUT, Job
+from tests.kafka.reading import read, settled
+
+RUNBOOK = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", RUNBOOK, re.S | re.M)
+    assert found, title
+    return found[1]
+
+
+def commands(text: str) -> list[str]:
+    """Those with an argument: `coordinator status` says nothing by itself."""
+    return [" ".join(found.split()) for found in re.findall(r"(?:`| {4})coordinator ([^`#\n]+)", text)]
+
+
+def row(title: str, symptom: str) -> str:
+    """The one command of a line of a table."""
+    [line] = [line for line in section(title).splitlines() if line.startswith(f"| {symptom} |")]
+    [command] = commands(line)
+    return command
+
+
+@dataclass
+class Target:
+    """A job into a system, and what its users see."""
+
+    job: Job
+    visible: Callable[[], Counter[int]]
+
+    def expected(self, batches: int) -> Counter[int]:
+        return Counter(id for batch in self.job.input[:batches] for table in batch for id in table["id"].to_pylist())
+
+    def run_command(self, command: str, code: int | None = 0) -> str:
+        """An operator's answers are given by options."""
+        asks = ["--yes"] if "--fence" in command or "restore" in command else []
+        if re.search(r"abort (?!--)", command):
+            asks.append("--break-decision")
+        return self.job.cli(*command.split(), *asks, code=code).output
+
+    def decisions(self) -> set[str]:
+        return {one["decision"] for one in self.job.json("in-doubt", "list", code=None)["transactions"]}
+
+
+@pytest.fixture
+def on_postgres(pg_job: Job, pg_database: str) -> Target:
+    def visible() -> Counter[int]:
+        with psycopg.connect(pg_database) as connection:
+            return Counter(id for (id,) in connection.execute("SELECT id FROM orders"))
+
+    return Target(pg_job, visible)
+
+
+@pytest.fixture
+def on_kafka(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> Target:
+    job = Job(tmp_path, f'type = "kafka"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"')
+    job.input = [
+        [pa.table({"id": table["id"], "value": table["id"].cast("string")}).select(["value"]) for table in batch]
+        for batch in INPUT
+    ]
+
+    def visible() -> Counter[int]:
+        settled(kafka.bootstrap)
+        return Counter(int(message.value() or b"") for message in read(kafka.client_options(), kafka_topic))
+
+    return KafkaTarget(job, visible)
+
+
+class KafkaTarget(Target):
+    def expected(self, batches: int) -> Counter[int]:
+        return Counter(
+            int(v) for batch in self.job.input[:batches] for table in batch for v in table["value"].to_pylist()
+        )
+
+
+@pytest.fixture(params=["on_postgres", "on_kafka"])
+def target(request: pytest.FixtureRequest) -> Target:
+    found: Target = request.getfixturevalue(request.param)
+    found.job.beat_fast()
+    return found
+
+
+def test_every_command_is_one(file_job: Job) -> None:
+    """On a job without checkpoints: found nothing, or asked for a confirmation, but understood."""
+    found = commands(RUNBOOK)
+    assert len(found) > 15
+    for command in found:
+        words = command.replace("ID …", "ID").replace("show N", "show 1").split()
+        assert file_job.cli(*words, code=None).exit_code in (0, 1, 3), command
+
+
+def test_decided(target: Target) -> None:
+    target.job.kill(Step.COMPLETE, 1)
+    assert target.visible() == target.expected(1)
+    [begin] = {command for command in commands(section("DROP TABLE hangs")) if command == "in-doubt list"}
+    assert "3 commit: decided" in target.run_command(begin, code=1)
+    told = target.run_command(row("DROP TABLE hangs", "`commit`"))
+    assert told.count("committed") == 3
+    assert target.visible() == target.expected(2)
+    assert target.decisions() == set()
+    target.job.run()
+    assert target.visible() == target.expected(3)
+
+
+def test_of_a_driver_that_was_replaced(target: Target) -> None:
+    """Kafka's transactions do not tell which driver's they are, so there they are stranded."""
+    target.job.kill(Step.PRE_COMMITTED, 1)
+    target.job.kill(Step.GENERATION_CLAIMED, -1)
+    target.job.wait_until("silent")
+    [decision] = target.decisions()
+    assert decision == ("stranded" if isinstance(target, KafkaTarget) else "orphan")
+    told = target.run_command(row("DROP TABLE hangs", f"`{decision}`" if decision == "orphan" else "`stranded`"))
+    assert told.count("aborted") >= 3
+    assert target.decisions() == set()
+    target.job.run()
+    assert target.visible() == target.expected(3)
+
+
+def test_stranded(target: Target) -> None:
+    target.job.kill(Step.PRE_COMMITTED, 1)
+    target.job.wait_until("silent")
+    assert target.decisions() == {"stranded"}
+    command = row("DROP TABLE hangs", "`stranded`")
+    assert command in target.run_command("in-doubt list", code=1), "list and runbook say the same"
+    assert target.run_command(command).count("aborted") >= 3
+    assert target.decisions() == set()
+    assert "Driver: none" in target.run_command("status", code=1)
+    assert target.visible() == target.expected(1)
+    target.job.run()
+    assert target.visible() == target.expected(3)
+
+
+def test_stranded_in_the_first_checkpoint(target: Target) -> None:
+    target.job.kill(Step.PRE_COMMITTED, 0)
+    target.job.wait_until("silent")
+    command = row("DROP TABLE hangs", "`stranded`, and storage holds no checkpoint")
+    for one in target.job.json("in-doubt", "list", code=1)["transactions"]:
+        assert "aborted" in target.run_command(command.replace("ID", one["id"]))
+    assert target.decisions() == set()
+    target.job.run()
+    assert target.visible() == target.expected(3)
+
+
+def test_open(target: Target) -> None:
+    with target.job.halted(Step.PRE_COMMITTED, 1):
+        target.job.wait_until("running")
+        assert target.decisions() == {"open"}
+        assert "| `open` | a driver runs" in section("DROP TABLE hangs")
+        assert "Not touched: 3 open" in target.run_command(row("DROP TABLE hangs", "`orphan`"))
+
+
+def test_the_brokers_abort_what_nobody_settles(on_kafka: Target) -> None:
+    """After transaction_timeout readers go on, and the next start writes again what was decided."""
+    job = on_kafka.job
+    assert "transaction_timeout" in section("Consumers stand still")
+    job.file.write_text(job.file.read_text() + "transaction_timeout = 2\n")
+    job.kill(Step.COMPLETE, 1)
+    deadline = time.monotonic() + 60
+    while on_kafka.decisions():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    told = on_kafka.run_command("resolve", code=1)
+    assert told.count("lost") >= 3, told
+    assert "Start the query again" in told
+    job.run()
+    assert on_kafka.visible() == on_kafka.expected(3)
+
+
+# ---------------------------------------------------------------------- what was deleted
+def start(job: Job, batches: int = 3, query: str = "query") -> None:
+    with load_job(str(job.file)) as coordinator:
+        LocalQuery(job.folder / query, job.input[:batches]).run(coordinator)
+
+
+def test_the_checkpoint_location_is_gone_and_there_is_a_savepoint(on_postgres: Target) -> None:
+    job = on_postgres.job
+    target = f"file://{job.folder}/savepoints"
+    job.file.write_text(job.file.read_text().replace("[checkpointing]", f'[checkpointing]\nsavepoint_dir = "{target}"'))
+    job.run(2)
+    taken = job.json("savepoint", "trigger", "--checkpoint-location", f"{job.folder}/query", "--yes")
+    shutil.rmtree(job.folder / "query")
+    with pytest.raises(CheckpointLocationMismatch):
+        start(job)
+    [command] = [c for c in commands(section("I deleted Spark's checkpointLocation")) if "restore" in c]
+    place = job.folder / "restored"
+    told = on_postgres.run_command(command.replace("SAVEPOINT", taken["id"]).replace("CHECKPOINT_LOCATION", str(place)))
+    assert f"option('checkpointLocation', '{place}')" in told.replace("\n", " ")
+    start(job, query="restored")
+    assert on_postgres.visible() == on_postgres.expected(3)
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_the_checkpoints_are_gone(on_postgres: Target, pg_database: str, decided: bool) -> None:
+    """The steps of the section, where the driver died in its last checkpoint, and part of it may be visible."""
+    job = on_postgres.job
+    steps = section("I deleted the checkpoints")
+    job.kill(Step.COMPLETE if decided else Step.PRE_COMMITTED, 1)
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        if decided:
+            one = job.json("in-doubt", "list", code=1)["transactions"][0]
+            connection.execute(f"COMMIT PREPARED '{one['transaction']['gid']}'")
+        shutil.rmtree(job.folder / "checkpoints")
+        assert "the job has never been started on this storage" in on_postgres.run_command("status", code=1)
+        with pytest.raises(CheckpointError) as stopped:
+            start(job)
+        error = type(stopped.value).__name__
+        assert f"`{error}`" in steps
+        told = on_postgres.run_command("status", code=1)
+        assert error in told
+        assert "none is complete" in told
+
+        logs = job.folder / "query"
+        n = max(int(file.name) for file in (logs / "offsets").iterdir())
+        assert not (logs / "commits" / str(n)).exists()
+        [query] = re.findall(r"`(SELECT \* FROM tpc_ledger[^`]*= )N`", steps)
+        assert bool(connection.execute(f"{query}{n}").fetchall()) == decided
+    if decided:
+        [command] = [command for command in commands(steps) if "commit ID" in command]
+        rest = [one["id"] for one in job.json("in-doubt", "list", code=1)["transactions"]]
+        told = job.cli(*command.removesuffix("ID …").split(), *rest, "--yes", "--break-decision").output
+        assert told.count("committed") == 2
+        shutil.copy(logs / "commits" / str(n - 1), logs / "commits" / str(n))
+    assert "`adopt = true` under `[checkpointing]`" in steps
+    without = job.file.read_text()
+    job.file.write_text(without.replace("[checkpointing]", "[checkpointing]\nadopt = true"))
+    start(job)
+    job.file.write_text(without)
+    job.input = example_input(4)
+    start(job, 4)
+    assert on_postgres.visible() == on_postgres.expected(4)
+    assert on_postgres.decisions() == set()
