@@ -8,13 +8,17 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from coordinator.config import CheckpointConfig
 from coordinator.coordinator import CheckpointCoordinator
+from coordinator.errors import CheckpointError
+from coordinator.storage import StorageError
 from sinks.base import TwoPhaseCommitSink
 from sinks.errors import ConfigurationError
 
@@ -46,6 +50,8 @@ def load_job(place: str) -> CheckpointCoordinator:
     but its storage. Raises JobFileError, and what the storage raises."""
     if place.endswith(".toml"):
         return _from_toml(Path(place))
+    if Path(place).exists() and not place.endswith(".py"):
+        raise JobFileError(f"the job file {place} is neither FILE.toml nor FILE.py:ATTRIBUTE")
     return _from_python(place)
 
 
@@ -54,7 +60,9 @@ def _from_toml(path: Path) -> CheckpointCoordinator:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise JobFileError(f"cannot read the job file {path}: {error.strerror}") from None
+        raise JobFileError(
+            f"cannot read the job file {path}: {error.strerror}. Name it by --job FILE, or the variable COORDINATOR_JOB"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise JobFileError(f"{path} is not TOML: {error}") from None
     document = _filled_in(document, str(path))
@@ -145,7 +153,8 @@ def _require_known(given: Mapping[str, Any], known: Iterable[str], where: str) -
 def _from_python(place: str) -> CheckpointCoordinator:
     found = _attribute(place, "job", default="coordinator")
     if callable(found) and not isinstance(found, CheckpointCoordinator):
-        found = found()
+        with _failing(f"job: {place}"):
+            found = found()
     if not isinstance(found, CheckpointCoordinator):
         raise JobFileError(f"{place} is neither a CheckpointCoordinator nor a function that returns one: {found!r}")
     return found
@@ -157,18 +166,30 @@ def _attribute(place: str, where: str, default: str = "") -> Any:
     name = name or default
     if not module_name or not name:
         raise JobFileError(f"{where}: write FILE.py:NAME or package.module:NAME, not {place!r}")
-    try:
+    if module_name.endswith(".py") and not Path(module_name).is_file():
+        raise JobFileError(f"{where}: there is no file {module_name}")
+    with _failing(f"{where}: cannot import {module_name}"):
         module = _module(module_name)
-    except FileNotFoundError:
-        raise JobFileError(f"{where}: there is no file {module_name}") from None
-    except ImportError as error:
-        raise JobFileError(f"{where}: cannot import {module_name}: {error}") from error
     try:
         return getattr(module, name)
     except AttributeError:
         near = get_close_matches(name, dir(module), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise JobFileError(f"{where}: {module_name} has no {name!r}{hint}") from None
+
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """The code of a job is the user's, and may raise anything: told in one line, with the place that is the user's."""
+    try:
+        yield
+    except (CheckpointError, StorageError, JobFileError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [each for each in frames if each.filename != __file__ and not each.filename.startswith("<frozen")]
+        place = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+        raise JobFileError(f"{what}: {type(error).__name__}: {error}{place}") from error
 
 
 def _module(name: str) -> Any:

@@ -129,6 +129,35 @@ def test_a_python_file_with_a_coordinator_or_a_function(tmp_path: Path, monkeypa
             load_job(place)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "coordinator = Coordinator()\n",
+            r"cannot import .*job\.py: NameError: .*'Coordinator'.*job\.py, line 1\)",
+        ),
+        ("\ncoordinator = (\n", r"cannot import .*job\.py: SyntaxError: .*\(job\.py, line 2\)"),
+        ("import no_such_module\n", r"cannot import .*job\.py: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def coordinator():\n    return {}['DSN']\n", r"job\.py: KeyError: 'DSN' \(.*job\.py, line 2\)"),
+    ],
+)
+def test_code_of_a_job_that_fails_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "job.py").write_text(text)
+    with pytest.raises(JobFileError, match=says):
+        load_job(f"{tmp_path}/job.py")
+    told = cli("status", "--job", f"{tmp_path}/job.py", code=2)
+    assert len(told.stderr.splitlines()) == 1
+    assert told.stdout == ""
+
+
+def test_no_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COORDINATOR_JOB", raising=False)
+    assert "job.toml: No such file or directory. Name it by --job FILE" in cli("status", code=2).stderr
+    (tmp_path / "job.yaml").write_text("job: orders\n")
+    assert "job.yaml is neither FILE.toml nor FILE.py" in cli("status", "--job", "job.yaml", code=2).stderr
+
+
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "coordinator.cli", *arguments],
