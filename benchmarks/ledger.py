@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
 
 import pyarrow as pa
 
@@ -36,7 +35,7 @@ def timed(call: Callable[[], object], runs: int) -> str:
     return f"{min(seconds) * 1000:8.2f} {median(seconds) * 1000:8.2f}"
 
 
-def fill(sink: TableSink[Any], rows: int) -> None:
+def fill(sink: TableSink, rows: int) -> None:
     """Rows of the job "job" in the ledger, as many as there are to be."""
     plan = sink._planned()
     numbers = range(rows)
@@ -50,25 +49,25 @@ def fill(sink: TableSink[Any], rows: int) -> None:
         )
 
 
-def look_at_postgres(sink: TableSink[Any]) -> None:
+def look_at_postgres(sink: TableSink) -> None:
     target = sink._planned().target
     with sink._server.lend() as connection, sink._server.transaction(connection):
         postgres.lock(connection, target)
         postgres.current(connection, target)
 
 
-def look_at_all_of_postgres(sink: TableSink[Any]) -> None:
+def look_at_all_of_postgres(sink: TableSink) -> None:
     target = sink._planned().target
     with sink._server.lend() as connection, sink._server.transaction(connection):
         postgres.describe(connection, target.schema, target.name)
 
 
-def look_at_mysql(sink: TableSink[Any]) -> None:
+def look_at_mysql(sink: TableSink) -> None:
     with sink._server.lend() as connection, sink._server.transaction(connection):
         mysql.current(connection, sink._planned().target, SCHEMA.names)
 
 
-def measure(name: str, sink: TableSink[Any], look: Callable[[TableSink[Any]], None], runs: int) -> None:
+def measure(name: str, sink: TableSink, look: Callable[[TableSink], None], runs: int) -> None:
     sink.check(SCHEMA)
     look(sink)
     print(f"{name}, a participant's look at the table in a transaction of its own {timed(lambda: look(sink), runs)}")

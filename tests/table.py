@@ -16,6 +16,7 @@ from sinks.sql.sink import TableSink
 from sinks.transaction import CommitState, Fingerprint, TransactionId
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
+CHANGES = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.int64()), ("gone", pa.bool_())])
 LINEAGE = "0badcafe"
 COMMITTED = CommitOutcome.COMMITTED
 _task_attempts = itertools.count()
@@ -29,8 +30,13 @@ def batch(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(list(rows), schema=schema)
 
 
+def change(id: int | None, name: str | None, at: int | None, gone: bool | None = None) -> dict[str, Any]:
+    """A row of CHANGES."""
+    return {"id": id, "name": name, "at": at, "gone": gone}
+
+
 def context(
-    sink: TableSink[Any],
+    sink: TableSink,
     checkpoint: int = 0,
     subtask: int = 0,
     schema: pa.Schema = SCHEMA,
@@ -43,7 +49,7 @@ def context(
 
 
 def pre_commit(
-    sink: TableSink[Any],
+    sink: TableSink,
     *batches: pa.RecordBatch,
     checkpoint: int = 0,
     subtask: int = 0,
@@ -86,6 +92,9 @@ class Database(ABC):
 
     @abstractmethod
     def staging(self) -> list[str]: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
 
     def visible(self, table: str = "orders", order: str = "1") -> list[tuple[Any, ...]]:
         return self.run(f"SELECT * FROM {table} ORDER BY {order}")

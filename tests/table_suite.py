@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,27 +12,40 @@ import pyarrow as pa
 import pytest
 
 from sinks import CommitOutcome, Committable
-from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.sql.sink import TableSink
 from sinks.transaction import CommitState, Fingerprint
-from tests.table import COMMITTED, Database, checkpoint, context, pre_commit, rows_of, why_unknown
+from tests.table import (
+    CHANGES,
+    COMMITTED,
+    Database,
+    batch,
+    change,
+    checkpoint,
+    context,
+    pre_commit,
+    rows_of,
+    why_unknown,
+)
 
 
 class TableSuite:
     """Fixtures: `db` with a table `orders`, `keyed` with a primary key on it, and `sink`, one for each strategy."""
 
-    make: Callable[..., TableSink[Any]]
+    make: Callable[..., TableSink]
     held: Callable[..., AbstractContextManager[Any]]
     """Another session, by its DSN, with an open transaction that ran these statements."""
+    two_phase: str
+    """The strategy in which each participant has a prepared transaction of its own."""
 
-    def test_in_doubt_lists_the_identities_of_the_committables(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_in_doubt_lists_the_identities_of_the_committables(self, db: Database, sink: TableSink) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
         listed = list(sink.in_doubt("job"))
         assert sorted(map(str, listed)) == sorted(str(dict(one.transaction)) for one in committables)
         sink.commit_all(checkpoint(), committables)
         assert list(sink.in_doubt("job")) == []
 
-    def test_commit_twice_is_committed_and_writes_once(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_commit_twice_is_committed_and_writes_once(self, db: Database, sink: TableSink) -> None:
         committables = [pre_commit(sink, rows_of(1))]
         for _ in range(2):
             assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
@@ -39,13 +53,13 @@ class TableSuite:
         assert sink.commit(committables[0]) == COMMITTED
         assert db.ids() == [1]
 
-    def test_another_process_commits_after_a_crash(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_another_process_commits_after_a_crash(self, db: Database, sink: TableSink) -> None:
         committable = Committable.from_json(pre_commit(sink, rows_of(1)).to_json())
         restarted = self.make(db, check=None, strategy=sink.strategy)
         assert restarted.commit_all(checkpoint(), [committable]) == [COMMITTED]
         assert db.ids() == [1]
 
-    def test_abort_removes_and_may_be_repeated(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_abort_removes_and_may_be_repeated(self, db: Database, sink: TableSink) -> None:
         committable = pre_commit(sink, rows_of(1))
         for _ in range(2):
             sink.abort(committable.transaction)
@@ -53,14 +67,14 @@ class TableSuite:
             assert db.visible() == []
         assert sink.commit(committable).state is CommitState.LOST
 
-    def test_abort_after_commit_is_told(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_abort_after_commit_is_told(self, db: Database, sink: TableSink) -> None:
         committable = pre_commit(sink, rows_of(1))
         sink.commit_all(checkpoint(), [committable])
         with pytest.raises(CommittedError, match="is committed"):
             sink.abort(committable.transaction)
         assert db.ids() == [1]
 
-    def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, db: Database, sink: TableSink) -> None:
         transaction = sink.begin_transaction(context(sink))
         sink.write(transaction, rows_of(1))
         sink.pre_commit(transaction)
@@ -68,13 +82,13 @@ class TableSuite:
         sink.rollback(transaction)
         assert db.pending() == 0
 
-    def test_two_drivers_commit_at_once(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_two_drivers_commit_at_once(self, db: Database, sink: TableSink) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(8)]
         other = self.make(db, strategy=sink.strategy)
         answers: list[list[Any]] = []
         start = threading.Barrier(2)
 
-        def drive(one: TableSink[Any]) -> None:
+        def drive(one: TableSink) -> None:
             start.wait()
             answers.append(list(one.commit_all(checkpoint(), committables)))
 
@@ -89,11 +103,11 @@ class TableSuite:
         assert db.ids() == list(range(8))
         assert db.pending() == 0
 
-    def test_an_empty_batch_is_a_participant_too(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_an_empty_batch_is_a_participant_too(self, db: Database, sink: TableSink) -> None:
         assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of())]) == [COMMITTED]
         assert db.visible() == []
 
-    def test_at_least_once_writes_at_once_and_leaves_no_trace(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_at_least_once_writes_at_once_and_leaves_no_trace(self, db: Database, sink: TableSink) -> None:
         transaction = sink.begin_transaction(context(sink))
         sink.write(transaction, rows_of(1))
         sink.commit_directly(transaction)
@@ -101,7 +115,7 @@ class TableSuite:
         assert db.pending() == 0
         assert db.ledger() == {}
 
-    def test_the_ledger_is_pruned_of_what_nobody_asks_for(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_the_ledger_is_pruned_of_what_nobody_asks_for(self, db: Database, sink: TableSink) -> None:
         for number in (0, 1, 120):
             sink.commit_all(checkpoint(number), [pre_commit(sink, rows_of(number), checkpoint=number)])
         last = pre_commit(sink, rows_of(150), checkpoint=150)
@@ -123,7 +137,7 @@ class TableSuite:
         assert db.ids() == [1, 2]
         assert db.pending() == 0
 
-    def test_an_emptied_ledger_proves_nothing(self, db: Database, sink: TableSink[Any]) -> None:
+    def test_an_emptied_ledger_proves_nothing(self, db: Database, sink: TableSink) -> None:
         """A replay would write what is committed a second time."""
         committable = pre_commit(sink, rows_of(1))
         assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
@@ -191,3 +205,100 @@ class TableSuite:
         committable = pre_commit(sink, rows_of(1)).of("orders", 0, Fingerprint(2, 0))
         (outcome,) = sink.commit_all(checkpoint(), [committable])
         assert "acknowledged 2" in why_unknown(outcome)
+
+    def test_a_tombstone_stops_a_late_pre_commit(self, db: Database) -> None:
+        sink = self.make(db, strategy=self.two_phase)
+        transaction = sink.begin_transaction(context(sink))
+        sink.write(transaction, rows_of(1))
+        assert sink.commit(Committable(transaction.identity)).state is CommitState.LOST
+        with pytest.raises(SinkError, match="aborted"):
+            sink.pre_commit(transaction)
+        sink.rollback(transaction)
+        assert db.pending() == 0
+
+    def test_a_dropped_ledger_proves_nothing(self, db: Database, sink: TableSink) -> None:
+        done = pre_commit(sink, rows_of(1), subtask=0)
+        sink.commit_all(checkpoint(), [done])
+        db.run("DROP TABLE tpc_ledger")
+        (first,) = sink.commit_all(checkpoint(), [done])
+        assert isinstance(first, Exception)  # and the plan is made anew
+        (outcome,) = sink.commit_all(checkpoint(), [done])
+        assert "not the one that was there at pre-commit" in why_unknown(outcome)
+        assert db.ids() == [1]
+
+    def test_many_create_the_ledger_at_once(self, db: Database) -> None:
+        sink = self.make(db, check=None)
+        start, found, failed = threading.Barrier(8), [], []
+
+        def create() -> None:
+            with sink._server.lend() as connection:
+                start.wait()
+                try:
+                    found.append(sink._planner.ensure_ledger(connection))
+                except Exception as error:
+                    failed.append(error)
+
+        for _ in range(5):
+            db.run("DROP TABLE IF EXISTS tpc_ledger")
+            threads = [threading.Thread(target=create) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert failed == []
+            assert len(set(found)) == 1
+            found.clear()
+
+    def test_a_truncated_staging_table_is_unknown_and_moves_nothing(self, db: Database) -> None:
+        sink = self.make(db, strategy="staged")
+        committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
+        db.run(f"TRUNCATE {committables[0].transaction['table']}")
+        for outcome in sink.commit_all(checkpoint(), committables):
+            assert re.search(r"(hold 1 rows|1 rows went).* acknowledged 2", why_unknown(outcome))
+        assert db.visible() == []
+        assert len(db.staging()) == 2
+        assert db.ledger() == {}
+
+    def test_a_violation_after_the_decision_is_unknown_names_the_key_and_heals(self, db: Database) -> None:
+        db.run("ALTER TABLE orders ADD CONSTRAINT orders_once UNIQUE (id)")
+        sink = self.make(db, strategy="staged")
+        committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
+        sink.validate_all(checkpoint(), committables)
+        db.run("INSERT INTO orders VALUES (2, 'in the way')")
+        for outcome in sink.commit_all(checkpoint(), committables):
+            reason = why_unknown(outcome)
+            assert "orders_once" in reason
+            assert re.search(r"\(id\)=\(2\)|'2'", reason)
+            assert "tpc_" not in reason.split("safe in")[0]
+        assert db.visible() == [(2, "in the way")]
+        db.run("DELETE FROM orders")
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+        assert db.ids() == [1, 2]
+
+    def test_a_unique_value_twice_over_partitions_or_in_the_table(self, db: Database) -> None:
+        db.run("ALTER TABLE orders ADD CONSTRAINT orders_once UNIQUE (id)")
+        db.run("INSERT INTO orders VALUES (7, 'old')")
+        sink = self.make(db, strategy="staged")
+        twice = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(1), subtask=1)]
+        with pytest.raises(BadValue, match=r'"orders_once": \(id\) = \(1\) comes 2 times'):
+            sink.validate_all(checkpoint(), twice)
+        with pytest.raises(BadValue, match=r'"orders_once": \(id\) = \(7\) is in the table already'):
+            sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(7))])
+
+    def test_a_lost_participant_of_an_upsert_holds_the_rest_until_its_replay(self, keyed: Database) -> None:
+        sink = self.make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+        older = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0)
+        newer = pre_commit(sink, batch([change(1, "newer", 2)], CHANGES), subtask=1)
+        keyed.run(f"DROP TABLE {older.transaction['table']}")
+        outcomes = sink.commit_all(checkpoint(), [older, newer])
+        assert [one.state for one in outcomes] == [CommitState.LOST, CommitState.HELD]  # type: ignore[union-attr]
+        replay = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0, round=1)
+        assert sink.commit_all(checkpoint(), [newer, replay]) == [COMMITTED, COMMITTED]
+        assert keyed.visible() == [(1, "newer")]
+
+    def test_keys_only_and_keys_of_several_columns(self, db: Database) -> None:
+        db.run("CREATE TABLE pairs (id bigint, name varchar(50), PRIMARY KEY (name, id))")
+        db.run("INSERT INTO pairs VALUES (1, 'row 1')")
+        sink = self.make(db, table="pairs", mode="upsert", keys=["id", "name"])
+        assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1, 2))]) == [COMMITTED]
+        assert db.visible("pairs") == [(1, "row 1"), (2, "row 2")]

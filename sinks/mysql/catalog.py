@@ -6,53 +6,30 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
 import pymysql
 
 from sinks.errors import ConfigurationError
 from sinks.mysql.failures import RIGHTS, SHAPE, code_of
 from sinks.mysql.failures import describe as text_of
 from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted, setting
-from sinks.mysql.types import Column, target_type
+from sinks.mysql.types import Column
+from sinks.sql import target as targets
+from sinks.sql.target import Unique
 
 _PART = re.compile(r"`((?:[^`]|``)+)`|([^`.\s;]+)")
 _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 
 
-@dataclass(frozen=True)
-class Unique:
-    """A unique index over whole columns."""
+@dataclass(frozen=True, kw_only=True)
+class Target(targets.Target[Column]):
+    """A table that rows go to. `local`: the server takes rows by LOAD DATA LOCAL, else only by INSERT."""
 
-    name: str
-    columns: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A table that rows go to.
-
-    `beyond` names what judges a row there and cannot be judged in a staging table: foreign keys, triggers and the like.
-    """
-
-    schema: str
-    name: str
     engine: str
-    columns: tuple[Column, ...]
-    uniques: tuple[Unique, ...]
-    beyond: tuple[str, ...]
-    referenced_by: tuple[str, ...]
+    local: bool = False
 
     @property
     def identifier(self) -> str:
         return quoted(self.schema, self.name)
-
-    @property
-    def label(self) -> str:
-        return f"{self.schema}.{self.name}"
-
-    @property
-    def names(self) -> list[str]:
-        return [column.name for column in self.columns]
 
 
 def locate(connection: Connection, table: str) -> tuple[str, str]:
@@ -117,18 +94,18 @@ def describe(connection: Connection, schema: str, name: str, *, references: bool
     json = _json(checks)
     columns = tuple(_column(row, json) for row in query(connection, _COLUMNS, where))
     uniques, special = _indexes(connection, where)
-    beyond = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
-    beyond += [f"check {check}" for check, _ in checks if check not in json]
-    beyond += [row[0] for row in query(connection, _BEYOND, where * 3)]
+    constraints = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
+    constraints += [f"check {check}" for check, _ in checks if check not in json]
+    constraints += [row[0] for row in query(connection, _CONSTRAINTS, where * 3)]
     referring = query(connection, _REFERENCES, where) if references else []
     return Target(
         schema,
         name,
-        engine or "",
         columns,
         uniques,
-        tuple(beyond),
+        tuple(constraints),
         tuple(f"foreign key {row[0]}" for row in referring),
+        engine=engine or "",
     )
 
 
@@ -221,7 +198,7 @@ _COLUMNS = (
     " coalesce(character_octet_length, 0), coalesce(character_set_name, ''), coalesce(collation_name, '')"
     " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
 )
-_BEYOND = (
+_CONSTRAINTS = (
     "SELECT CONCAT('foreign key ', constraint_name) FROM information_schema.referential_constraints"
     " WHERE constraint_schema = %s AND table_name = %s"
     " UNION ALL SELECT CONCAT('trigger ', trigger_name) FROM information_schema.triggers"
@@ -267,24 +244,6 @@ def _column(row: Sequence[object], json: Collection[str]) -> Column:
         int(str(length)),
         str(charset),
         str(collation),
-    )
-
-
-def extra_column(name: str, arrow: pa.DataType) -> Column:
-    """A column that only a staging table has."""
-    declared = target_type(arrow).replace("boolean", "tinyint(1)")
-    kind, *numbers = re.findall(r"\w+", declared)
-    text = ("utf8mb4", "utf8mb4_bin") if kind == "longtext" else ("", "")
-    precision, scale = map(int, numbers) if kind == "decimal" else (0, None)
-    return Column(
-        name,
-        kind,
-        declared,
-        precision=precision,
-        scale=scale,
-        digits=6 if declared.endswith("(6)") else 0,
-        charset=text[0],
-        collation=text[1],
     )
 
 

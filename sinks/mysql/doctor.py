@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from sinks.diagnosis import Finding, of_clock
 from sinks.mysql.server import Connection, is_mariadb, query, setting
 
 
-def findings(connection: Connection, planner: Any) -> Iterable[Finding]:
-    planner.refuse_old(connection)
+def findings(connection: Connection, *, xa: bool, no_xa: str | None) -> Iterable[Finding]:
+    """`xa`: whether the sink would use XA branches, and `no_xa` why it cannot."""
     ((version,),) = query(connection, "SELECT VERSION()")
     mariadb = is_mariadb(connection)
     yield Finding.ok(f"{'MariaDB' if mariadb else 'MySQL'} {version}")
-    separate = planner.wanted != "staged" and planner.merge.mode == "append"
-    if separate and (reason := planner.no_xa(connection)):
+    if no_xa:
         grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
-        yield Finding.warning(f"{reason}; the strategy is staged", grant)
-    elif separate and setting(connection, "xa_detach_on_prepare") == "OFF":
+        yield Finding.warning(f"{no_xa}; the strategy is staged", grant)
+    elif xa and setting(connection, "xa_detach_on_prepare") == "OFF":
         yield Finding.error(
             "xa_detach_on_prepare is OFF, so a prepared transaction stays with its connection",
             "SET PERSIST xa_detach_on_prepare = ON;",

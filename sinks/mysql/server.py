@@ -42,6 +42,7 @@ _SQL_MODE = ",".join(
         "NO_BACKSLASH_ESCAPES",  # in SQL text a quote is doubled, and nothing else is special
     ]
 )
+_LEDGER = "ledger of exactly-once sinks"
 _SESSION = {
     "sql_mode": f"'{_SQL_MODE}'",
     "time_zone": "'+00:00'",
@@ -57,11 +58,12 @@ _MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
 _MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
 
 
-class Server(servers.Server[Connection]):
+class Server(servers.PooledServer[Connection]):
     """Connections read READ COMMITTED, so that each statement sees what others have committed by then."""
 
     SECRETS = ("password", "passwd", "ssl_key_password")
     SHOWN = ("host", "unix_socket", "port", "database", "user")
+    INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
 
     def __init__(self, dsn: str, options: Mapping[str, Any], *, name: str, lock_timeout: float) -> None:
         """`dsn` is a mysql:// URL and `options` are parameters of pymysql.connect that override it; `lock_timeout` is
@@ -106,6 +108,39 @@ class Server(servers.Server[Connection]):
         settings = _SESSION | (_MARIADB if mariadb else _MYSQL)
         settings |= {"innodb_lock_wait_timeout": str(self._lock_timeout), "lock_wait_timeout": str(self._lock_timeout)}
         execute(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in settings.items()))
+
+    def quote(self, *names: str) -> str:
+        return quoted(*names)
+
+    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+        return execute(connection, statement, parameters or None)
+
+    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[servers.Row]:
+        return query(connection, statement, parameters or None)
+
+    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
+        """It is known by its comment."""
+        found = query(
+            connection,
+            "SELECT table_comment, engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+            [schema, name],
+        )
+        if found and not (found[0][0].startswith(_LEDGER) and str(found[0][1]).lower() == "innodb"):
+            raise ConfigurationError(
+                f"{schema}.{name} exists and is not a ledger of this library (an InnoDB table whose comment begins "
+                f'with "{_LEDGER}"); give the sink another name with ledger=…'
+            )
+        return bool(found)
+
+    def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
+        word = "varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
+        execute(
+            connection,
+            f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ("
+            "transaction_id varchar(199) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,"
+            f" committed boolean NOT NULL, job {word}, lineage {word}, sink {word}, checkpoint bigint NOT NULL,"
+            f" at datetime NOT NULL DEFAULT current_timestamp) ENGINE=InnoDB COMMENT={literal(_LEDGER)}",
+        )
 
     def _answers(self, connection: Connection) -> bool:
         connection.ping(reconnect=False)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import pymysql
-from pymysql.constants import ER
-
-from sinks.diagnosis import Finding
-from sinks.mysql import catalog, doctor
-from sinks.mysql.failures import code_of, describe
+from sinks.mysql import catalog
+from sinks.mysql.catalog import Target
 from sinks.mysql.loading import RowTransaction
-from sinks.mysql.merge import Merge
-from sinks.mysql.planning import Planner
 from sinks.mysql.server import Connection, Server
-from sinks.mysql.staged import Staged
-from sinks.mysql.xa import Branches
+from sinks.mysql.staging import MySQLStaging
+from sinks.sql.options import MergeOptions
+from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
+from sinks.sql.staging import StagingTables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,7 +22,7 @@ Strategy = Literal["auto", "xa", "staged"]
 Mode = Literal["append", "upsert"]
 
 
-class MySQLSink(TableSink[RowTransaction]):
+class MySQLSink(TableSink[Connection, Target, RowTransaction]):
     """Rows into one table, by LOAD DATA LOCAL where the server has local_infile=ON, else by INSERT.
 
     Two strategies. `xa`: each task writes into the table itself and runs XA PREPARE; the driver runs XA COMMIT. Appends
@@ -40,6 +36,7 @@ class MySQLSink(TableSink[RowTransaction]):
     system = "MySQL or MariaDB"
 
     strategy: Strategy
+    _server: Server
 
     def __init__(
         self,
@@ -73,28 +70,15 @@ class MySQLSink(TableSink[RowTransaction]):
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
         """
-        merge = Merge(mode, tuple([keys] if isinstance(keys, str) else keys), order_by, delete_marker)
+        merge = MergeOptions(mode, tuple([keys] if isinstance(keys, str) else keys), order_by, delete_marker)
         server = Server(dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
         problems = list(merge.contradictions(strategy, "xa"))
         if lock_timeout <= 0:
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
-        planner = Planner(name or table, table, str(server), strategy, merge, create_table, ledger)
-        super().__init__(server, planner, Branches(server), Staged(server, merge), problems, transform)
+        dialect = MySQLStaging(server, merge, strategy)
+        planner = Planner(dialect, name or table, table, create_table, ledger)
+        super().__init__(planner, StagingTables(dialect), problems, transform)
 
     def weaknesses(self) -> Sequence[str]:
         with self._server.lend() as connection:
             return catalog.weaknesses(connection)
-
-    def _misconfigured(self, error: Exception) -> str | None:
-        if not isinstance(error, pymysql.Error):
-            return None
-        return (
-            f"{self._server.redact(describe(error))}. Check host, port, database, user, password and rights, and that "
-            "the server runs"
-        )
-
-    def _misses_table(self, error: Exception) -> bool:
-        return isinstance(error, pymysql.Error) and code_of(error) == ER.NO_SUCH_TABLE
-
-    def _findings(self, connection: Connection) -> Iterable[Finding]:
-        return doctor.findings(connection, self._planner)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
 from sinks.sql.values import Convert, Refused, Unfit, checked, narrowed, no_internals, refuse, same, short
@@ -31,19 +32,13 @@ _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(targets.Column):
     """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared` COLUMN_TYPE.
 
     `counter` is one with AUTO_INCREMENT. `precision` and `scale` are those of numbers (for BIT, its bits), `digits`
     those of fractions of a second, `length` is in bytes. `collation` is "" for what is no text.
     """
 
-    name: str
-    type: str
-    declared: str = ""
-    nullable: bool = True
-    has_default: bool = False
-    generated: bool = False
     counter: bool = False
     precision: int = 0
     scale: int | None = None

@@ -10,6 +10,8 @@ from psycopg import errors, sql
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres.server import Connection, row
 from sinks.postgres.types import Column
+from sinks.sql import target as targets
+from sinks.sql.target import Unique
 
 _KINDS = {
     "v": "a view",
@@ -32,46 +34,23 @@ class Check:
     columns: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Unique:
-    """A unique index over plain columns. `arbiter`: ON CONFLICT may use it (it is checked at once, not deferred)."""
+@dataclass(frozen=True, kw_only=True)
+class Target(targets.Target[Column]):
+    """A table, or partitioned table, that rows go to."""
 
-    name: str
-    columns: tuple[str, ...]
-    arbiter: bool
-
-
-@dataclass(frozen=True)
-class Target:
-    """A table, or partitioned table, that rows go to.
-
-    `beyond` names what judges a row there and cannot be judged in a staging table: foreign keys, triggers and the like.
-    """
-
-    schema: str
-    name: str
     oid: int
-    partitioned: bool
-    columns: tuple[Column, ...]
     declarations: dict[str, str]
     always_identity: frozenset[str]
     checks: tuple[Check, ...]
-    uniques: tuple[Unique, ...]
-    beyond: tuple[str, ...]
-    referenced_by: tuple[str, ...]
     row_security: bool
+
+    @property
+    def judges(self) -> bool:
+        return bool(super().judges or self.checks)
 
     @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
-
-    @property
-    def label(self) -> str:
-        return f"{self.schema}.{self.name}"
-
-    @property
-    def names(self) -> list[str]:
-        return [column.name for column in self.columns]
 
     def overriding(self, written: Iterable[str]) -> str:
         """The clause that lets INSERT write identity columns that are GENERATED ALWAYS, as COPY does."""
@@ -149,10 +128,10 @@ def describe(connection: Connection, schema: str, name: str) -> Target | None:
         raise ConfigurationError(f"{schema}.{name} is a temporary table; no other session can see it")
     columns, declarations, always = _columns(connection, oid)
     uniques, special = _indexes(connection, oid)
-    beyond = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
-    beyond += [row[0] for row in connection.execute(_BEYOND, {"oid": oid}).fetchall()]
+    constraints = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
+    constraints += [row[0] for row in connection.execute(_CONSTRAINTS, {"oid": oid}).fetchall()]
     if row_security:
-        beyond.append("row-level security")
+        constraints.append("row-level security")
     checks = connection.execute(
         "SELECT conname::text, pg_get_expr(conbin, conrelid), ARRAY(SELECT attname::text FROM pg_attribute"
         " WHERE attrelid = conrelid AND attnum = ANY(conkey)) FROM pg_constraint"
@@ -168,20 +147,19 @@ def describe(connection: Connection, schema: str, name: str) -> Target | None:
     return Target(
         schema,
         name,
-        oid,
-        kind == "p",
         columns,
-        declarations,
-        always,
-        tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
         uniques,
-        tuple(beyond),
+        tuple(constraints),
         tuple(row[0] for row in references),
-        row_security,
+        oid=oid,
+        declarations=declarations,
+        always_identity=always,
+        checks=tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
+        row_security=row_security,
     )
 
 
-_BEYOND = """
+_CONSTRAINTS = """
 WITH relations AS (SELECT %(oid)s::oid AS oid UNION SELECT relid::oid FROM pg_partition_tree(%(oid)s::oid::regclass))
 SELECT 'foreign key ' || conname FROM pg_constraint, relations
  WHERE conrelid = relations.oid AND contype = 'f' AND conparentid = 0
@@ -226,9 +204,10 @@ SELECT attnum, CASE typtype WHEN 'd' THEN typbasetype ELSE typelem END,
   FROM inner_type JOIN pg_type t ON t.oid = type
  WHERE typtype = 'd' OR typcategory = 'A' AND typelem <> 0 AND element = 0
 )
-SELECT DISTINCT ON (attnum) attname::text, CASE WHEN element <> 0 THEN '_' ELSE '' END || b.typname, b.typtype::text,
-       NOT (attnotnull OR required), atthasdef OR attidentity <> '' OR t.typdefault IS NOT NULL, attgenerated <> '',
-       format_type(atttypid, atttypmod), element::bigint, format_type(b.oid, modifier), t.typtype = 'd',
+SELECT DISTINCT ON (attnum) attname::text, CASE WHEN element <> 0 THEN '_' ELSE '' END || b.typname,
+       format_type(atttypid, atttypmod), NOT (attnotnull OR required),
+       atthasdef OR attidentity <> '' OR t.typdefault IS NOT NULL, attgenerated <> '', b.typtype::text,
+       element::bigint, format_type(b.oid, modifier), t.typtype = 'd',
        CASE WHEN attcollation <> t.typcollation THEN format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,
        attidentity = 'a'
   FROM inner_type JOIN pg_attribute a USING (attnum) JOIN pg_type t ON t.oid = atttypid JOIN pg_type b ON b.oid = type
@@ -240,7 +219,7 @@ SELECT DISTINCT ON (attnum) attname::text, CASE WHEN element <> 0 THEN '_' ELSE 
 def _columns(connection: Connection, oid: int) -> tuple[tuple[Column, ...], dict[str, str], frozenset[str]]:
     rows = connection.execute(_COLUMNS, [oid, oid]).fetchall()
     columns = tuple(Column(*row[:10]) for row in rows)
-    return columns, {row[0]: row[6] + row[10] for row in rows}, frozenset(row[0] for row in rows if row[11])
+    return columns, {row[0]: row[2] + row[10] for row in rows}, frozenset(row[0] for row in rows if row[11])
 
 
 def lock(connection: Connection, target: Target) -> None:
@@ -286,11 +265,6 @@ def changed(mismatch: SchemaMismatch, then: Iterable[Column], now: Iterable[Colu
 
 def _declared(column: Column) -> str:
     return column.declared + ("" if column.nullable else " NOT NULL") + (" with default" if column.has_default else "")
-
-
-def extra_column(name: str, declared: str) -> Column:
-    """A column that only a staging table has."""
-    return Column(name, declared, "b", True, False, False, declared)
 
 
 def _indexes(connection: Connection, oid: int) -> tuple[tuple[Unique, ...], list[str]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg import IsolationLevel
+from psycopg import IsolationLevel, errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from sinks.errors import ConfigurationError
@@ -48,7 +48,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def _require_answer(self) -> None:
         try:
             self.server.probe(self.info)
-        except psycopg.errors.ConnectionTimeout as error:
+        except errors.ConnectionTimeout as error:
             self.pgconn.finish()
             raise psycopg.OperationalError(
                 f"PostgreSQL at {self.server} takes connections and does not answer: it is frozen, or cannot be reached"
@@ -72,12 +72,17 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
                 self.read_only = False
 
 
-class Server(servers.Server[Connection]):
+# How CREATE TABLE IF NOT EXISTS fails when another session creates the same table at the same moment.
+_CREATED_BY_OTHERS = (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject)
+
+
+class Server(servers.PooledServer[Connection]):
     """Leaves no session state and no server-side prepared statement behind, so a transaction-pooling PgBouncer may
     stand in between."""
 
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
+    INSERT_MISSING = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
 
     def __init__(self, dsn: str, options: Mapping[str, Any], *, name: str, lock_timeout: float) -> None:
         """`dsn` is a libpq URL or key=value string and `options` are libpq parameters that override it; `lock_timeout`
@@ -109,7 +114,7 @@ class Server(servers.Server[Connection]):
         try:
             connection = Connection.connect(**self._parameters, autocommit=True, prepare_threshold=None)
         except psycopg.OperationalError as error:
-            if isinstance(error, psycopg.errors.ConnectionTimeout):
+            if isinstance(error, errors.ConnectionTimeout):
                 self._silent_until = time.monotonic() + _SILENCE
             reason = self.redact(str(error))
             message = f"cannot connect to PostgreSQL at {self}: {reason}"
@@ -124,7 +129,7 @@ class Server(servers.Server[Connection]):
         there = {"host": known.host, "port": known.port, "hostaddr": known.hostaddr or None}
         try:
             psycopg.connect(**self._parameters | there).close()
-        except psycopg.errors.ConnectionTimeout:
+        except errors.ConnectionTimeout:
             self._silent_until = time.monotonic() + _SILENCE
             raise
 
@@ -149,6 +154,46 @@ class Server(servers.Server[Connection]):
         with self.transaction(connection):
             yield
             raise psycopg.Rollback
+
+    def quote(self, *names: str) -> str:
+        return sql.Identifier(*names).as_string()
+
+    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+        with connection.bounded(write=True):
+            return connection.execute(statement.encode(), parameters or None).rowcount
+
+    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[servers.Row]:
+        with connection.bounded():
+            return connection.execute(statement.encode(), parameters or None).fetchall()
+
+    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
+        found = self.query(
+            connection,
+            "SELECT c.relkind IN ('r', 'p'), ARRAY(SELECT attname::text FROM pg_attribute"
+            " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
+            [schema, name],
+        )
+        if found and not (found[0][0] and set(found[0][1]) >= set(servers.LEDGER_COLUMNS)):
+            raise ConfigurationError(
+                f"{schema}.{name} exists and is not a ledger of this library; give the sink another name with ledger=…"
+            )
+        return bool(found)
+
+    def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
+        self.create_table(
+            connection,
+            f'{self.quote(schema, name)} (transaction_id text COLLATE "C" PRIMARY KEY, committed boolean NOT NULL,'
+            " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
+            " at timestamptz NOT NULL DEFAULT now())",
+        )
+
+    def create_table(self, connection: Connection, definition: str) -> None:
+        """Create a table, unless there is one, or somebody else does at the same moment."""
+        try:
+            self.execute(connection, f"CREATE TABLE IF NOT EXISTS {definition}")
+        except _CREATED_BY_OTHERS:
+            logger.debug("somebody else created the same table at the same time: %s", definition)
 
     def configure(self, connection: Connection) -> None:
         """Settings of the running transaction: at least a local flush at its end, whatever the user's default is;

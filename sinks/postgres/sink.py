@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import psycopg
-
-from sinks.diagnosis import Finding, InDoubt
-from sinks.postgres import catalog, doctor
+from sinks.diagnosis import InDoubt
+from sinks.postgres import catalog
+from sinks.postgres.catalog import Target
 from sinks.postgres.copying import CopyTransaction
-from sinks.postgres.failures import describe
-from sinks.postgres.merge import Merge
-from sinks.postgres.planning import Planner
-from sinks.postgres.prepared import Prepared
 from sinks.postgres.server import Connection, Server
-from sinks.postgres.staged import Staged
+from sinks.postgres.staging import PostgresStaging
+from sinks.sql.options import MergeOptions
+from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
+from sinks.sql.staging import StagingTables
 from sinks.transaction import Identity
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ Mode = Literal["append", "upsert"]
 Rounding = Literal["refuse", "allow"]
 
 
-class PostgresSink(TableSink[CopyTransaction]):
+class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
     """Rows into one table, by COPY BINARY.
 
     Two strategies. `prepared`: each task copies into the table itself and runs PREPARE TRANSACTION; the driver runs
@@ -40,6 +38,7 @@ class PostgresSink(TableSink[CopyTransaction]):
     system = "PostgreSQL"
 
     strategy: Strategy
+    _server: Server
 
     def __init__(
         self,
@@ -74,35 +73,18 @@ class PostgresSink(TableSink[CopyTransaction]):
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """
-        merge = Merge(mode, tuple([keys] if isinstance(keys, str) else keys), order_by, delete_marker, rounding)
+        merge = MergeOptions(mode, tuple([keys] if isinstance(keys, str) else keys), order_by, delete_marker, rounding)
         server = Server(dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
         problems = list(merge.contradictions(strategy, "prepared"))
         if lock_timeout <= 0:
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
-        planner = Planner(name or table, table, str(server), strategy, merge, create_table, ledger)
-        super().__init__(server, planner, Prepared(server), Staged(server, merge), problems, transform)
+        dialect = PostgresStaging(server, merge, strategy)
+        planner = Planner(dialect, name or table, table, create_table, ledger)
+        super().__init__(planner, StagingTables(dialect), problems, transform)
 
     def weaknesses(self) -> Sequence[str]:
         with self._server.lend() as connection:
             return catalog.weaknesses(connection, self.table)
-
-    def _misconfigured(self, error: Exception) -> str | None:
-        if isinstance(error, psycopg.errors.LockNotAvailable):
-            return f"somebody locks table or ledger at {self._server} for longer than lock_timeout: {describe(error)}"
-        if isinstance(error, psycopg.OperationalError):
-            return (
-                f"{self._server.redact(str(error)).strip()}. Check host, port, database, user, password and "
-                "pg_hba.conf, and that the server runs"
-            )
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return f"the role lacks a right at {self._server}: {describe(error)}"
-        return None
-
-    def _misses_table(self, error: Exception) -> bool:
-        return isinstance(error, psycopg.errors.UndefinedTable)
-
-    def _findings(self, connection: Connection) -> Iterable[Finding]:
-        return doctor.findings(connection, self._server, self.strategy)
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         gids = [transaction["gid"] for transaction in transactions if "gid" in transaction]

@@ -22,6 +22,7 @@ import pyarrow.types as at
 from psycopg.postgres import types as builtin
 
 from sinks.postgres.exact import exactness
+from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
 from sinks.sql.values import Convert, Refused, Unfit, cast, checked, narrowed, no_internals, same, short
@@ -62,7 +63,7 @@ _DECLARED = {
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(targets.Column):
     """One column of the target as the catalog tells.
 
     `type` is pg_type.typname (`int4`, `_int4` for its array, a domain's base type) or the type as declared; `kind` is
@@ -70,13 +71,7 @@ class Column:
     `limits` is the type, or an array's element, with its modifiers and without domains (`numeric(5,2)`).
     """
 
-    name: str
-    type: str
     kind: str = "b"
-    nullable: bool = True
-    has_default: bool = False
-    generated: bool = False
-    declared: str = ""
     element: int = 0
     limits: str = ""
     domain: bool = False
@@ -324,7 +319,7 @@ def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if at.is_nested(arrow.value_type):
         raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
     name = column.typname[1:]
-    kind = Column(column.name, name, column.kind, declared=column.declared.removesuffix("[]"), limits=column.limits)
+    kind = Column(column.name, name, column.declared.removesuffix("[]"), kind=column.kind, limits=column.limits)
     element = conversion(arrow.value_type, kind, rounding=rounding)
     # pgpq writes the OID of the built-in type, which is neither that of an enum of the same name nor of a domain
     plain = name in _PLAIN and column.element in (0, builtin[name].oid)

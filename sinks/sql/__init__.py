@@ -1,5 +1,6 @@
 """What the sinks of SQL databases share; no driver is imported here.
 
-A database's own part is a `Server` (or what lends connections like it), a `Ledger`, a `Planner`, a `Separate` and a
-`Staged` strategy (`StagingTables`, with `Merge`, where each participant has a staging table), and a `TableSink`.
+A database's own part is a `Server` (connections and statements), a `StagingDialect` (its tables, errors, two-phase
+transactions and staging tables), the conversions of its types, and a transaction that takes rows. Ledger, strategies,
+planning and `TableSink` are written over those.
 """

@@ -8,104 +8,132 @@ waits for whoever is in flight, and then either meets the row or makes the loss 
 from __future__ import annotations
 
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Generic
 
 from sinks.errors import ConfigurationError
 from sinks.sql.names import label
-from sinks.transaction import Checkpoint, token
+from sinks.sql.server import LEDGER_COLUMNS, C, Row, Server
+from sinks.transaction import Checkpoint, TransactionId, token
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _KEPT_CHECKPOINTS = 100
+_ASKED_TOGETHER = 1000
 
 
 @dataclass(frozen=True)
-class Ledger(ABC):
+class Ledger(Generic[C]):
     """The ledger table, as it travels to the tasks. `id` is random, and tells it from another one of the same name. It
     is the `lineage` of a row of its own, `IDENTITY`: who empties the table, takes it away."""
 
     IDENTITY: ClassVar[str] = "ledger"
-    schema: Any
+    server: Server[C] = field(compare=False, repr=False)
+    schema: str
     name: str
     id: str
 
     @classmethod
-    def find(cls, connection: Any, schema: Any, name: str) -> Self | None:
+    def find(cls, server: Server[C], connection: C, schema: str, name: str) -> Self | None:
         """The table, if there is one, with its id. Raises ConfigurationError if it is something else than a ledger."""
-        id = cls._look(connection, schema, name)
-        return cls(schema, name, id) if id else None
+        found = cls(server, schema, name, "")._look(connection)
+        return found if found and found.id else None
 
     @classmethod
-    def ensure(cls, connection: Any, schema: Any, name: str) -> Self:
+    def ensure(cls, server: Server[C], connection: C, schema: str, name: str) -> Self:
         """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
-        id = cls._look(connection, schema, name)
-        if id is None:
-            cls._create(connection, schema, name)
-        if not id:
-            cls._put_id(connection, schema, name, uuid.uuid4().hex)
-            id = cls._look(connection, schema, name)
-        if not id:
-            raise ConfigurationError(f"the ledger table {label(schema, name)} could not be created")
-        return cls(schema, name, id)
+        new = cls(server, schema, name, uuid.uuid4().hex)
+        found = new._look(connection)
+        if found is None:
+            server.create_ledger(connection, schema, name)
+        if found is None or not found.id:
+            server.insert_missing(connection, new.table, [(cls.IDENTITY, True, "-", new.id, "-", 0)])
+            found = new._look(connection)
+        if found is None or not found.id:
+            raise ConfigurationError(f"the ledger table {new.label} could not be created")
+        return found
 
-    @classmethod
-    @abstractmethod
-    def _look(cls, connection: Any, schema: Any, name: str) -> str | None:
-        """The table's id, "" if it has lost it; None if there is no table. Raises ConfigurationError as `find`."""
-
-    @classmethod
-    @abstractmethod
-    def _create(cls, connection: Any, schema: Any, name: str) -> None:
-        """Create the table, unless somebody else does at the same moment."""
-
-    @classmethod
-    @abstractmethod
-    def _put_id(cls, connection: Any, schema: Any, name: str, id: str) -> None:
-        """Insert the row `IDENTITY`, unless somebody else does at the same moment."""
+    def _look(self, connection: C) -> Self | None:
+        """The table with the id that it has now, "" if it has lost it; None if there is no table."""
+        if not self.server.has_ledger(connection, self.schema, self.name):
+            return None
+        rows = self._query(connection, "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s", [self.IDENTITY])
+        return type(self)(self.server, self.schema, self.name, rows[0][0] if rows else "")
 
     @property
     def label(self) -> str:
         """Its name, for a reader."""
         return label(self.schema, self.name)
 
-    def proof(self) -> dict[str, Any]:
+    @property
+    def table(self) -> str:
+        """Its name in a statement that has parameters, in which % stands for itself only when doubled."""
+        return self.server.quote(self.schema, self.name).replace("%", "%%")
+
+    def _sql(self, template: str) -> str:
+        return template.format(ledger=self.table, **{name: self.server.quote(name) for name in LEDGER_COLUMNS})
+
+    def _query(self, connection: C, template: str, parameters: Sequence[object]) -> list[Row]:
+        return self.server.query(connection, self._sql(template), parameters)
+
+    def proof(self) -> dict[str, object]:
         """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
         return {"ledger": [self.schema, self.name], "ledger_id": self.id}
 
-    def foreign(self, connection: Any, proof: Mapping[str, Any]) -> str | None:
+    def foreign(self, connection: C, proof: Mapping[str, object]) -> str | None:
         """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
-        there = self.find(connection, self.schema, self.name)  # it may have been made anew since `ensure`
+        there = self.find(self.server, connection, self.schema, self.name)  # it may have been made anew since `ensure`
         if not proof or (there and there.proof().items() <= proof.items()):
             return None
         place = proof["ledger"]
         return (
             f"the ledger {self.label} is not the one that was there at pre-commit "
-            f"({place if isinstance(place, str) else '.'.join(place)}, id {proof.get('ledger_id')}); it was emptied or "
-            "dropped, or the sink points elsewhere"
+            f"({'.'.join(place) if isinstance(place, list) else place}, id {proof.get('ledger_id')}); it was emptied "
+            "or dropped, or the sink points elsewhere"
         )
 
-    @abstractmethod
-    def states(self, connection: Any, ids: Collection[str]) -> dict[str, bool]:
+    def states(self, connection: C, ids: Collection[str]) -> dict[str, bool]:
         """For those ids whose outcome is told: True is committed, False is a tombstone."""
+        wanted, states = list(ids), dict[str, bool]()
+        for start in range(0, len(wanted), _ASKED_TOGETHER):
+            some = wanted[start : start + _ASKED_TOGETHER]
+            template = (
+                "SELECT {transaction_id}, {committed} FROM {ledger} WHERE {committed} IS NOT NULL"
+                f" AND {{transaction_id}} IN ({', '.join(['%s'] * len(some))})"
+            )
+            states |= {text: bool(committed) for text, committed in self._query(connection, template, some)}
+        return states
 
-    @abstractmethod
-    def newest(self, connection: Any, job: str, sink: str) -> dict[str, int]:
+    def newest(self, connection: C, job: str, sink: str) -> dict[str, int]:
         """By lineage, the newest checkpoint of a job and sink (as tokens) that has a row of a commit."""
+        template = (
+            "SELECT {lineage}, max({checkpoint}) FROM {ledger} WHERE {job} = %s AND {sink} = %s AND {committed} = %s"
+            " GROUP BY {lineage}"
+        )
+        return {lineage: int(newest) for lineage, newest in self._query(connection, template, [job, sink, True])}
 
-    @abstractmethod
-    def decide(self, connection: Any, ids: Collection[str], *, committed: bool) -> bool:
-        """Write a row or a tombstone for each id that has none, in the caller's transaction. Returns whether that was
-        each of them. Waits for others that write the same ids, within the limit for lock waits."""
+    def insert(self, connection: C, transactions: Mapping[str, TransactionId], *, committed: bool) -> bool:
+        """Write a row or a tombstone under each key that has none, in the caller's transaction. Returns whether that
+        was each of them. Waits for others that write the same keys, within the limit for lock waits."""
+        rows = [
+            (key, committed, name.job, name.lineage, name.sink, name.checkpoint)
+            for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
+        ]
+        return self.server.insert_missing(connection, self.table, rows) == len(rows)
 
-    def prune(self, connection: Any, checkpoint: Checkpoint, sink: str) -> None:
-        """Delete the rows of this job, lineage and sink that recovery will never ask for again."""
+    def decide(self, connection: C, ids: Collection[str], *, committed: bool) -> bool:
+        """The same for transactions that the ledger knows by their own ids."""
+        return self.insert(connection, {text: TransactionId.parse(text) for text in ids}, committed=committed)
+
+    def prune(self, connection: C, checkpoint: Checkpoint, sink: str) -> None:
+        """Delete the rows of this job, lineage and sink that recovery will never ask for again, those that are staged
+        excepted."""
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
-        self._delete(connection, token(checkpoint.job), checkpoint.lineage, token(sink), before)
-
-    @abstractmethod
-    def _delete(self, connection: Any, job: str, lineage: str, sink: str, before: int) -> None:
-        """Delete the rows of checkpoints `before` this one whose outcome is told."""
+        template = (
+            "DELETE FROM {ledger} WHERE {job} = %s AND {lineage} = %s AND {sink} = %s AND {checkpoint} < %s"
+            " AND {committed} IS NOT NULL"
+        )
+        mine = [token(checkpoint.job), checkpoint.lineage, token(sink), before]
+        self.server.execute(connection, self._sql(template), mine)

@@ -20,11 +20,11 @@ class MergeOptions:
     delete_marker: str | None = None
     rounding: str = "refuse"
 
-    def contradictions(self, strategy: str, separate: str) -> Iterable[str]:
-        """What cannot be meant, told without asking the server. `separate` is the name of the strategy in which each
+    def contradictions(self, strategy: str, two_phase: str) -> Iterable[str]:
+        """What cannot be meant, told without asking the server. `two_phase` is the name of the strategy in which each
         participant has a transaction of its own on the table, which is for appends only."""
-        if strategy not in ("auto", separate, "staged"):
-            yield f'strategy={strategy!r} is not one of "auto", "{separate}", "staged"'
+        if strategy not in ("auto", two_phase, "staged"):
+            yield f'strategy={strategy!r} is not one of "auto", "{two_phase}", "staged"'
         if self.mode not in ("append", "upsert"):
             yield f'mode={self.mode!r} is not one of "append", "upsert"'
         if self.rounding not in ("refuse", "allow"):
@@ -32,7 +32,7 @@ class MergeOptions:
         if self.mode == "upsert":
             if not self.keys:
                 yield 'mode="upsert" needs keys=[…], the columns of a unique index'
-            if strategy == separate:
+            if strategy == two_phase:
                 yield 'mode="upsert" needs strategy="staged": two prepared transactions with one key block each other'
         elif self.keys or self.order_by or self.delete_marker:
             yield 'keys, order_by and delete_marker belong to mode="upsert"'

@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 IDLE_CONNECTIONS = 4
+_INSERTED_TOGETHER = 1000
+
+Row = tuple[Any, ...]
+"""What a driver makes of a row."""
+LedgerRow = tuple[str, bool, str, str, str, int]
+LEDGER_COLUMNS = ("transaction_id", "committed", "job", "lineage", "sink", "checkpoint")
 
 
 class Closable(Protocol):
@@ -20,11 +26,56 @@ C = TypeVar("C", bound=Closable)
 
 
 class Server(ABC, Generic[C]):
+    """One database: lends connections and runs statements on them, in which %s stands for a parameter."""
+
+    @abstractmethod
+    def lend(self) -> AbstractContextManager[C]: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def transaction(self, connection: C) -> AbstractContextManager[None]:
+        """One READ COMMITTED transaction, durable when it ends, rolled back if anything is raised, with bounded lock
+        waits."""
+
+    @abstractmethod
+    def trial(self, connection: C) -> AbstractContextManager[None]:
+        """The same, but rolled back in any case."""
+
+    @abstractmethod
+    def quote(self, *names: str) -> str:
+        """An identifier of one or more parts."""
+
+    @abstractmethod
+    def execute(self, connection: C, statement: str, parameters: Sequence[object] = ()) -> int:
+        """Run a statement; returns how many rows it changed."""
+
+    @abstractmethod
+    def query(self, connection: C, statement: str, parameters: Sequence[object] = ()) -> list[Row]: ...
+
+    # ------------------------------------------------------------------ the ledger's table
+    @abstractmethod
+    def has_ledger(self, connection: C, schema: str, name: str) -> bool:
+        """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
+
+    @abstractmethod
+    def create_ledger(self, connection: C, schema: str, name: str) -> None:
+        """Create it, unless somebody else does at the same moment."""
+
+    @abstractmethod
+    def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
+        """Insert those rows into the (quoted) ledger whose primary key no row has; returns how many. Waits for others
+        that insert the same keys, within the limit for lock waits."""
+
+
+class PooledServer(Server[C]):
     """One database of one server. All connections are in autocommit mode, and every transaction of ours is begun by
     hand, by `transaction()` or by `trial()`."""
 
     SECRETS: ClassVar[tuple[str, ...]]  # parameters that are passwords
     SHOWN: ClassVar[tuple[str, ...]]  # parameters that tell a reader which database it is
+    INSERT_MISSING: ClassVar[str]  # INSERT, with {table}, {columns} and {rows}, that skips rows whose key is there
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         """`parameters` are the driver's, for a connection."""
@@ -44,14 +95,14 @@ class Server(ABC, Generic[C]):
     def _clean(self, connection: C) -> bool:
         """Whether a connection can be lent again: it is open, and not inside a transaction."""
 
-    @abstractmethod
-    def transaction(self, connection: C) -> AbstractContextManager[None]:
-        """One READ COMMITTED transaction, durable when it ends, rolled back if anything is raised, with bounded lock
-        waits."""
-
-    @abstractmethod
-    def trial(self, connection: C) -> AbstractContextManager[None]:
-        """The same, but rolled back in any case."""
+    def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
+        inserted = 0
+        for start in range(0, len(rows), _INSERTED_TOGETHER):
+            some = rows[start : start + _INSERTED_TOGETHER]
+            marks = ", ".join([f"({', '.join(['%s'] * len(LEDGER_COLUMNS))})"] * len(some))
+            statement = self.INSERT_MISSING.format(table=ledger, columns=", ".join(LEDGER_COLUMNS), rows=marks)
+            inserted += self.execute(connection, statement, [value for row in some for value in row])
+        return inserted
 
     @contextmanager
     def lend(self) -> Iterator[C]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic
 
 import pyarrow as pa
 
 from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import Finding, Severity
 from sinks.errors import ConfigurationError
+from sinks.sql.dialect import Dialect, Plan, T, TargetT
 from sinks.sql.planning import Planner
-from sinks.sql.server import IDLE_CONNECTIONS
-from sinks.sql.strategies import Separate, Staged, T
+from sinks.sql.server import IDLE_CONNECTIONS, C
+from sinks.sql.strategies import Staged, TwoPhase
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, token
 
 if TYPE_CHECKING:
@@ -25,19 +25,17 @@ logger = logging.getLogger(__name__)
 _PRUNE_EVERY = 50
 
 
-class TableSink(TwoPhaseCommitSink[T]):
-    """Two strategies, of which `check` chooses one: `separate`, in which each participant has a prepared transaction of
-    its own on the table, and `staged`. What either wrote is finished by both kinds of sink, so the strategy may change
+class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
+    """Two strategies, of which `check` chooses one: `TwoPhase`, in which each participant has a prepared transaction of
+    its own on the table, and `Staged`. What either wrote is finished by both kinds of sink, so the strategy may change
     between two runs."""
 
     COMMIT_THREADS: ClassVar[int] = 16
 
     def __init__(
         self,
-        server: Any,
-        planner: Planner,
-        separate: Separate[T],
-        staged: Staged[T],
+        planner: Planner[C, TargetT, T],
+        staged: Staged[C, TargetT, T],
         problems: Sequence[str],
         transform: Callable[[DataFrame], DataFrame] | None,
     ) -> None:
@@ -46,12 +44,13 @@ class TableSink(TwoPhaseCommitSink[T]):
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self.table = planner.table
-        self.strategy = planner.wanted
-        self._server = server
+        self.strategy = planner.dialect.strategy
+        self._dialect: Dialect[C, TargetT, T] = planner.dialect
+        self._server = planner.dialect.server
         self._planner = planner
-        self._separate = separate
+        self._two_phase = TwoPhase(planner.dialect)
         self._staged = staged
-        self._plan: Any = None
+        self._plan: Plan[C, TargetT] | None = None
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
@@ -63,39 +62,31 @@ class TableSink(TwoPhaseCommitSink[T]):
             with self._server.lend() as connection:
                 self._plan = self._planner.check(connection, schema)
         except Exception as error:
-            reason = self._misconfigured(error)
+            reason = self._dialect.misconfigured(error)
             if reason is None:
                 raise
             raise ConfigurationError(f"sink {self.name!r}: {reason}") from None
 
-    @abstractmethod
-    def _misconfigured(self, error: Exception) -> str | None:
-        """What an error of the server means to somebody who sets up the sink; None to let it pass."""
-
-    def _misses_table(self, error: Exception) -> bool:
-        """Whether the ledger or the target was dropped, so that the plan is to be made anew before the next try."""
-        return False
-
-    def _planned(self) -> Any:
+    def _planned(self) -> Plan[C, TargetT]:
         """The plan of `check`, or one made now: recovery comes before the first batch."""
         if self._plan is None:
             with self._server.lend() as connection:
                 self._plan = self._planner.load(connection)
         return self._plan
 
-    def _strategy(self, identity: Identity) -> Separate[T] | Staged[T]:
-        return self._staged if _is_staged(identity) else self._separate
+    def _strategy(self, identity: Identity) -> TwoPhase[C, TargetT, T] | Staged[C, TargetT, T]:
+        return self._staged if _is_staged(identity) else self._two_phase
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> T:
         plan = self._planned()
-        return (self._staged if plan.strategy == "staged" else self._separate).begin(plan, context)
+        return (self._staged if plan.strategy == "staged" else self._two_phase).begin(plan, context)
 
     def write(self, transaction: T, batch: pa.RecordBatch) -> None:
         transaction.write(batch)
 
     def pre_commit(self, transaction: T) -> Committable:
-        return self._strategy(transaction.identity).pre_commit(transaction, self._planned().ledger)
+        return self._strategy(transaction.identity).pre_commit(transaction, self._planned())
 
     def rollback(self, transaction: T) -> None:
         """Undo and close the connection. If the statement that makes it durable was sent, abort it by name as well."""
@@ -125,7 +116,7 @@ class TableSink(TwoPhaseCommitSink[T]):
                 plan = self._planned()
             except ConfigurationError as error:
                 return _not_the_same(error, "It was there when the rows were prepared")
-            return self._separate.commit(plan.ledger, committable)
+            return self._two_phase.commit(plan.ledger, committable)
         except Exception as error:
             self._look_again(error)
             raise
@@ -159,7 +150,7 @@ class TableSink(TwoPhaseCommitSink[T]):
             return [error] * len(committables)
 
     def _look_again(self, error: Exception) -> None:
-        if self._misses_table(error):
+        if self._dialect.misses_table(error):
             self._plan = None
 
     def _prune(self, checkpoint: Checkpoint) -> None:
@@ -178,7 +169,7 @@ class TableSink(TwoPhaseCommitSink[T]):
         with self._server.lend() as connection:
             schema, ledger = self._planner.find_ledger(connection)
             return [
-                *self._separate.in_doubt(connection, schema, job, self.name),
+                *self._dialect.prepared(connection, schema, job, self.name),
                 *self._staged.in_doubt(connection, schema, ledger, job, self.name),
             ]
 
@@ -193,9 +184,9 @@ class TableSink(TwoPhaseCommitSink[T]):
         """As for every sink, with the table, rights and settings. May make the ledger, as the first batch would."""
         try:
             with self._server.lend() as connection:
-                found = [*self._planner.diagnose(connection), *self._findings(connection)]
+                found = [*self._planner.diagnose(connection), *self._dialect.findings(connection)]
         except Exception as error:
-            what, _, mend = (self._misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
+            what, _, mend = (self._dialect.misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
             found = [Finding.error(what, mend)]
         yield from found
         if all(one.severity is not Severity.ERROR for one in found):
@@ -203,10 +194,6 @@ class TableSink(TwoPhaseCommitSink[T]):
         if self._plan is not None:
             with self._server.lend() as connection, self._server.transaction(connection):
                 self._plan.ledger.prune(connection, Checkpoint(job, "doctor", 0, 1_000_000), self.name)
-
-    def _findings(self, connection: Any) -> Iterable[Finding]:
-        """What is to be said about this kind of server."""
-        return ()
 
     def trial_schema(self) -> pa.Schema | None:
         with self._server.lend() as connection:

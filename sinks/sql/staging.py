@@ -5,111 +5,228 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import ClassVar
 
-from sinks.errors import ConfigurationError, SinkError
+from sinks.errors import BadValue, ConfigurationError, SinkError
+from sinks.sql.dialect import Dialect, Plan, T, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table
-from sinks.sql.strategies import Doubtful, Refused, Staged, T
-from sinks.transaction import Checkpoint, Committable, Identity, TransactionContext, TransactionId
+from sinks.sql.server import C
+from sinks.sql.strategies import Doubtful, Staged, TargetRefuses
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
+
+_COUNTED_TOGETHER = 50
 
 
-class StagingTables(Staged[T]):
-    """A table's comment is its participant's transaction id. Tables that were moved and are still there are told by the
-    ledger. Were that emptied, they could not be moved again: rows are counted, and whoever moves a table without
-    dropping it leaves it with another number of rows."""
+class StagingDialect(Dialect[C, TargetT, T]):
+    """What a database does with staging tables. Those are given by name, or, for statements, as quoted names; `written`
+    are the columns of the target that the batch has."""
 
-    # ------------------------------------------------------------------ the database's own
-    @abstractmethod
-    def create(self, plan: Any, context: TransactionContext, name: str) -> T:
-        """Open the participant's transaction, which writes into a new table of this name."""
-
-    @abstractmethod
-    def seal(self, transaction: T) -> None:
-        """Commit what was staged, and let go of the connection."""
+    MATCHING: ClassVar[str]
+    """What follows FROM (…) AS staged for rows to which {table} AS target has one that meets {condition}."""
 
     @abstractmethod
-    def seal_without(self, transaction: T, table: str) -> None:
-        """Commit, and drop the (quoted) staging table whose rows were moved already."""
+    def stage(self, plan: Plan[C, TargetT], context: TransactionContext, name: str) -> T:
+        """Open the participant's transaction, which writes into a new table of this name. Its comment is the
+        transaction's id."""
 
     @abstractmethod
-    def columns(self, connection: Any, target: Any, name: str) -> list[str]:
+    def seal(self, transaction: T, moved: str | None = None) -> None:
+        """Commit what was staged, and let go of the connection. `moved` is the (quoted) staging table to drop, if its
+        rows were moved already."""
+
+    @abstractmethod
+    def staged_columns(self, connection: C, schema: str, name: str) -> list[str]:
         """Those of a staging table that go into the target or tell what to do with a row."""
 
     @abstractmethod
-    def existing(self, connection: Any, schema: str, names: Sequence[str]) -> set[str]:
+    def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
         """Those of the names that a table has."""
 
     @abstractmethod
-    def comments(self, connection: Any, schema: str, prefix: str) -> list[str]:
+    def comments(self, connection: C, schema: str, prefix: str) -> list[str]:
         """The comments of all tables `tpc_…` that begin so, sorted."""
 
     @abstractmethod
-    def drop(self, connection: Any, schema: str, names: Sequence[str]) -> None:
-        """Outside a transaction."""
-
-    @abstractmethod
-    def judges(self, target: Any) -> bool:
-        """Whether the table may refuse rows that staging tables take."""
-
-    @abstractmethod
-    def locked(self, connection: Any, plan: Any, tables: Sequence[str]) -> Any:
+    def locked(self, connection: C, plan: Plan[C, TargetT], tables: Sequence[str]) -> TargetT:
         """The target as the running transaction sees it, locked against changes until its end. Raises
         ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
         cannot go into it as they are."""
 
     @abstractmethod
-    def explained(self, target: Any, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
+    def append(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
+        """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
+        are not `rows` of them, the driver's error if the target refuses one."""
+
+    @abstractmethod
+    def upsert(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
+        """The same with the last change of each key."""
+
+    @abstractmethod
+    def mark_moved(self, connection: C, schema: str, names: Sequence[str]) -> None:
+        """Drop these tables, whose rows were moved in the running transaction, or leave them another number of rows."""
+
+    @abstractmethod
+    def drop(self, connection: C, schema: str, names: Sequence[str]) -> None:
+        """Outside a transaction."""
+
+    @abstractmethod
+    def drop_unused(self, connection: C, schema: str, names: Sequence[str]) -> None:
+        """Drop those that nobody reads now."""
+
+    @abstractmethod
+    def explained(self, target: TargetT, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         """The server's errors as SinkErrors, with the target's name instead of a staging table's."""
 
     @abstractmethod
-    def refusal(self, error: Exception, target: Any, tables: Sequence[str]) -> str | None:
+    def refusal(self, error: Exception, target: TargetT, tables: Sequence[str]) -> str | None:
         """What the server has against rows, or None if the error is about something else: to be asked again."""
 
+    def one_at_a_time(self, connection: C, job: str, sink: str) -> None:
+        """Wait for another driver that settles a checkpoint of this sink (as tokens). Default: the ledger's rows are
+        enough."""
+
+    def sample(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
+        """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
+
+    def constraints(self, target: TargetT, written: Sequence[str]) -> list[str]:
+        """What only the target itself can judge of rows. If there is any, a move is tried before the decision."""
+        reasons = list(target.constraints)
+        for unique in target.uniques:
+            known = set(unique.columns) & set(written)
+            if self.merge.mode == "append":
+                if known and not known >= set(unique.columns):
+                    reasons.append(f"index {unique.name}")
+            elif known and set(unique.columns) != set(self.merge.keys):
+                reasons.append(f"index {unique.name}")
+        return reasons + (list(target.referenced_by) if self.merge.mode == "upsert" else [])
+
+    # ------------------------------------------------------------------ alike
+    def move(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
+        """Put the rows of all staging tables into the target, in the caller's transaction."""
+        if self.merge.mode == "append":
+            self.append(connection, target, staging, written, rows)
+        else:
+            self.count(connection, staging, rows)
+            self.upsert(connection, target, staging, written)
+
+    def clashes(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
+        """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing."""
+        if self.merge.mode == "upsert":
+            if not self.merge.order_by:
+                rule = "two changes of one key in a batch, and no order_by="
+                self._twice(connection, target, staging, self.merge.keys, rule)
+            return
+        for unique in target.uniques:
+            if set(unique.columns) <= set(written):
+                rule = f'unique index "{unique.name}"'
+                self._twice(connection, target, staging, unique.columns, rule)
+                self._taken(connection, target, staging, unique.columns, rule)
+
+    def _twice(self, connection: C, target: TargetT, staging: Sequence[str], columns: Sequence[str], rule: str) -> None:
+        names = self.quoted(columns)
+        known = " AND ".join(f"{self.server.quote(column)} IS NOT NULL" for column in columns)
+        rows = self.server.query(
+            connection,
+            f"SELECT {names}, count(*) FROM ({self.union(staging, names)}) AS staged WHERE {known}"
+            f" GROUP BY {names} HAVING count(*) > 1 LIMIT 1",
+        )
+        for row in rows:
+            raise BadValue(f"table {target.label}: {rule}: {_key(columns, row)} comes {row[-1]} times in the batch")
+
+    def _taken(self, connection: C, target: TargetT, staging: Sequence[str], columns: Sequence[str], rule: str) -> None:
+        names = ", ".join(f"staged.{self.server.quote(column)}" for column in columns)
+        table = self.server.quote(target.schema, target.name)
+        matching = self.MATCHING.format(table=table, condition=self.equal("target", "staged", columns))
+        staged = self.union(staging, self.quoted(columns))
+        for row in self.server.query(connection, f"SELECT {names} FROM ({staged}) AS staged {matching} LIMIT 1"):
+            raise BadValue(f"table {target.label}: {rule}: {_key(columns, row)} is in the table already")
+
+    def count(self, connection: C, staging: Sequence[str], rows: int) -> None:
+        """Raise SinkError if the staging tables do not hold so many rows."""
+        found = 0
+        for start in range(0, len(staging), _COUNTED_TOGETHER):
+            counts = (f"(SELECT count(*) FROM {table})" for table in staging[start : start + _COUNTED_TOGETHER])
+            ((some,),) = self.server.query(connection, f"SELECT {' + '.join(counts)}")
+            found += int(some)
+        if found != rows:
+            raise SinkError(
+                f"the staging tables hold {found} rows, and their tasks acknowledged {rows}: somebody changed one, or "
+                "emptied the ledger after they were moved"
+            )
+
+    def changes(self, written: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The columns that tell the last change of each key and what it is, and those that order the changes."""
+        # of equals, a delete wins
+        order = [column for column in (self.merge.order_by, self.merge.delete_marker) if column]
+        return [*written, *(column for column in order if column not in written)], order
+
+    def union(self, staging: Sequence[str], columns: str) -> str:
+        return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in staging)
+
+    def equal(self, left: str, right: str, columns: Sequence[str]) -> str:
+        names = map(self.server.quote, columns)
+        return " AND ".join(f"{left}.{name} = {right}.{name}" for name in names)
+
+
+class StagingTables(Staged[C, TargetT, T]):
+    """Tables that were moved and are still there are told by the ledger. Were that emptied, they could not be moved
+    again: rows are counted, and whoever moves a table without dropping it leaves it with another number of rows."""
+
+    dialect: StagingDialect[C, TargetT, T]
+
     # ------------------------------------------------------------------ in the task
-    def begin(self, plan: Any, context: TransactionContext) -> T:
-        return self.create(plan, context, staging_table(context.transaction_id))
+    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
+        return self.dialect.stage(plan, context, staging_table(context.transaction_id))
 
-    def pre_commit(self, transaction: T, ledger: Ledger) -> Committable:
+    def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
         transaction.finish()
-        self.seal(transaction)
-        return Committable(transaction.identity, proof=ledger.proof())
+        self.dialect.seal(transaction)
+        return Committable(transaction.identity, proof=plan.ledger.proof())
 
-    def commit_directly(self, transaction: T, plan: Any) -> None:
+    def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
         """At-least-once: move the rows in the transaction that staged them."""
-        rows, merge, target = transaction.finish(), self.merge, plan.target
-        table = merge.quoted(target.schema, staging_table(transaction.context.transaction_id))
-        written = merge.written(transaction.context.schema.names, target.names)
+        rows, dialect, target, connection = transaction.finish(), self.dialect, plan.target, transaction.connection
+        table = self.server.quote(target.schema, staging_table(transaction.context.transaction_id))
+        written = dialect.merge.written(transaction.context.schema.names, target.names)
         with transaction.explained():
-            if merge.mode == "upsert":
-                merge.clashes(transaction.connection, target, [table], written)
-            merge.move(transaction.connection, target, [table], written, rows)
-        self.seal_without(transaction, table)
+            if dialect.merge.mode == "upsert":
+                dialect.clashes(connection, target, [table], written)
+            dialect.move(connection, target, [table], written, rows)
+        dialect.seal(transaction, table)
 
     # ------------------------------------------------------------------ on the driver
-    def validate_all(self, plan: Any, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+    def validate_all(self, plan: Plan[C, TargetT], checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Raise what would keep the rows from being moved: a table that was changed since they were staged, and values
         that it would refuse and no staging table could. For an append to a table without constraints it only looks at
         the table, or tries one row; the same for an upsert with `order_by` to a table with none but its key."""
-        merge = self.merge
+        dialect = self.dialect
         with self.server.lend() as connection:
-            there = self.existing(connection, plan.target.schema, names_of(committables))
+            there = dialect.existing(connection, plan.target.schema, names_of(committables))
             tables = [name for name in names_of(committables) if name in there]
             if not tables:
                 return
             where = f"checkpoint {checkpoint.checkpoint_id}"
-            with self.explained(plan.target, where, tables), self.server.trial(connection):
-                target = self.locked(connection, plan, tables)
+            with dialect.explained(plan.target, where, tables), self.server.trial(connection):
+                target = dialect.locked(connection, plan, tables)
                 staging, written = self._staging(connection, target, tables)
-                if merge.mode == "upsert" or self.judges(target):
-                    merge.clashes(connection, target, staging, written)
-                    if merge.beyond(target, written):
-                        merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+                if dialect.merge.mode == "upsert" or target.judges:
+                    dialect.clashes(connection, target, staging, written)
+                    if dialect.constraints(target, written):
+                        rows = sum(c.fingerprint.rows for c in committables)
+                        dialect.move(connection, target, staging, written, rows)
                         return
-                merge.sample(connection, target, staging, written)
+                dialect.sample(connection, target, staging, written)
 
-    def intact(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> list[str]:
-        there = self.existing(connection, plan.target.schema, names_of(committables))
+    def settle(
+        self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]
+    ) -> dict[str, CommitOutcome]:
+        one = TransactionId.parse(committables[0].transaction["transaction_id"])
+        self.dialect.one_at_a_time(connection, one.job, one.sink)
+        return super().settle(connection, plan, committables)
+
+    def intact(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> list[str]:
+        there = self.dialect.existing(connection, plan.target.schema, names_of(committables))
         ids = [c.transaction["transaction_id"] for c in committables]
         return [text for text in ids if staging_table(text) in there]
 
@@ -121,41 +238,45 @@ class StagingTables(Staged[T]):
     def gone(self, transaction_id: str) -> str:
         return f"the staging table {staging_table(transaction_id)} of {transaction_id} is gone"
 
-    def move(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> None:
+    def move(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> None:
         target, tables = plan.target, names_of(committables)
         try:
-            target = self.locked(connection, plan, tables)
+            target = self.dialect.locked(connection, plan, tables)
             staging, written = self._staging(connection, target, tables)
-            self.merge.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+            self.dialect.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
         except ConfigurationError as error:
-            raise Refused(str(error)) from error
+            raise TargetRefuses(str(error)) from error
         except SinkError as error:
             if error.retryable:
                 raise
             raise Doubtful(f"table {target.label}: {error}") from error
         except Exception as error:
-            reason = self.refusal(error, target, tables)
+            reason = self.dialect.refusal(error, target, tables)
             if reason is None:
                 raise
-            raise Refused(f"table {target.label} refuses rows{reason}") from error
+            raise TargetRefuses(f"table {target.label} refuses rows{reason}") from error
+        self.dialect.mark_moved(connection, plan.target.schema, tables)
 
-    def discard(self, connection: Any, schema: str, ids: Sequence[str]) -> None:
-        """Drop those of their staging tables that are there."""
-        self.drop(connection, schema, sorted(self.existing(connection, schema, [staging_table(text) for text in ids])))
+    def tidy(self, connection: C, schema: str, ids: Sequence[str]) -> None:
+        self.dialect.drop_unused(connection, schema, self._existing(connection, schema, ids))
 
-    def forget(self, connection: Any, schema: str, identity: Identity) -> None:
-        self.discard(connection, schema, [identity["transaction_id"]])
+    def forget(self, connection: C, schema: str, identity: Identity) -> None:
+        self.dialect.drop(connection, schema, self._existing(connection, schema, [identity["transaction_id"]]))
 
-    def staged(self, connection: Any, schema: str, ledger: Ledger | None, job: str, sink: str) -> dict[str, Identity]:
+    def _existing(self, connection: C, schema: str, ids: Sequence[str]) -> list[str]:
+        return sorted(self.dialect.existing(connection, schema, [staging_table(text) for text in ids]))
+
+    def staged(self, connection: C, schema: str, ledger: Ledger[C] | None, job: str, sink: str) -> dict[str, Identity]:
         prefix = TransactionId.prefix(job)
-        found = self.comments(connection, schema, prefix)
+        found = self.dialect.comments(connection, schema, prefix)
         mine = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
         return {text: identity_of(schema, text) for text in mine}
 
-    def _staging(self, connection: Any, target: Any, tables: Sequence[str]) -> tuple[list[str], list[str]]:
+    def _staging(self, connection: C, target: TargetT, tables: Sequence[str]) -> tuple[list[str], list[str]]:
         """Staging tables, quoted, and the columns that they have for the target."""
-        columns = self.columns(connection, target, tables[0])
-        return [self.merge.quoted(target.schema, name) for name in tables], self.merge.written(columns, target.names)
+        columns = self.dialect.staged_columns(connection, target.schema, tables[0])
+        quoted = [self.server.quote(target.schema, name) for name in tables]
+        return quoted, self.dialect.merge.written(columns, target.names)
 
 
 def identity_of(schema: str, transaction_id: str) -> Identity:
@@ -164,3 +285,7 @@ def identity_of(schema: str, transaction_id: str) -> Identity:
 
 def names_of(committables: Sequence[Committable]) -> list[str]:
     return [staging_table(c.transaction["transaction_id"]) for c in committables]
+
+
+def _key(columns: Sequence[str], row: Sequence[object]) -> str:
+    return f"({', '.join(columns)}) = ({', '.join(map(str, row[: len(columns)]))})"

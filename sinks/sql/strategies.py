@@ -1,138 +1,86 @@
 """The two ways for rows to become visible, and how the outcome of each is told.
 
-A database's own part is a subclass of `Separate` and one of `Staged`. Their methods are those of `sinks.base`; what the
-sink found out about its server (`plan`), its ledger, or an open connection is handed to them.
+Their methods are those of `sinks.base`; what the sink found out about its server (`plan`), its ledger, or an open
+connection is handed to them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
-
-import pyarrow as pa
+from collections.abc import Collection, Iterator, Sequence
+from typing import Generic
 
 from sinks.errors import CommittedError, ConfigurationError, SinkError
+from sinks.sql.dialect import Dialect, Plan, T, TargetT
 from sinks.sql.ledger import Ledger
-from sinks.sql.options import MergeOptions
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+from sinks.sql.server import C
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
 
 
-class RowTransaction(Protocol):
-    """An open transaction in the task. `identity` is what it will be known by when it is pre-committed; `sealing` is
-    set just before the statement that makes it durable, after which only the server knows whether it is."""
-
-    context: TransactionContext
-    identity: Identity
-    sealing: bool
-    connection: Any
-
-    def explained(self) -> AbstractContextManager[None]:
-        """Errors of the server inside this block name table, partition and checkpoint."""
-
-    def write(self, batch: pa.RecordBatch) -> None: ...
-
-    def finish(self) -> int:
-        """Wait until the server has judged every row; returns how many there were."""
-
-    def close(self) -> None:
-        """Throw it away."""
-
-
-T = TypeVar("T", bound=RowTransaction)
-
-
-class Strategy(ABC, Generic[T]):
-    def __init__(self, server: Any) -> None:
-        """`server` lends connections (`lend`), and runs a transaction on one (`transaction`)."""
-        self.server = server
+class Strategy(ABC, Generic[C, TargetT, T]):
+    def __init__(self, dialect: Dialect[C, TargetT, T]) -> None:
+        self.dialect = dialect
+        self.server = dialect.server
 
     @abstractmethod
-    def begin(self, plan: Any, context: TransactionContext) -> T: ...
+    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T: ...
 
     @abstractmethod
-    def pre_commit(self, transaction: T, ledger: Any) -> Committable: ...
+    def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable: ...
 
     @abstractmethod
-    def commit_directly(self, transaction: T, plan: Any) -> None: ...
+    def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None: ...
 
     @abstractmethod
-    def abort(self, connection: Any, ledger: Any, identity: Identity) -> None: ...
+    def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None: ...
 
 
-class Separate(Strategy[T]):
+class TwoPhase(Strategy[C, TargetT, T]):
     """Each participant has a transaction of its own on the target: it is prepared in the task, and ended by name."""
 
-    KEY: ClassVar[str]
+    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
+        return self.dialect.begin(plan, context)
 
-    def key(self, identity: Identity) -> str:
-        """What the ledger knows the transaction by."""
-        return str(identity[self.KEY])
-
-    @abstractmethod
-    def prepare(self, transaction: T, ledger: Any) -> None:
-        """Make it durable, and let go of the connection."""
-
-    @abstractmethod
-    def end(self, connection: Any, ledger: Any, how: str, identity: Identity) -> bool:
-        """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. Raises ConfigurationError if the
-        sink may not, and the driver's errors to be asked again."""
-
-    @abstractmethod
-    def in_doubt(self, connection: Any, schema: Any, job: str, sink: str) -> Iterable[Identity]: ...
-
-    def proof(self, transaction: T, ledger: Any) -> dict[str, Any]:
-        proof: dict[str, Any] = ledger.proof()
-        return proof
-
-    def record(self, transaction: T, ledger: Any) -> bool:
-        """Write the ledger's row in the participant's transaction; False if there is one."""
-        done: bool = ledger.decide(transaction.connection, [self.key(transaction.identity)], committed=True)
-        return done
-
-    def bury(self, connection: Any, ledger: Any, committable: Committable) -> None:
-        """Write a tombstone, unless there is a row."""
-        ledger.decide(connection, [self.key(committable.transaction)], committed=False)
-
-    def contradiction(self, connection: Any, committable: Committable) -> str | None:
-        """Why a transaction of which the ledger has nothing can nevertheless not be called lost."""
-        return None
-
-    def pre_commit(self, transaction: T, ledger: Any) -> Committable:
+    def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
         """The ledger row goes into the same transaction: it becomes visible if and only if the rows do."""
         transaction.finish()
+        text, ledger = transaction.context.transaction_id, plan.ledger
+        key = self.dialect.key(transaction.identity)
         with transaction.explained():
-            proof = self.proof(transaction, ledger)
-            if not self.record(transaction, ledger):
-                text = transaction.context.transaction_id
+            proof = ledger.proof() | self.dialect.evidence(transaction)
+            if not ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
-        self.prepare(transaction, ledger)
+        self.dialect.prepare(transaction, ledger.schema)
         return Committable(transaction.identity, proof=proof)
 
-    def commit(self, ledger: Ledger, committable: Committable) -> CommitOutcome:
+    def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
+        transaction.finish()
+        self.dialect.commit_unprepared(transaction, plan.ledger.schema)
+
+    def commit(self, ledger: Ledger[C], committable: Committable) -> CommitOutcome:
         with self.server.lend() as connection:
             try:
-                if self.end(connection, ledger, "COMMIT", committable.transaction):
+                if self.dialect.end(connection, ledger.schema, "COMMIT", committable.transaction):
                     return CommitOutcome.COMMITTED
             except ConfigurationError as refused:
                 return CommitOutcome.unknown(str(refused))
             return self._outcome_of_gone(connection, ledger, committable)
 
-    def _outcome_of_gone(self, connection: Any, ledger: Ledger, committable: Committable) -> CommitOutcome:
+    def _outcome_of_gone(self, connection: C, ledger: Ledger[C], committable: Committable) -> CommitOutcome:
         """Not prepared: committed, rolled back by somebody, or not prepared yet. The ledger tells, see there."""
-        key = self.key(committable.transaction)
+        key = self.dialect.key(committable.transaction)
         committed = ledger.states(connection, [key]).get(key)
         if committed is None:
-            reason = ledger.foreign(connection, committable.proof) or self.contradiction(connection, committable)
-            if reason:
+            proof = committable.proof
+            if reason := ledger.foreign(connection, proof) or self.dialect.contradiction(connection, proof):
                 return CommitOutcome.unknown(
                     f"{key} is no longer prepared at {self.server}, and nobody can tell what became of it: {reason}. "
                     "Look for its rows in the table, then point the sink at the old ledger, or insert its row into the "
                     "new one"
                 )
+            tombstone = {key: TransactionId.parse(proof.get("transaction_id", key))}
             with self.server.transaction(connection):
-                self.bury(connection, ledger, committable)
+                ledger.insert(connection, tombstone, committed=False)
             committed = ledger.states(connection, [key])[key]
         if committed:
             return CommitOutcome.COMMITTED
@@ -141,13 +89,14 @@ class Separate(Strategy[T]):
             "tombstone in place of its row"
         )
 
-    def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
-        key = self.key(identity)
-        if not self.end(connection, ledger, "ROLLBACK", identity) and ledger.states(connection, [key]).get(key):
+    def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None:
+        key = self.dialect.key(identity)
+        ended = self.dialect.end(connection, ledger.schema, "ROLLBACK", identity)
+        if not ended and ledger.states(connection, [key]).get(key):
             raise CommittedError(f"{key} is committed: the ledger {ledger.label} has its row")
 
 
-class Refused(Exception):
+class TargetRefuses(Exception):
     """The target refuses the rows of a complete checkpoint: asking again cannot help, an operator can."""
 
 
@@ -159,21 +108,13 @@ class SettledByOthers(Exception):
     """Somebody else settled a participant at the same time: ask again."""
 
 
-class Staged(Strategy[T]):
+class Staged(Strategy[C, TargetT, T]):
     """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
     writes the ledger. In between nothing is locked and no transaction is open."""
 
-    def __init__(self, server: Any, merge: MergeOptions) -> None:
-        super().__init__(server)
-        self.merge: Any = merge
-
     @abstractmethod
-    def intact(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> Collection[str]:
+    def intact(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> Collection[str]:
         """The transaction ids of those whose rows are still staged."""
-
-    def forbidden(self, error: Exception) -> str | None:
-        """What the server says of a right that the user lacks; None if the error is about something else."""
-        return None
 
     @abstractmethod
     def kept(self, committables: Sequence[Committable]) -> str:
@@ -184,37 +125,39 @@ class Staged(Strategy[T]):
         """What a reader is told of one that is not intact."""
 
     @abstractmethod
-    def move(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> None:
-        """Put their rows into the target, in the caller's transaction. Raises Refused or Doubtful."""
+    def move(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> None:
+        """Put their rows into the target, in the caller's transaction. Raises TargetRefuses or Doubtful."""
 
     @abstractmethod
-    def forget(self, connection: Any, schema: Any, identity: Identity) -> None:
+    def forget(self, connection: C, schema: str, identity: Identity) -> None:
         """Remove what is staged of an aborted transaction, if there is anything."""
 
-    def tidy(self, connection: Any, schema: Any, ids: Sequence[str]) -> None:
+    def tidy(self, connection: C, schema: str, ids: Sequence[str]) -> None:
         """Remove what moved participants leave behind, as far as it can be done now. Default: they leave nothing."""
 
     @abstractmethod
-    def validate_all(self, plan: Any, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None: ...
+    def validate_all(
+        self, plan: Plan[C, TargetT], checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> None: ...
 
     @abstractmethod
-    def staged(self, connection: Any, schema: Any, ledger: Any, job: str, sink: str) -> dict[str, Identity]:
+    def staged(self, connection: C, schema: str, ledger: Ledger[C] | None, job: str, sink: str) -> dict[str, Identity]:
         """All that is staged of this job and sink, by transaction id, also of tasks that died before their pre-commit
         and of participants that were moved. `ledger` is None if there is none yet."""
 
-    def commit_all(self, plan: Any, committables: Sequence[Committable]) -> list[CommitOutcome]:
+    def commit_all(self, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> list[CommitOutcome]:
         """Settle the participants of one checkpoint together: all become visible, or none does."""
         with self.server.lend() as connection:
             try:
                 with self.server.transaction(connection):
                     outcomes = self.settle(connection, plan, committables)
-            except Refused as refused:
+            except TargetRefuses as refused:
                 return self.refused(committables, str(refused))
             except Doubtful as doubtful:
                 what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
                 return [CommitOutcome.unknown(what)] * len(committables)
             except Exception as error:
-                if (right := self.forbidden(error)) is None:
+                if (right := self.dialect.forbidden(error)) is None:
                     raise
                 return self.refused(committables, f"the user lacks a right: {right}: grant it")
             committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
@@ -231,12 +174,14 @@ class Staged(Strategy[T]):
             )
         ] * len(committables)
 
-    def settle(self, connection: Any, plan: Any, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
+    def settle(
+        self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]
+    ) -> dict[str, CommitOutcome]:
         """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:
         an older change must not come after a newer one."""
-        ledger: Ledger = plan.ledger
+        ledger = plan.ledger
         by_id = {_id(c): c for c in committables}
-        states: dict[str, bool] = ledger.states(connection, list(by_id))
+        states = ledger.states(connection, list(by_id))
         undecided = [c for text, c in by_id.items() if text not in states]
         intact = self.intact(connection, plan, undecided)
         outcomes: dict[str, CommitOutcome] = {}
@@ -259,7 +204,7 @@ class Staged(Strategy[T]):
 
         return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
 
-    def _outcome(self, ledger: Ledger, text: str, committed: bool | None) -> CommitOutcome:
+    def _outcome(self, ledger: Ledger[C], text: str, committed: bool | None) -> CommitOutcome:
         if committed is None:
             return CommitOutcome.HELD
         if committed:
@@ -268,12 +213,12 @@ class Staged(Strategy[T]):
             f"{self.gone(text)}, and the ledger {ledger.label} has a tombstone in place of its row"
         )
 
-    def _decide(self, connection: Any, ledger: Ledger, ids: Collection[str], *, committed: bool) -> dict[str, bool]:
+    def _decide(self, connection: C, ledger: Ledger[C], ids: Collection[str], *, committed: bool) -> dict[str, bool]:
         if not ledger.decide(connection, ids, committed=committed):
             raise SettledByOthers(f"somebody else settled one of {sorted(ids)} at the same time")
         return dict.fromkeys(ids, committed)
 
-    def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
+    def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None:
         """Make the loss final with a tombstone, and remove what is staged."""
         text = identity["transaction_id"]
         with self.server.transaction(connection):
@@ -282,7 +227,7 @@ class Staged(Strategy[T]):
             raise CommittedError(f"{text} is committed: the ledger {ledger.label} has its row")
         self.forget(connection, ledger.schema, identity)
 
-    def in_doubt(self, connection: Any, schema: Any, ledger: Ledger | None, job: str, sink: str) -> Iterator[Identity]:
+    def in_doubt(self, connection: C, schema: str, ledger: Ledger[C] | None, job: str, sink: str) -> Iterator[Identity]:
         """What is staged and was not moved."""
         staged = self.staged(connection, schema, ledger, job, sink)
         states = ledger.states(connection, list(staged)) if ledger and staged else {}

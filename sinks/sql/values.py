@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
 from sinks.errors import BadValue, SchemaMismatch
+from sinks.sql.target import Column
 
 
 class Refused(ValueError):
@@ -32,27 +33,12 @@ class Unfit(SchemaMismatch):
     """The Arrow type does not go into the column; the message says what to do."""
 
 
-class TableColumn(Protocol):
-    """What `mismatches` asks of a column of the target. `declared`, or else `type`, is its type in SQL."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def declared(self) -> str: ...
-    @property
-    def nullable(self) -> bool: ...
-    @property
-    def has_default(self) -> bool: ...
-    @property
-    def generated(self) -> bool: ...
+ColumnT = TypeVar("ColumnT", bound=Column)
 
 
-C = TypeVar("C", bound=TableColumn)
-
-
-def mismatches(schema: pa.Schema, columns: Sequence[C], conversion: Callable[[pa.DataType, C], Convert]) -> list[str]:
+def mismatches(
+    schema: pa.Schema, columns: Sequence[ColumnT], conversion: Callable[[pa.DataType, ColumnT], Convert]
+) -> list[str]:
     """Every reason why rows of `schema` do not fit a table of `columns`; [] if they do. `conversion` raises Unfit."""
     known = {column.name: column for column in columns}
     reasons: list[str] = []
@@ -147,7 +133,7 @@ def spark_name(arrow: pa.DataType) -> str:
     return names.get(str(arrow), str(arrow).replace("decimal128", "decimal"))
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """A value, of Arrow or of Python, for a message; cut to 60 characters."""
     if isinstance(value, pa.Scalar):
         try:

@@ -14,6 +14,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+from sinks.sql.server import LEDGER_COLUMNS, LedgerRow, Row, Server
 
 _LOCK_SECONDS = 10
 _SQLITE_SECONDS = 60  # one writer at a time, so a task waits for all of another's partition
@@ -54,7 +55,7 @@ _REFUSED = re.compile(r"constraint|doesn't have a default value|out of range|Inc
 _CHANGED = re.compile(r"no such (table|column)|has no column|Unknown column", re.IGNORECASE)
 
 
-class Database:
+class Database(Server[Connection]):
     """One database. Makes its engine when it is first needed, in each process anew; never shows the password."""
 
     def __init__(self, url: str | URL, options: Mapping[str, Any], *, name: str) -> None:
@@ -139,6 +140,44 @@ class Database:
         with connection.begin():
             yield
 
+    @contextmanager
+    def trial(self, connection: Connection) -> Iterator[None]:
+        connection.rollback()  # ends what reading began
+        with connection.begin() as trial:
+            yield
+            trial.rollback()
+
+    def quote(self, *names: str) -> str:
+        quote = self.engine.dialect.identifier_preparer.quote
+        return ".".join(quote(name) for name in names if name)
+
+    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+        return connection.execute(_text(statement, parameters)).rowcount
+
+    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        return [tuple(row) for row in connection.execute(_text(statement, parameters))]
+
+    # ------------------------------------------------------------------ the ledger's table
+    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
+        inspector = sa.inspect(connection)
+        if not inspector.has_table(name, schema=schema or None):
+            return False
+        columns = {column["name"]: column for column in inspector.get_columns(name, schema or None)}
+        table = ledger_table(name, schema)
+        if not set(columns) >= set(table.columns.keys()) or not columns["committed"]["nullable"]:
+            raise ConfigurationError(
+                f"{table.fullname} exists and is not a ledger of this sink; give the sink another name with ledger=…"
+            )
+        return True
+
+    def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
+        create(connection, ledger_table(name, schema))
+
+    def insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
+        names, marks = ", ".join(map(self.quote, LEDGER_COLUMNS)), ", ".join(["%s"] * len(LEDGER_COLUMNS))
+        statement = f"INSERT INTO {ledger} ({names}) VALUES ({marks})"
+        return sum(inserted(connection, _text(statement, row)) for row in rows)
+
     def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
@@ -192,3 +231,54 @@ class Database:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_engine": None}
+
+
+def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:
+    """A statement whose parameters are %s, of the types that their values have."""
+    if not parameters:
+        return sa.text(statement.replace(":", "\\:"))
+    pieces = statement.replace(":", "\\:").split("%s")
+    names = [f"p{number}" for number in range(len(parameters))]
+    marks = [*(f":{name}" for name in names), ""]
+    marked = "".join(piece.replace("%%", "%") + mark for piece, mark in zip(pieces, marks, strict=True))
+    return sa.text(marked).bindparams(**dict(zip(names, parameters, strict=True)))
+
+
+def inserted(connection: Connection, statement: sa.Executable) -> bool:
+    """Insert a row in the running transaction; False if there is one of its key, after a wait for who is in flight."""
+    try:
+        with connection.begin_nested():
+            connection.execute(statement)
+        return True
+    except exc.IntegrityError:
+        return False
+
+
+def ledger_table(name: str, schema: str) -> sa.Table:
+    """`committed` is null while a participant's rows are staged, in the table `staging`."""
+    return sa.Table(
+        name,
+        sa.MetaData(),
+        sa.Column("transaction_id", sa.String(199), primary_key=True),
+        sa.Column("committed", sa.Boolean, nullable=True),
+        sa.Column("job", sa.String(64), nullable=False),
+        sa.Column("lineage", sa.String(64), nullable=False),
+        sa.Column("sink", sa.String(64), nullable=False),
+        sa.Column("checkpoint", sa.BigInteger, nullable=False),
+        sa.Column("staging", sa.String(64), nullable=True),
+        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
+        schema=schema or None,
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+
+
+def create(connection: Connection, table: sa.Table) -> None:
+    """Create a table that is missing, and commit; safe against others that do the same."""
+    try:
+        table.create(connection, checkfirst=True)
+        connection.commit()
+    except exc.DBAPIError:
+        connection.rollback()
+        if not sa.inspect(connection).has_table(table.name, schema=table.schema):
+            raise

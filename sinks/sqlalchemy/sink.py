@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlalchemy import exc
-from sqlalchemy.engine import URL
+import pyarrow as pa
+from sqlalchemy.engine import URL, Connection
 
+from sinks.sql.dialect import Plan
 from sinks.sql.options import MergeOptions
+from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
 from sinks.sqlalchemy.database import Database
-from sinks.sqlalchemy.plan import Planner
+from sinks.sqlalchemy.dialect import SqlAlchemyDialect, Target
 from sinks.sqlalchemy.rows import RowTransaction
 from sinks.sqlalchemy.staged import Staged
-from sinks.sqlalchemy.two_phase import TwoPhase
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,7 +24,15 @@ Strategy = Literal["auto", "two_phase", "staged"]
 Mode = Literal["append", "upsert"]
 
 
-class SqlAlchemySink(TableSink[RowTransaction]):
+class _Planner(Planner[Connection, Target, RowTransaction]):
+    dialect: SqlAlchemyDialect
+
+    def check(self, connection: Connection, batch: pa.Schema) -> Plan[Connection, Target]:
+        with self.dialect.server.explained(f"sink {self.sink!r}"):
+            return super().check(connection, batch)
+
+
+class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
     """Rows into one table, by `executemany` of INSERT: the portable path, not the fast one. PostgresSink and MySQLSink
     are the fast ones.
 
@@ -68,14 +77,7 @@ class SqlAlchemySink(TableSink[RowTransaction]):
         """
         merge = MergeOptions(mode, tuple([keys] if isinstance(keys, str) else keys), order_by, delete_marker)
         database = Database(url, engine_options or {}, name=name or table)
-        planner = Planner(name or table, table, str(database), strategy, merge, create_table, ledger, database)
+        dialect = SqlAlchemyDialect(database, merge, strategy)
+        planner = _Planner(dialect, name or table, table, create_table, ledger)
         problems = list(merge.contradictions(strategy, "two_phase"))
-        super().__init__(database, planner, TwoPhase(database), Staged(database, merge), problems, transform)
-
-    def _misconfigured(self, error: Exception) -> str | None:
-        if not isinstance(error, exc.OperationalError):
-            return None
-        return (
-            f"cannot use {self._server}: {self._server.said(error)}. Check address, user, password and rights, and "
-            "that the server runs"
-        )
+        super().__init__(planner, Staged(dialect), problems, transform)

@@ -17,10 +17,12 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from sinks.errors import BadValue, SinkError
+from sinks.sql import dialect as dialects
+from sinks.sql import ledger as ledgers
 from sinks.sql import strategies
 from sinks.sql.options import MergeOptions
+from sinks.sqlalchemy.dialect import PARTICIPANT, SqlAlchemyDialect, Target
 from sinks.sqlalchemy.ledger import Ledger
-from sinks.sqlalchemy.plan import PARTICIPANT, Plan
 from sinks.sqlalchemy.rows import RowTransaction
 from sinks.transaction import (
     Checkpoint,
@@ -28,10 +30,10 @@ from sinks.transaction import (
     Committable,
     Identity,
     TransactionContext,
-    TransactionId,
     token,
 )
 
+Plan: TypeAlias = dialects.Plan[Connection, Target]
 Rows: TypeAlias = "tuple[sa.Table, list[str]]"
 """A staging table and the tags of participants."""
 
@@ -44,25 +46,32 @@ def identity_of(transaction_id: str, staging: str) -> Identity:
     return {"transaction_id": transaction_id, "staging": staging}
 
 
-class Staged(strategies.Staged[RowTransaction]):
-    def begin(self, plan: Plan, context: TransactionContext) -> RowTransaction:
-        assert plan.staging is not None, "check() comes before the tasks"
-        identity = identity_of(context.transaction_id, plan.staging.name)
-        constants = {PARTICIPANT: tag(context.transaction_id)}
-        return RowTransaction(self.server, context, plan.target.label, identity, plan.staging, plan.columns, constants)
+class Staged(strategies.Staged[Connection, Target, RowTransaction]):
+    dialect: SqlAlchemyDialect
 
-    def pre_commit(self, transaction: RowTransaction, ledger: Ledger) -> Committable:
+    def __init__(self, dialect: SqlAlchemyDialect) -> None:
+        super().__init__(dialect)
+        self.database = dialect.server
+        self.merge = dialect.merge
+
+    def begin(self, plan: Plan, context: TransactionContext) -> RowTransaction:
+        target, text = plan.target, context.transaction_id
+        assert target.staging is not None, "check() comes before the tasks"
+        identity, constants = identity_of(text, target.staging.name), {PARTICIPANT: tag(text)}
+        return RowTransaction(self.database, context, target.label, identity, target.staging, target.filled, constants)
+
+    def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
         text, staging = transaction.context.transaction_id, transaction.identity["staging"]
         with transaction.explained():
-            if not ledger.insert(transaction.connection, text, TransactionId.parse(text), None, staging):
+            if not _ledger(plan.ledger).stage(transaction.connection, text, staging):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
         transaction.seal()
-        return Committable(transaction.identity, proof=ledger.proof())
+        return Committable(transaction.identity, proof=plan.ledger.proof())
 
     def commit_directly(self, transaction: RowTransaction, plan: Plan) -> None:
         """At-least-once: move the rows in the transaction that staged them."""
-        assert plan.staging is not None
-        rows = plan.staging, [tag(transaction.context.transaction_id)]
+        assert plan.target.staging is not None
+        rows = plan.target.staging, [tag(transaction.context.transaction_id)]
         _once(transaction.connection, plan, self.merge, rows)
         with transaction.explained():
             _move(transaction.connection, plan.target.table, self.merge, rows)
@@ -71,12 +80,11 @@ class Staged(strategies.Staged[RowTransaction]):
     def validate_all(self, plan: Plan, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Raise BadValue for what the target would refuse: move the rows on trial, and roll that back."""
         where = f"table {plan.target.label}: checkpoint {checkpoint.checkpoint_id}"
-        with self.server.explained(where), self.server.lend() as connection:
+        with self.database.explained(where), self.server.lend() as connection, self.server.trial(connection):
             if tables := _by_table(connection, plan, committables):
                 rows = _gathered(connection, tables)
                 _once(connection, plan, self.merge, rows)
                 _move(connection, plan.target.table, self.merge, rows)
-            connection.rollback()
 
     def intact(self, connection: Connection, plan: Plan, committables: Sequence[Committable]) -> set[str]:
         """Those whose rows are as many as were acknowledged. If not, somebody changed them, and a ledger row that is
@@ -86,7 +94,7 @@ class Staged(strategies.Staged[RowTransaction]):
             by = table.c[PARTICIPANT]
             for row in connection.execute(sa.select(by, sa.func.count()).where(by.in_(tags)).group_by(by)):
                 counts[row[0]] = row[1]
-        staged = plan.ledger.undecided(connection, [c.transaction["transaction_id"] for c in committables])
+        staged = _ledger(plan.ledger).undecided(connection, [c.transaction["transaction_id"] for c in committables])
         rows = {c.transaction["transaction_id"]: c.fingerprint.rows for c in committables}
         return {text for text in staged if counts.get(tag(text), 0) == rows[text]}
 
@@ -105,23 +113,28 @@ class Staged(strategies.Staged[RowTransaction]):
         try:
             return super().commit_all(plan, committables)
         except exc.SQLAlchemyError as error:
-            if not self.server.refuses(error):
+            if not self.database.refuses(error):
                 raise  # the connection, a lock, a full disk: ask again
-            reason = f"table {plan.target.label} refuses rows: {self.server.said(error)}"
+            reason = f"table {plan.target.label} refuses rows: {self.database.said(error)}"
             return self.refused(committables, reason)
 
-    def forget(self, connection: Connection, schema: str | None, identity: Identity) -> None:
-        if sa.inspect(connection).has_table(identity["staging"], schema=schema):
-            staging = sa.table(identity["staging"], sa.column(PARTICIPANT), schema=schema)
+    def forget(self, connection: Connection, schema: str, identity: Identity) -> None:
+        if sa.inspect(connection).has_table(identity["staging"], schema=schema or None):
+            staging = sa.table(identity["staging"], sa.column(PARTICIPANT), schema=schema or None)
             mine = staging.c[PARTICIPANT] == tag(identity["transaction_id"])
             with self.server.transaction(connection):
                 connection.execute(staging.delete().where(mine))
 
     def staged(
-        self, connection: Connection, schema: str | None, ledger: Ledger | None, job: str, sink: str
+        self, connection: Connection, schema: str, ledger: ledgers.Ledger[Connection] | None, job: str, sink: str
     ) -> dict[str, Identity]:
-        rows = ledger.staged(connection, token(job), token(sink)) if ledger else {}
+        rows = _ledger(ledger).staged(connection, token(job), token(sink)) if ledger else {}
         return {text: identity_of(text, staging) for text, staging in rows.items()}
+
+
+def _ledger(ledger: ledgers.Ledger[Connection]) -> Ledger:
+    assert isinstance(ledger, Ledger)
+    return ledger
 
 
 # ---------------------------------------------------------------------- the move
@@ -132,8 +145,8 @@ def _by_table(connection: Connection, plan: Plan, committables: Sequence[Committ
         tags.setdefault(c.transaction["staging"], []).append(tag(c.transaction["transaction_id"]))
     tables = []
     for name, its in tags.items():
-        if plan.staging is not None and plan.staging.name == name:
-            known = plan.staging
+        if plan.target.staging is not None and plan.target.staging.name == name:
+            known = plan.target.staging
             if sa.inspect(connection).has_table(name, schema=known.schema):
                 tables.append((known, its))
         else:

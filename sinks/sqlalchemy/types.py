@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
+from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
 from sinks.sql.values import Convert, Unfit, checked, no_internals, refuse, same, spark_name
@@ -25,22 +26,16 @@ _KEY_LENGTH = 255
 _BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY, mysql.TINYBLOB, mysql.MEDIUMBLOB, mysql.LONGBLOB)
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of the target, as `sinks.sql.values.mismatches` wants to know it."""
+@dataclass(frozen=True, kw_only=True)
+class Column(targets.Column):
+    """One column of the target, with its type as SQLAlchemy has it."""
 
-    name: str
     kind: TypeEngine[Any]
     dialect: str
-    nullable: bool = True
-    has_default: bool = False
-    generated: bool = False
 
-    @property
-    def type(self) -> str:
-        return repr(self.kind)
-
-    declared = type
+    @classmethod
+    def of(cls, name: str, kind: TypeEngine[Any], dialect: str) -> Column:
+        return cls(name, repr(kind), kind=kind, dialect=dialect)
 
 
 def conversion(arrow: pa.DataType, column: Column) -> Convert:
@@ -197,7 +192,7 @@ def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[
         return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
     if at.is_decimal(arrow):
         kind = sa.Numeric(arrow.precision, arrow.scale)
-        _decimal(arrow, Column("", kind, dialect))
+        _decimal(arrow, Column.of("", kind, dialect))
         return kind
     if at.is_timestamp(arrow):
         return sa.DateTime(timezone=arrow.tz is not None).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")

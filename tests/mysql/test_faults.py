@@ -16,7 +16,8 @@ from coordinator import CheckpointConfig, CheckpointCoordinator
 from sinks import CommitOutcome
 from sinks.errors import CommittedError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
-from sinks.mysql.merge import Merge
+from sinks.mysql.staging import MySQLStaging
+from sinks.sql.options import MergeOptions
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.transaction import CommitState
@@ -197,7 +198,7 @@ def test_a_column_renamed_after_the_pre_commit_does_not_lose_its_values(db: Obse
     restarted.close()
 
 
-class Overtaken(Merge):
+class Overtaken(MySQLStaging):
     """Somebody else inserts a key after it was looked for, and before it is inserted."""
 
     db: Observer
@@ -211,9 +212,9 @@ class Overtaken(Merge):
 def test_an_upsert_whose_key_somebody_else_inserts_meanwhile_is_asked_again(db: Observer) -> None:
     db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
     sink = MySQLSink(db.dsn, "orders", mode="upsert", keys=["id"])
-    merge = Overtaken("upsert", ("id",))
-    object.__setattr__(merge, "db", db)
-    sink._staged.merge = merge
+    dialect = Overtaken(sink._server, MergeOptions("upsert", ("id",)), "staged")
+    dialect.db = db
+    sink._staged.dialect = dialect
     sink.check(SCHEMA)
     committable = pre_commit(sink, rows_of(1))
     (answer,) = sink.commit_all(checkpoint(), [committable])
@@ -224,7 +225,7 @@ def test_an_upsert_whose_key_somebody_else_inserts_meanwhile_is_asked_again(db: 
 
 
 # ---------------------------------------------------------------------- a stopped driver
-class StopsInTheMiddle(Merge):
+class StopsInTheMiddle(MySQLStaging):
     """SIGSTOP to the driver, inside its transaction that moves a checkpoint."""
 
     def move(self, *args: Any) -> None:
@@ -238,7 +239,7 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Obs
     input = example_input(1)
     sink = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
     stopped = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
-    stopped._staged.merge = StopsInTheMiddle()
+    stopped._staged.dialect = StopsInTheMiddle(stopped._server, MergeOptions(), "staged")
     storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=30)
     zombie = Driver("job", stopped, storage, tmp_path / "query", input, config=config).start()
     assert zombie.pid

@@ -45,7 +45,7 @@ def write(db: Observer, batch: pa.RecordBatch, declared: list[str], *, local: bo
     sink = MySQLSink(db.dsn, "t", strategy="xa")
     sink.check(batch.schema)
     assert sink._plan is not None
-    sink._plan = replace(sink._plan, local=local)
+    sink._plan = replace(sink._plan, target=replace(sink._plan.target, local=local))
     transaction = sink.begin_transaction(context(sink, schema=batch.schema))
     try:
         sink.write(transaction, batch)
@@ -379,7 +379,7 @@ def wide(db: Observer) -> Iterator[dict[bool, MySQLSink]]:
         sink = MySQLSink(db.dsn, "wide", strategy="xa", create_table=True)
         sink.check(schema)
         assert sink._plan is not None
-        sink._plan = replace(sink._plan, local=local)
+        sink._plan = replace(sink._plan, target=replace(sink._plan.target, local=local))
         sinks[local] = sink
     yield sinks
     for sink in sinks.values():

@@ -18,7 +18,8 @@ from coordinator.errors import InDoubtError
 from coordinator.protocol import outage
 from sinks import CommitOutcome
 from sinks.postgres import PostgresSink
-from sinks.postgres.merge import Merge
+from sinks.postgres.staging import PostgresStaging
+from sinks.sql.options import MergeOptions
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.servers.postgres import PostgresServer
@@ -120,7 +121,7 @@ def test_a_server_that_is_down_is_told_in_a_few_lines(
     assert [record for record in told if record.exc_info] == []
 
 
-class StopsInTheMiddle(Merge):
+class StopsInTheMiddle(PostgresStaging):
     """SIGSTOP to the driver, inside its transaction that moves a checkpoint."""
 
     def move(self, *args: Any) -> None:
@@ -138,7 +139,7 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(
     input = example_input(1)
     sink = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
     stopped = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
-    stopped._staged.merge = StopsInTheMiddle()
+    stopped._staged.dialect = StopsInTheMiddle(stopped._server, MergeOptions(), "staged")
     storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=limit)
     zombie = Driver("job", stopped, storage, tmp_path / "query", input, config=config).start()
     assert zombie.pid

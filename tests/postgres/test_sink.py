@@ -15,17 +15,25 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from sinks import Committable
-from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError, TransactionBlocked
+from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionBlocked
 from sinks.postgres import PostgresSink
-from sinks.postgres.ledger import Ledger
 from sinks.testing.servers.postgres import PostgresService
 from sinks.transaction import CommitState
 from tests.postgres.play import Observer, held
-from tests.table import COMMITTED, SCHEMA, batch, checkpoint, context, eventually, pre_commit, rows_of, why_unknown
+from tests.table import (
+    CHANGES,
+    COMMITTED,
+    SCHEMA,
+    batch,
+    change,
+    checkpoint,
+    context,
+    eventually,
+    pre_commit,
+    rows_of,
+    why_unknown,
+)
 from tests.table_suite import TableSuite
-
-CHANGES = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.int64()), ("gone", pa.bool_())])
-
 
 _made: list[PostgresSink] = []
 
@@ -190,28 +198,6 @@ def test_a_staged_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
 
 
-def test_a_tombstone_stops_a_late_pre_commit(db: Observer) -> None:
-    sink = make(db, strategy="prepared")
-    transaction = sink.begin_transaction(context(sink))
-    sink.write(transaction, rows_of(1))
-    assert sink.commit(Committable({"gid": transaction.context.transaction_id})).state is CommitState.LOST
-    with pytest.raises(SinkError, match="aborted"):
-        sink.pre_commit(transaction)
-    sink.rollback(transaction)
-    assert db.pending() == 0
-
-
-def test_a_dropped_ledger_proves_nothing(db: Observer, sink: PostgresSink) -> None:
-    done = pre_commit(sink, rows_of(1), subtask=0)
-    sink.commit_all(checkpoint(), [done])
-    db.run("DROP TABLE tpc_ledger")
-    (first,) = sink.commit_all(checkpoint(), [done])
-    assert isinstance(first, psycopg.errors.UndefinedTable)
-    (outcome,) = sink.commit_all(checkpoint(), [done])
-    assert "not the one that was there at pre-commit" in why_unknown(outcome)
-    assert db.ids() == [1]
-
-
 def test_a_pooled_connection_that_died_is_replaced_unseen(db: Observer, sink: PostgresSink) -> None:
     committable = pre_commit(sink, rows_of(1))
     with sink._server.lend() as connection:
@@ -237,60 +223,6 @@ def test_a_connection_cut_during_commit_is_asked_again(db: Observer) -> None:
     assert db.ledger() == {}
     assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
     assert db.ids() == [0, 1]
-
-
-def test_many_create_the_ledger_at_once(db: Observer) -> None:
-    start, found, failed = threading.Barrier(8), [], []
-    server = make(db, check=None)._server
-
-    def create() -> None:
-        with server.connect() as connection:
-            start.wait()
-            try:
-                found.append(Ledger.ensure(connection, "public", "tpc_ledger"))
-            except Exception as error:
-                failed.append(error)
-
-    for _ in range(5):
-        db.run("DROP TABLE IF EXISTS tpc_ledger")
-        threads = [threading.Thread(target=create) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failed == []
-        assert len(set(found)) == 1
-        found.clear()
-
-
-def test_a_truncated_staging_table_is_unknown_and_moves_nothing(db: Observer) -> None:
-    sink = make(db, strategy="staged")
-    committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
-    db.run(f"TRUNCATE {committables[0].transaction['table']}")
-    for outcome in sink.commit_all(checkpoint(), committables):
-        reason = why_unknown(outcome)
-        assert "hold 1 rows" in reason
-        assert "acknowledged 2" in reason
-    assert db.visible() == []
-    assert len(db.staging()) == 2
-    assert db.ledger() == {}
-
-
-def test_a_violation_after_the_decision_is_unknown_names_the_key_and_heals(db: Observer) -> None:
-    db.run("ALTER TABLE orders ADD CONSTRAINT orders_once UNIQUE (id)")
-    sink = make(db, strategy="staged")
-    committables = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)]
-    sink.validate_all(checkpoint(), committables)
-    db.run("INSERT INTO orders VALUES (2, 'in the way')")
-    for outcome in sink.commit_all(checkpoint(), committables):
-        reason = why_unknown(outcome)
-        assert "orders_once" in reason
-        assert "(id)=(2)" in reason
-        assert "tpc_" not in reason.split("safe in")[0]
-    assert db.visible() == [(2, "in the way")]
-    db.run("DELETE FROM orders")
-    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
-    assert db.ids() == [1, 2]
 
 
 def test_a_trigger_that_drops_rows_is_no_lost_row(db: Observer) -> None:
@@ -637,17 +569,6 @@ def test_a_bad_row_is_named_by_its_number(db: Observer, strategy: str) -> None:
         pre_commit(sink, rows_of(1, 2), rows_of(3, -4), checkpoint=7, subtask=3)
 
 
-def test_a_unique_value_twice_over_partitions_or_in_the_table(db: Observer) -> None:
-    db.run("ALTER TABLE orders ADD UNIQUE (id)")
-    db.run("INSERT INTO orders VALUES (7, 'old')")
-    sink = make(db, strategy="staged")
-    twice = [pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(1), subtask=1)]
-    with pytest.raises(BadValue, match=r'"orders_id_key": \(id\) = \(1\) comes 2 times'):
-        sink.validate_all(checkpoint(), twice)
-    with pytest.raises(BadValue, match=r'"orders_id_key": \(id\) = \(7\) is in the table already'):
-        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(7))])
-
-
 def test_a_row_without_a_partition(db: Observer) -> None:
     db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY RANGE (id)")
     db.run("CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)")
@@ -710,10 +631,6 @@ def keyed(db: Observer) -> Observer:
     return db
 
 
-def change(id: int | None, name: str | None, at: int | None, gone: bool | None = None) -> dict[str, Any]:
-    return {"id": id, "name": name, "at": at, "gone": gone}
-
-
 def test_the_last_change_of_a_key_wins_over_all_partitions(keyed: Observer) -> None:
     sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
     keyed.run("INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old'), (4, 'untouched')")
@@ -745,18 +662,6 @@ def test_the_last_change_of_a_key_wins_over_all_partitions(keyed: Observer) -> N
     sink.validate_all(checkpoint(), committables)
     assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
     assert keyed.visible() == [(1, "second"), (3, "back"), (4, "untouched"), (6, "known")]
-
-
-def test_a_lost_participant_of_an_upsert_holds_the_rest_until_its_replay(keyed: Observer) -> None:
-    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
-    older = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0)
-    newer = pre_commit(sink, batch([change(1, "newer", 2)], CHANGES), subtask=1)
-    keyed.run(f"DROP TABLE {older.transaction['table']}")
-    outcomes = sink.commit_all(checkpoint(), [older, newer])
-    assert [one.state for one in outcomes] == [CommitState.LOST, CommitState.HELD]  # type: ignore[union-attr]
-    replay = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0, round=1)
-    assert sink.commit_all(checkpoint(), [newer, replay]) == [COMMITTED, COMMITTED]
-    assert keyed.visible() == [(1, "newer")]
 
 
 def test_a_key_that_is_null_is_refused_in_the_task(db: Observer) -> None:
@@ -795,15 +700,8 @@ def test_a_referenced_row_cannot_be_deleted_and_that_is_found_before_the_decisio
     assert keyed.ids() == [1]
 
 
-def test_keys_only_and_keys_of_several_columns(db: Observer) -> None:
-    db.run("CREATE TABLE pairs (id bigint, name text, PRIMARY KEY (name, id))")
-    db.run("INSERT INTO pairs VALUES (1, 'row 1')")
-    sink = make(db, table="pairs", mode="upsert", keys=["id", "name"])
-    assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1, 2))]) == [COMMITTED]
-    assert db.visible("pairs") == [(1, "row 1"), (2, "row 2")]
-
-
 # ---------------------------------------------------------------------- like every table
 class TestTable(TableSuite):
     make = staticmethod(make)
     held = staticmethod(held)
+    two_phase = "prepared"

@@ -1,0 +1,225 @@
+"""MySQL's and MariaDB's own way: rows go into the target in an XA branch, which XA PREPARE makes durable (strategy
+`xa`); the driver runs XA COMMIT. Or they go into a staging table (strategy `staged`), see `staging`."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import pymysql
+from pymysql.constants import ER
+
+from sinks.diagnosis import Finding
+from sinks.errors import ConfigurationError
+from sinks.mysql import catalog, doctor
+from sinks.mysql.catalog import Target
+from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
+from sinks.mysql.failures import RIGHTS, XA_UNKNOWN, code_of, describe
+from sinks.mysql.loading import RowTransaction
+from sinks.mysql.server import Connection, Server, execute, is_mariadb, query, quoted, setting
+from sinks.mysql.types import Column, mismatches, target_type
+from sinks.mysql.xa import identity_of, may_recover, name_of, prepared, xid
+from sinks.sql.dialect import Dialect, Plan, declarations
+from sinks.sql.names import of_sink
+from sinks.transaction import Identity, TransactionContext, TransactionId
+
+# From these on a prepared branch is detached from its session, and anybody can finish it: release notes of MySQL 8.0.29
+# (xa_detach_on_prepare), and of MariaDB 10.5.2 (MDEV-742)
+_OLDEST = {
+    "MySQL": ((8, 0, 29), "stays tied to the connection that prepared it"),
+    "MariaDB": ((10, 5, 2), "is rolled back with the connection that prepared it"),
+}
+_DETACH_TIMEOUT = 2.0
+"""Seconds that the session of a prepared branch may take to end."""
+
+
+class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
+    UNSEEN = ", or none that this user may see"
+
+    server: Server
+
+    # ------------------------------------------------------------------ the target
+    def unfit_server(self, connection: Connection) -> str | None:
+        product = "MariaDB" if is_mariadb(connection) else "MySQL"
+        ((text,),) = query(connection, "SELECT VERSION()")
+        match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+        version = tuple(map(int, match.groups())) if match else ()
+        oldest, reason = _OLDEST[product]
+        if version >= oldest:
+            return None
+        return (
+            f"the server is {product} {text} ({self.server}), and exactly-once needs {'.'.join(map(str, oldest))} or "
+            f"newer: in older ones a prepared XA transaction {reason}"
+        )
+
+    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
+        return catalog.locate(connection, table)
+
+    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
+        found = catalog.describe(connection, schema, name)
+        return found and replace(found, local=setting(connection, "local_infile") in ("1", "ON"))
+
+    def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
+        return catalog.similar(connection, name)
+
+    def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
+        keys = self.merge.keys
+        columns = declarations(fields, lambda field: target_type(field.type, key=field.name in keys))
+        declared = [
+            f"{quoted(field.name)} {kind} {'NULL' if field.nullable and field.name not in keys else 'NOT NULL'}"
+            for field, kind in columns
+        ]
+        if keys:
+            declared.append(f"PRIMARY KEY ({self.quoted(keys)})")
+        collation = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"
+        try:
+            execute(
+                connection,
+                f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ({', '.join(declared)})"
+                f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {collation}",
+            )
+        except pymysql.Error as error:
+            if not connection.open:
+                raise
+            raise ConfigurationError(
+                f"cannot create table {schema}.{name} at {self.server}: {describe(error)}"
+            ) from error
+
+    def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
+        return mismatches(batch, target.columns)
+
+    def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
+        keys = self.merge.keys
+        if keys and not target.is_unique(keys):
+            yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
+        if target.engine.lower() != "innodb":
+            yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
+        yield from catalog.unsafe_triggers(connection, target)
+        if setting(connection, "read_only") in ("1", "ON") and self._obeys_read_only(connection):
+            yield "the server is read-only (a replica?)"
+        if (
+            setting(connection, "log_bin") in ("1", "ON")
+            and setting(connection, "binlog_format", session=True) == "STATEMENT"
+        ):
+            yield "the server has binlog_format=STATEMENT, with which InnoDB refuses READ COMMITTED: set ROW or MIXED"
+        if self.strategy == "xa" and (reason := self.no_xa(connection)):
+            yield f'{reason}: use strategy="staged"'
+        strategy, _ = self.choose(connection, target)
+        rights = self.rights(target, strategy)
+        yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
+        if strategy == "staged":
+            probe = f"tpc_{uuid.uuid4().hex[:20]}"
+            yield from catalog.may_not_create(connection, target.schema, probe)
+        if catalog.describe(connection, target.schema, ledger):
+            rights = ["SELECT", "INSERT", "DELETE"]
+            yield from catalog.missing_rights(connection, target.schema, ledger, rights, "transaction_id")
+
+    def _obeys_read_only(self, connection: Connection) -> bool:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("START TRANSACTION READ WRITE")
+                cursor.execute("ROLLBACK")
+        except pymysql.Error:
+            return True
+        return False
+
+    def no_xa(self, connection: Connection) -> str | None:
+        """Why there can be no XA branches here."""
+        if setting(connection, "wsrep_on") in ("1", "ON"):
+            return "the server is part of a Galera cluster, which has no XA transactions"
+        if not may_recover(connection):
+            return "the user lacks the right XA_RECOVER_ADMIN, without which nobody could find a prepared transaction"
+        return None
+
+    def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
+        slow = "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster"
+        way = f"with {'LOAD DATA LOCAL' if target.local else slow}"
+        if self.merge.mode == "upsert":
+            return "staged", f"upserts need it, {way}"
+        if self.strategy != "auto":
+            return self.strategy, f"as configured, {way}"
+        reason = self.no_xa(connection)
+        return "staged" if reason else "xa", f"{reason or 'the server and the rights of the user allow it'}, {way}"
+
+    def findings(self, connection: Connection) -> Iterable[Finding]:
+        xa = self.strategy != "staged" and self.merge.mode == "append"
+        return doctor.findings(connection, xa=xa, no_xa=self.no_xa(connection) if xa else None)
+
+    def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> RowEncoder:
+        """For rows that go into `columns`, those of the target now or of a staging table."""
+        return (LoadEncoder if target.local else InsertEncoder)(context.schema, columns, target.label)
+
+    # ------------------------------------------------------------------ errors
+    def misconfigured(self, error: Exception) -> str | None:
+        if not isinstance(error, pymysql.Error):
+            return None
+        return (
+            f"{self.server.redact(describe(error))}. Check host, port, database, user, password and rights, and that "
+            "the server runs"
+        )
+
+    def misses_table(self, error: Exception) -> bool:
+        return isinstance(error, pymysql.Error) and code_of(error) == ER.NO_SUCH_TABLE
+
+    def forbidden(self, error: Exception) -> str | None:
+        return describe(error) if isinstance(error, pymysql.Error) and code_of(error) in RIGHTS else None
+
+    # ------------------------------------------------------------------ two-phase transactions
+    def key(self, identity: Identity) -> str:
+        return name_of(identity)
+
+    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> RowTransaction:
+        target = plan.target
+        identity = identity_of(context.transaction_id)
+        name = xid(identity, target.schema)
+        undo = [f"XA END {name}", f"XA ROLLBACK {name}"]
+        transaction = RowTransaction(self.server, context, target.label, identity, undo)
+        try:
+            transaction.execute(f"XA START {name}")
+            with transaction.explained():
+                columns = catalog.current(transaction.connection, target, context.schema.names).columns
+            transaction.start(target.identifier, self.encoder(context, columns, target))
+        except BaseException:
+            transaction.close()
+            raise
+        return transaction
+
+    def prepare(self, transaction: RowTransaction, schema: str) -> None:
+        name = xid(transaction.identity, schema)
+        # MariaDB keeps a prepared branch to the session that has it: one whose host disappears must not live for hours
+        transaction.execute("SET SESSION wait_timeout = 30")
+        transaction.execute(f"XA END {name}")
+        transaction.seal(f"XA PREPARE {name}")
+
+    def commit_unprepared(self, transaction: RowTransaction, schema: str) -> None:
+        name = xid(transaction.identity, schema)
+        transaction.execute(f"XA END {name}")
+        transaction.seal(f"XA COMMIT {name} ONE PHASE")
+
+    def end(self, connection: Connection, schema: str, how: str, identity: Identity) -> bool:
+        """MariaDB knows only its own session of a branch until that has ended, a moment after its connection was
+        closed: raises OperationalError if it does not."""
+        deadline = time.monotonic() + _DETACH_TIMEOUT
+        while True:
+            try:
+                execute(connection, f"XA {how} {xid(identity, schema)}")
+                return True
+            except pymysql.Error as error:
+                if code_of(error) != XA_UNKNOWN:
+                    raise
+            if dict(identity) not in prepared(connection, schema):
+                return False
+            if time.monotonic() > deadline:
+                raise pymysql.OperationalError(
+                    XA_UNKNOWN, f"{name_of(identity)} is prepared, and the session that did it has not let go of it yet"
+                )
+            time.sleep(0.01)
+
+    def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        prefix = TransactionId.prefix(job)
+        names = {name_of(identity): identity for identity in prepared(connection, schema)}
+        return [identity for name, identity in names.items() if name.startswith(prefix) and of_sink(name, sink)]

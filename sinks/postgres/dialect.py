@@ -1,0 +1,201 @@
+"""PostgreSQL's own way: COPY into the target, then PREPARE TRANSACTION (strategy `prepared`); the driver runs COMMIT
+PREPARED. Or COPY into a staging table of one's own (strategy `staged`), see `staging`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import psycopg
+import pyarrow as pa
+from psycopg import errors, sql
+
+from sinks.diagnosis import Finding
+from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.postgres import catalog, doctor
+from sinks.postgres.catalog import Target
+from sinks.postgres.copying import CopyTransaction
+from sinks.postgres.encode import CopyEncoder
+from sinks.postgres.failures import describe
+from sinks.postgres.server import Connection, Server, row
+from sinks.postgres.types import Column, mismatches, target_type
+from sinks.sql.dialect import Dialect, Plan, declarations
+from sinks.sql.names import of_sink
+from sinks.transaction import Identity, TransactionContext, TransactionId
+
+
+class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
+    ADVICE = "; a name with capitals needs double quotes"
+    KEY = "gid"
+
+    server: Server
+
+    # ------------------------------------------------------------------ the target
+    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
+        return catalog.locate(connection, table)
+
+    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
+        with connection.bounded():
+            return catalog.describe(connection, schema, name)
+
+    def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
+        return catalog.similar(connection, name)
+
+    def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
+        columns = declarations(fields, lambda field: target_type(field.type))
+        (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
+        for field in fields:
+            if (length := len(field.name.encode())) > longest:
+                raise SchemaMismatch(
+                    f'column "{field.name}" cannot be created in {schema}.{name}: its name has {length} bytes, and '
+                    f"PostgreSQL cuts names after {longest}: rename it in Spark"
+                )
+        declared = [
+            f"{self.server.quote(field.name)} {kind}{'' if field.nullable else ' NOT NULL'}" for field, kind in columns
+        ]
+        if self.merge.keys:
+            declared.append(f"PRIMARY KEY ({self.quoted(self.merge.keys)})")
+        try:
+            self.server.create_table(connection, f"{self.server.quote(schema, name)} ({', '.join(declared)})")
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(
+                f"cannot create table {schema}.{name} at {self.server}: {describe(error)}"
+            ) from error
+
+    def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
+        return mismatches(batch, target.columns)
+
+    def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
+        keys = self.merge.keys
+        if keys and not target.is_unique(keys):
+            yield (
+                f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, neither partial nor "
+                "deferrable"
+            )
+        strategy, _ = self.choose(connection, target)
+        if self.strategy == "prepared" and _limit(connection) == 0:
+            yield (
+                'strategy="prepared" needs max_prepared_transactions above the number of partitions, and the server '
+                'has 0, which switches it off: set it (and restart the server), or use strategy="staged"'
+            )
+        if self.strategy == "prepared" and target.row_security:
+            yield 'the table has row-level security, which COPY cannot obey: use strategy="staged"'
+        if row(connection, "SELECT pg_is_in_recovery()")[0]:
+            yield "the server is a read-only standby"
+        rights = self.rights(target, strategy)
+        (exists,) = row(connection, "SELECT to_regclass(%s) IS NOT NULL", self.server.quote(target.schema, ledger))
+        create = strategy == "staged" or not exists
+        statements = catalog.missing_rights(connection, target.schema, target.name, rights, create=create)
+        if exists:
+            ledger_rights = ("SELECT", "INSERT", "DELETE")
+            statements += catalog.missing_rights(connection, target.schema, ledger, ledger_rights, create=False)
+        for statement in dict.fromkeys(statements):
+            yield f"a right is missing; an owner has to run: {statement}"
+
+    def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
+        if self.merge.mode == "upsert":
+            return "staged", "upserts need it"
+        if self.strategy != "auto":
+            return self.strategy, "as configured"
+        if target.row_security:
+            return "staged", "the table has row-level security"
+        limit = _limit(connection)
+        if limit == 0:
+            return "staged", "the server has max_prepared_transactions = 0"
+        return "prepared", f"the server has max_prepared_transactions = {limit}"
+
+    def findings(self, connection: Connection) -> Iterable[Finding]:
+        return doctor.findings(connection, self.server, self.strategy)
+
+    def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> CopyEncoder:
+        """For rows that go into `columns`, those of the target now or of a staging table."""
+        return CopyEncoder(context.schema, columns, target.label, rounding=self.merge.rounding == "allow")
+
+    # ------------------------------------------------------------------ errors
+    def misconfigured(self, error: Exception) -> str | None:
+        if isinstance(error, errors.LockNotAvailable):
+            return f"somebody locks table or ledger at {self.server} for longer than lock_timeout: {describe(error)}"
+        if isinstance(error, psycopg.OperationalError):
+            return (
+                f"{self.server.redact(str(error)).strip()}. Check host, port, database, user, password and "
+                "pg_hba.conf, and that the server runs"
+            )
+        if isinstance(error, errors.InsufficientPrivilege):
+            return f"the role lacks a right at {self.server}: {describe(error)}"
+        return None
+
+    def misses_table(self, error: Exception) -> bool:
+        return isinstance(error, errors.UndefinedTable)
+
+    def forbidden(self, error: Exception) -> str | None:
+        return describe(error) if isinstance(error, errors.InsufficientPrivilege) else None
+
+    # ------------------------------------------------------------------ two-phase transactions
+    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> CopyTransaction:
+        """Begin to copy into the target itself, with the types that this transaction sees: COPY BINARY would take the
+        bytes of one type for those of another."""
+        target = plan.target
+        transaction = CopyTransaction(self.server, context, target.label, {self.KEY: context.transaction_id})
+        try:
+            with transaction.explained():
+                catalog.lock(transaction.connection, target)
+                columns = catalog.current(transaction.connection, target).columns
+            try:
+                encoder = self.encoder(context, columns, target)
+            except SchemaMismatch as mismatch:
+                raise catalog.changed(mismatch, target.columns, columns) from None
+            transaction.start(target.identifier, encoder)
+        except BaseException:
+            transaction.close()
+            raise
+        return transaction
+
+    def prepare(self, transaction: CopyTransaction, schema: str) -> None:
+        transaction.seal(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self.key(transaction.identity))))
+
+    def commit_unprepared(self, transaction: CopyTransaction, schema: str) -> None:
+        transaction.seal("COMMIT")
+
+    def end(self, connection: Connection, schema: str, how: str, identity: Identity) -> bool:
+        statement = f"{how} PREPARED {sql.Literal(self.key(identity)).as_string(connection)}"
+        try:
+            connection.execute(statement.encode())
+            return True
+        except errors.UndefinedObject:
+            return False
+        except (errors.InsufficientPrivilege, errors.FeatureNotSupported) as error:
+            raise ConfigurationError(
+                f"the role of the sink may not finish its own transaction at {self.server}: {describe(error)}. Connect "
+                "to the database as the role that prepared it (pg_prepared_xacts.owner), or as a superuser, and run: "
+                f"{statement};"
+            ) from error
+
+    def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        rows = connection.execute(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
+            " ORDER BY gid",
+            [TransactionId.prefix(job)],
+        ).fetchall()
+        return [{self.KEY: gid} for (gid,) in rows if of_sink(gid, sink)]
+
+    def evidence(self, transaction: CopyTransaction) -> dict[str, object]:
+        (xid,) = row(transaction.connection, "SELECT txid_current()")
+        return {"xid": xid}
+
+    def contradiction(self, connection: Connection, proof: Mapping[str, object]) -> str | None:
+        """The server remembers for a while how transactions ended. Only that one was committed counts: what it says
+        after a failover that lost some may be about another transaction."""
+        try:
+            (status,) = row(connection, "SELECT txid_status(%s::bigint)", proof.get("xid"))
+        except errors.InvalidParameterValue:  # a number that this server has not come to
+            return None
+        if status != "committed":
+            return None
+        return (
+            f"the server says that its transaction {proof['xid']} was committed, and the ledger has not "
+            "its row: somebody deleted it"
+        )
+
+
+def _limit(connection: Connection) -> int:
+    """How many transactions the server lets be prepared at once."""
+    return int(row(connection, "SELECT current_setting('max_prepared_transactions')")[0])

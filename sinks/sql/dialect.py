@@ -1,0 +1,190 @@
+"""What one database does in its own way. All else of a sink into its tables is concrete, and written over this."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from sinks.diagnosis import Finding
+from sinks.errors import SchemaMismatch
+from sinks.sql.ledger import Ledger
+from sinks.sql.options import MergeOptions
+from sinks.sql.server import C, Server
+from sinks.sql.target import Column, Target
+from sinks.transaction import Identity, TransactionContext
+
+Declared = TypeVar("Declared")
+
+
+class RowTransaction(Protocol):
+    """An open transaction in the task. `identity` is what it will be known by when it is pre-committed; `sealing` is
+    set just before the statement that makes it durable, after which only the server knows whether it is."""
+
+    context: TransactionContext
+    identity: Identity
+    sealing: bool
+    connection: Any
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Errors of the server inside this block name table, partition and checkpoint."""
+
+    def write(self, batch: pa.RecordBatch) -> None: ...
+
+    def finish(self) -> int:
+        """Wait until the server has judged every row; returns how many there were."""
+
+    def close(self) -> None:
+        """Throw it away."""
+
+
+TargetT = TypeVar("TargetT", bound=Target[Column])
+T = TypeVar("T", bound=RowTransaction)
+
+
+@dataclass(frozen=True)
+class Plan(Generic[C, TargetT]):
+    """What the driver found out about the server, carried to the tasks in the sink's pickle."""
+
+    target: TargetT
+    ledger: Ledger[C]
+    strategy: str
+
+
+class Dialect(ABC, Generic[C, TargetT, T]):
+    """The target and the errors of one kind of database, and its two-phase transactions. `strategy` is the one that the
+    user asked for."""
+
+    LEDGER: ClassVar[type[Ledger[Any]]] = Ledger
+    UNSEEN: ClassVar[str] = ""
+    """What is added to "there is no table"."""
+    ADVICE: ClassVar[str] = ""
+    """What is added to "create it"."""
+    KEY: ClassVar[str] = ""
+    """What the ledger knows a two-phase transaction by, in its identity."""
+
+    def __init__(self, server: Server[C], merge: MergeOptions, strategy: str) -> None:
+        self.server = server
+        self.merge = merge
+        self.strategy = strategy
+
+    # ------------------------------------------------------------------ the target
+    @abstractmethod
+    def locate(self, connection: C, table: str) -> tuple[str, str]:
+        """Schema and name of the table, which need not exist. Raises ConfigurationError if it is no table name."""
+
+    @abstractmethod
+    def describe(self, connection: C, schema: str, name: str) -> TargetT | None:
+        """The table, None if there is none. Raises ConfigurationError if it is something else."""
+
+    @abstractmethod
+    def similar(self, connection: C, schema: str, name: str) -> Sequence[str]:
+        """Tables that may have been meant."""
+
+    @abstractmethod
+    def create(self, connection: C, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
+        """Create the table, with the keys as primary key."""
+
+    @abstractmethod
+    def mismatches(self, batch: pa.Schema, target: TargetT) -> list[str]:
+        """Every reason why the columns do not fit."""
+
+    @abstractmethod
+    def problems(self, connection: C, target: TargetT, ledger: str) -> Iterable[str]:
+        """What else is in the way: the index that upserts need, the server, rights."""
+
+    @abstractmethod
+    def choose(self, connection: C, target: TargetT) -> tuple[str, str]:
+        """The strategy and the reason for it."""
+
+    def staged_beside(self, connection: C, target: TargetT, batch: pa.Schema, sink: str) -> TargetT:
+        """The target with what tasks need beside it to stage rows of `batch`. Default: nothing."""
+        return target
+
+    def unfit_server(self, connection: C) -> str | None:
+        """Why the sink cannot work with this server at all. Default: it can with any."""
+        return None
+
+    def findings(self, connection: C) -> Iterable[Finding]:
+        """What `coordinator doctor` is to say about this kind of server. Default: nothing."""
+        return ()
+
+    # ------------------------------------------------------------------ errors
+    @abstractmethod
+    def misconfigured(self, error: Exception) -> str | None:
+        """What an error of the server means to somebody who sets up the sink; None to let it pass."""
+
+    def misses_table(self, error: Exception) -> bool:
+        """Whether the ledger or the target was dropped, so that the plan is to be made anew before the next try."""
+        return False
+
+    def forbidden(self, error: Exception) -> str | None:
+        """What the server says of a right that the user lacks; None if the error is about something else."""
+        return None
+
+    # ------------------------------------------------------------------ two-phase transactions
+    @abstractmethod
+    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
+        """Open the participant's transaction, whose rows go into the target itself."""
+
+    @abstractmethod
+    def prepare(self, transaction: T, schema: str) -> None:
+        """Make it durable, and let go of the connection."""
+
+    @abstractmethod
+    def commit_unprepared(self, transaction: T, schema: str) -> None:
+        """Commit it at once, and let go of the connection."""
+
+    @abstractmethod
+    def end(self, connection: C, schema: str, how: str, identity: Identity) -> bool:
+        """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. Raises ConfigurationError if the
+        sink may not, and the driver's errors to be asked again."""
+
+    @abstractmethod
+    def prepared(self, connection: C, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        """What is prepared of this job and sink."""
+
+    def key(self, identity: Identity) -> str:
+        """What the ledger knows a prepared transaction by."""
+        return str(identity[self.KEY])
+
+    def evidence(self, transaction: T) -> dict[str, object]:
+        """What a committable carries beside the ledger's proof. `transaction_id` is needed where `key` is another."""
+        return {}
+
+    def contradiction(self, connection: C, proof: Mapping[str, object]) -> str | None:
+        """Why a transaction of which the ledger has nothing can nevertheless not be called lost."""
+        return None
+
+    # ------------------------------------------------------------------ alike
+    def quoted(self, columns: Iterable[str]) -> str:
+        """Identifiers, as a list."""
+        return ", ".join(self.server.quote(column) for column in columns)
+
+    def rights(self, target: TargetT, strategy: str) -> list[str]:
+        """What the sink has to be allowed to do with the target."""
+        upsert = self.merge.mode == "upsert"
+        needed = {
+            "INSERT": True,
+            "SELECT": strategy == "staged" and (upsert or target.uniques),
+            "UPDATE": upsert,
+            "DELETE": self.merge.delete_marker,
+        }
+        return [right for right, is_needed in needed.items() if is_needed]
+
+
+def declarations(
+    fields: Iterable[pa.Field], declare: Callable[[pa.Field], Declared]
+) -> list[tuple[pa.Field, Declared]]:
+    """Each field with the type that a created table has for it. Raises SchemaMismatch that names the column."""
+    found = []
+    for field in fields:
+        try:
+            found.append((field, declare(field)))
+        except SchemaMismatch as unfit:
+            raise SchemaMismatch(f'column "{field.name}": {unfit}') from None
+    return found

@@ -1,0 +1,62 @@
+"""The table that rows go to, as its database describes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from sinks.sql.names import label
+
+
+@dataclass(frozen=True)
+class Column:
+    """`declared`, or else `type`, is its type in SQL."""
+
+    name: str
+    type: str
+    declared: str = ""
+    nullable: bool = True
+    has_default: bool = False
+    generated: bool = False
+
+
+@dataclass(frozen=True)
+class Unique:
+    """A unique index over whole columns. `arbiter`: upserts can go by it (it is not deferred)."""
+
+    name: str
+    columns: tuple[str, ...]
+    arbiter: bool = True
+
+
+ColumnT = TypeVar("ColumnT", bound=Column, covariant=True)
+
+
+@dataclass(frozen=True)
+class Target(Generic[ColumnT]):
+    """`schema` is "" for the one that the database takes when none is named. `constraints` names what judges a row
+    there and cannot be judged in a staging table: foreign keys, triggers and the like."""
+
+    schema: str
+    name: str
+    columns: tuple[ColumnT, ...]
+    uniques: tuple[Unique, ...] = ()
+    constraints: tuple[str, ...] = ()
+    referenced_by: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return label(self.schema, self.name)
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+    @property
+    def judges(self) -> bool:
+        """Whether the table may refuse rows that staging tables take."""
+        return bool(self.uniques or self.constraints)
+
+    def is_unique(self, keys: tuple[str, ...]) -> bool:
+        """Whether upserts can go by these keys."""
+        return any(set(unique.columns) == set(keys) and unique.arbiter for unique in self.uniques)

@@ -1,0 +1,219 @@
+"""Any database's own way, as far as SQLAlchemy knows it. Strategy `two_phase`: rows go into the target itself, then
+SQLAlchemy's `prepare`; the driver commits by name. Strategy `staged`: see there."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import Connection
+from sqlalchemy.types import SchemaType, TypeEngine
+
+from sinks.sql import target as targets
+from sinks.sql.dialect import Dialect, Plan, declarations
+from sinks.sql.values import mismatches
+from sinks.sqlalchemy.database import Database, create
+from sinks.sqlalchemy.ledger import Ledger
+from sinks.sqlalchemy.rows import RowTransaction
+from sinks.sqlalchemy.types import Column, conversion, declared
+from sinks.transaction import Identity, TransactionContext, token
+
+PARTICIPANT = "tpc_participant"
+
+# Dialects whose two-phase transactions are tested here, each with the query that tells whether the server allows them.
+_TWO_PHASE = {"postgresql": "SELECT CAST(current_setting('max_prepared_transactions') AS integer) > 0"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target(targets.Target[Column]):
+    """`filled` are the columns that tasks fill: of `staging`, which is None with the strategy `two_phase`, and in
+    recovery before the first batch, or else of the table itself."""
+
+    table: sa.Table
+    filled: dict[str, Column]
+    staging: sa.Table | None = None
+
+
+class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
+    LEDGER = Ledger
+    KEY = "xid"
+
+    server: Database
+
+    # ------------------------------------------------------------------ the target
+    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
+        schema, _, name = table.rpartition(".")
+        return schema, name
+
+    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
+        if not sa.inspect(connection).has_table(name, schema=schema or None):
+            return None
+        table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
+        columns = []
+        for column in table.columns:
+            if isinstance(column.type, sa.JSON):
+                column.type.none_as_null = True  # a NULL is none, and not the JSON value null
+            counter = column is table.autoincrement_column
+            columns.append(
+                Column(
+                    column.name,
+                    repr(column.type),
+                    nullable=bool(column.nullable) and not counter,
+                    has_default=column.server_default is not None or counter,
+                    generated=column.computed is not None
+                    or bool(column.identity is not None and column.identity.always),
+                    kind=column.type,
+                    dialect=self.server.dialect,
+                )
+            )
+        return Target(schema, name, tuple(columns), table=table, filled={column.name: column for column in columns})
+
+    def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
+        return difflib.get_close_matches(name, sa.inspect(connection).get_table_names(schema=schema or None))
+
+    def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
+        keys = self.merge.keys
+        columns = (
+            sa.Column(
+                field.name,
+                kind,
+                primary_key=field.name in keys,
+                nullable=field.nullable and field.name not in keys,
+                autoincrement=False,
+            )
+            for field, kind in declarations(fields, self._declared)
+        )
+        create(connection, sa.Table(name, sa.MetaData(), *columns, schema=schema or None))
+
+    def _declared(self, field: pa.Field) -> TypeEngine[Any]:
+        return declared(field.type, self.server.dialect, key=field.name in self.merge.keys)
+
+    def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
+        return mismatches(batch, target.columns, conversion)
+
+    def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
+        if self.merge.keys and not self._is_unique(connection, target.table):
+            yield f"upsert by ({', '.join(self.merge.keys)}) needs a primary key or unique index on just these columns"
+        engine = target.table.kwargs.get(f"{self.server.dialect}_engine", "InnoDB")
+        if engine != "InnoDB":
+            yield f"its engine {engine} has no transactions: ALTER TABLE {target.label} ENGINE=InnoDB"
+        if self.strategy == "two_phase":
+            yield from self._no_two_phase(connection)
+
+    def _is_unique(self, connection: Connection, table: sa.Table) -> bool:
+        inspector = sa.inspect(connection)
+        uniques = [inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"]]
+        uniques += [unique["column_names"] for unique in inspector.get_unique_constraints(table.name, table.schema)]
+        indexes = inspector.get_indexes(table.name, table.schema)
+        uniques += [[name for name in index["column_names"] if name] for index in indexes if index["unique"]]
+        return any(set(columns) == set(self.merge.keys) for columns in uniques)
+
+    def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
+        if self.strategy != "auto":
+            return self.strategy, "as configured"
+        if self.merge.mode == "upsert":
+            return "staged", "upserts need it"
+        reasons = self._no_two_phase(connection)
+        return ("staged", reasons[0]) if reasons else ("two_phase", "the server allows it")
+
+    def _no_two_phase(self, connection: Connection) -> list[str]:
+        query = _TWO_PHASE.get(self.server.dialect)
+        if query is None:
+            other = " or sinks.mysql.MySQLSink" if self.server.dialect in ("mysql", "mariadb") else ""
+            return [f'strategy="two_phase" is not for {self.server.dialect}: use strategy="staged"{other}']
+        if not connection.scalar(sa.text(query)):
+            return ['strategy="two_phase" needs two-phase transactions switched on in the server, or use "staged"']
+        return []
+
+    def staged_beside(self, connection: Connection, target: Target, batch: pa.Schema, sink: str) -> Target:
+        """The staging table of this sink for rows of these columns, shared by all participants; another one for other
+        columns, so that what is staged before a change of schema stays as it is."""
+        filled = {name: target.filled[name] for name in self.merge.written(batch.names, target.names)}
+        for field, kind in declarations((field for field in batch if field.name not in filled), self._declared):
+            filled[field.name] = Column.of(field.name, kind, self.server.dialect)
+        columns = [(column, self._required(column)) for column in filled.values()]
+        layout = repr((sink, target.label, [(column.name, column.type, required) for column, required in columns]))
+        name = f"tpc_{hashlib.sha256(layout.encode()).hexdigest()[:20]}"
+        staging = sa.Table(
+            name,
+            sa.MetaData(),
+            sa.Column(PARTICIPANT, sa.String(32), nullable=False),
+            *(sa.Column(column.name, _copy(column.kind), nullable=not required) for column, required in columns),
+            sa.Index(f"{name}_by", PARTICIPANT, *self.merge.keys),
+            schema=target.schema or None,
+            mysql_engine="InnoDB",
+            mariadb_engine="InnoDB",
+        )
+        create(connection, staging)
+        return replace(target, filled=filled, staging=staging)
+
+    def _required(self, column: Column) -> bool:
+        """A row that deletes needs nothing but its key."""
+        return column.name in self.merge.keys or (not column.nullable and not self.merge.delete_marker)
+
+    # ------------------------------------------------------------------ errors
+    def misconfigured(self, error: Exception) -> str | None:
+        if not isinstance(error, exc.OperationalError):
+            return None
+        return (
+            f"cannot use {self.server}: {self.server.said(error)}. Check address, user, password and rights, and "
+            "that the server runs"
+        )
+
+    # ------------------------------------------------------------------ two-phase transactions
+    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> RowTransaction:
+        xid = self._prefix(context.job, context.sink) + _digest(context.transaction_id, 20)
+        target = plan.target
+        return RowTransaction(self.server, context, target.label, {self.KEY: xid}, target.table, target.filled, {}, xid)
+
+    def _prefix(self, job: str, sink: str) -> str:
+        """What the names of a job's and sink's transactions begin with. A server lists those of all its databases,
+        hence the database's name; and XA takes no more than 64 bytes, hence hashes."""
+        return f"tpc_{_digest(token(job))}_{_digest(f'{self.server.url.database} {token(sink)}')}_"
+
+    def prepare(self, transaction: RowTransaction, schema: str) -> None:
+        transaction.seal()
+
+    def commit_unprepared(self, transaction: RowTransaction, schema: str) -> None:
+        with transaction.explained():
+            transaction.transaction.commit()
+        transaction.connection.close()
+
+    def end(self, connection: Connection, schema: str, how: str, identity: Identity) -> bool:
+        xid = self.key(identity)
+        connection.rollback()  # ends what reading began
+        try:
+            (connection.commit_prepared if how == "COMMIT" else connection.rollback_prepared)(xid, recover=True)
+            return True
+        except (exc.DBAPIError, self.server.engine.dialect.loaded_dbapi.Error):  # dialects may not wrap the driver's
+            connection.invalidate()
+            connection.rollback()
+            if xid in _listed(connection):
+                raise
+            return False
+
+    def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        if self.server.dialect not in _TWO_PHASE:
+            return []
+        return [{self.KEY: xid} for xid in sorted(_listed(connection)) if xid.startswith(self._prefix(job, sink))]
+
+    def evidence(self, transaction: RowTransaction) -> dict[str, object]:
+        return {"transaction_id": transaction.context.transaction_id}
+
+
+def _digest(text: str, length: int = 10) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def _listed(connection: Connection) -> set[str]:
+    return {xid.decode() if isinstance(xid, bytes) else str(xid) for xid in connection.recover_twophase()}
+
+
+def _copy(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    return kind.copy() if isinstance(kind, SchemaType) else kind
