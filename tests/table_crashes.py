@@ -1,0 +1,192 @@
+"""Servers of tables die, connections are cut, operators interfere: between any two steps of the protocol, rows stay
+exactly once, whichever database it is. The jobs run here without Spark; tests/spark has them with it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator.errors import CheckpointFailed, InDoubtError
+from sinks.errors import BadValue
+from sinks.sql.sink import TableSink
+from sinks.testing import KILLED, Driver, Hooked, LocalQuery
+from sinks.testing.conformance import example_input, ids, rows
+from sinks.testing.driver import die
+from tests.table import Database
+
+
+class Server(Protocol):
+    def kill(self) -> object: ...
+    def start(self) -> object: ...
+    def restart(self) -> object: ...
+
+
+class At(CheckpointListener):
+    """Calls `hook` when checkpoint `checkpoint_id` comes to `step`, once."""
+
+    def __init__(self, step: Step, hook: Callable[[], object], checkpoint_id: int = 1) -> None:
+        self.step, self.hook, self.checkpoint_id, self.due = step, hook, checkpoint_id, True
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Any) -> None:
+        if self.due and (step, checkpoint_id) == (self.step, self.checkpoint_id):
+            self.due = False
+            self.hook()
+
+
+class DieAfter(CheckpointListener):
+    """SIGKILL some milliseconds into the commit of checkpoint 1."""
+
+    def __init__(self, delay: float) -> None:
+        self.delay = delay
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Any) -> None:
+        if (step, checkpoint_id) == (Step.COMMITTING, 1):
+            threading.Timer(self.delay, die).start()
+
+
+def run(folder: Path, sink: Any, input: Any, *listeners: CheckpointListener, commit_timeout: float = 30) -> None:
+    config = CheckpointConfig(commit_timeout=commit_timeout)
+    with CheckpointCoordinator("job", [sink], f"file://{folder / 'storage'}", config, listeners) as coordinator:
+        LocalQuery(folder / "query", input).run(coordinator)
+
+
+def assert_exactly_once(db: Database, input: Any) -> None:
+    """And nothing in doubt. Closes `db`."""
+    with closing(db):
+        assert Counter(db.ids()) == Counter(ids(input))
+        assert list(db.prepared()) == []
+        assert db.staging() == []
+
+
+class TableCrashes:
+    """Fixtures: `server`, one that tests may kill, `dsn` of a database of it with a table `orders`, and `strategy`, one
+    of the sink's after the other."""
+
+    make: Callable[..., TableSink]
+    """The sink for a DSN and a table, with its options."""
+    observe: Callable[[str], Database]
+    strategies: tuple[str, str]
+
+    def cut_connections(self, server: Any) -> None:
+        """All but one's own, once."""
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("how", [pytest.param("restart", marks=pytest.mark.large), "kill"])
+    @pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
+    def test_server_goes_down_between_pre_commit_and_commit(
+        self, tmp_path: Path, server: Server, dsn: str, strategy: str, how: str, step: Step
+    ) -> None:
+        def down_and_up() -> None:
+            if how == "kill":
+                server.kill()
+                server.start()
+            else:
+                server.restart()
+
+        input = example_input()
+        run(tmp_path, self.make(dsn, "orders", strategy=strategy), input, At(step, down_and_up))
+        assert_exactly_once(self.observe(dsn), input)
+
+    def test_commit_keeps_asking_until_the_server_is_back(
+        self, tmp_path: Path, server: Server, dsn: str, strategy: str
+    ) -> None:
+        back = threading.Timer(3, server.start)
+
+        def down() -> None:
+            server.kill()
+            back.start()
+
+        input = example_input()
+        run(tmp_path, self.make(dsn, "orders", strategy=strategy), input, At(Step.COMPLETE, down))
+        back.join()
+        assert_exactly_once(self.observe(dsn), input)
+
+    def test_commit_gives_up_after_its_timeout_and_the_next_start_goes_on(
+        self, tmp_path: Path, server: Server, dsn: str, strategy: str
+    ) -> None:
+        input = example_input()
+        sink = self.make(dsn, "orders", strategy=strategy)
+        with pytest.raises(InDoubtError, match=r"could not be made visible within \d s") as error:
+            run(tmp_path, sink, input, At(Step.COMPLETE, server.kill), commit_timeout=1)
+        assert len(error.value.transactions) == 3
+        server.start()
+        run(tmp_path, sink, input)
+        assert_exactly_once(self.observe(dsn), input)
+
+    def test_server_killed_while_tasks_write(self, tmp_path: Path, server: Server, dsn: str, strategy: str) -> None:
+        input = example_input()
+        sink = self.make(dsn, "orders", strategy=strategy)
+        with pytest.raises(CheckpointFailed, match=r"checkpoint 0 .* nothing of it is visible"):
+            run(tmp_path, Hooked(sink, "write", nth=2, hook=server.kill), input)
+        server.start()
+        run(tmp_path, sink, input)
+        assert_exactly_once(self.observe(dsn), input)
+
+    def test_connections_cut_during_commit(self, tmp_path: Path, server: Server, dsn: str, strategy: str) -> None:
+        visible = threading.Event()
+
+        def cut() -> None:
+            for _ in range(200):
+                self.cut_connections(server)
+                if visible.is_set():
+                    break
+
+        def stop() -> None:
+            visible.set()
+            cutting.join()
+
+        cutting = threading.Thread(target=cut)
+        input = example_input(batches=2)
+        sink = self.make(dsn, "orders", strategy=strategy)
+        run(tmp_path, sink, input, At(Step.COMMITTING, cutting.start), At(Step.COMMITTED, stop))
+        assert_exactly_once(self.observe(dsn), input)
+
+    def test_driver_killed_in_the_middle_of_the_commits(self, tmp_path: Path, dsn: str, strategy: str) -> None:
+        input = [[rows(10_000 * n + 100 * p, 5) for p in range(40)] for n in range(3)]
+        sink = self.make(dsn, "orders", strategy=strategy)
+        killed = 0
+        for delay in (0.002, 0.005, 0.01, 0.02):
+            driver = Driver("job", sink, f"file://{tmp_path / 'storage'}", tmp_path / "query", input)
+            driver.listeners = [DieAfter(delay)]
+            killed += driver.run() == KILLED
+        run(tmp_path, sink, input)
+        assert killed
+        assert_exactly_once(self.observe(dsn), input)
+
+    def test_an_operator_drops_a_decided_staging_table(self, tmp_path: Path, dsn: str) -> None:
+        """The replacement and its held siblings become visible together."""
+
+        def drop() -> None:
+            with closing(self.observe(dsn)) as db:
+                first, *others = db.staging()
+                assert len(others) == 2
+                db.run(f"DROP TABLE {first}")
+
+        input = example_input()
+        run(tmp_path, self.make(dsn, "orders", strategy="staged"), input, At(Step.COMPLETE, drop))
+        assert_exactly_once(self.observe(dsn), input)
+
+    def test_strategies_may_change_between_restarts(self, tmp_path: Path, dsn: str) -> None:
+        input = example_input()
+        for strategy in self.strategies:
+            sink = self.make(dsn, "orders", strategy=strategy)
+            Driver("job", sink, f"file://{tmp_path / 'storage'}", tmp_path / "query", input, [DieAfter(0)]).run()
+        run(tmp_path, self.make(dsn, "orders", strategy="auto"), input)
+        assert_exactly_once(self.observe(dsn), input)
+
+    def test_a_constraint_fails_the_checkpoint_and_leaves_nothing(
+        self, tmp_path: Path, dsn: str, strategy: str
+    ) -> None:
+        with closing(self.observe(dsn)) as db:
+            db.run("ALTER TABLE orders ADD CONSTRAINT small CHECK (id < 1100)")
+        input = example_input()
+        with pytest.raises(BadValue, match=r"\.orders.*small"):
+            run(tmp_path, self.make(dsn, "orders", strategy=strategy), input)
+        assert_exactly_once(self.observe(dsn), input[:1])
