@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import psycopg
@@ -154,6 +154,9 @@ class Server(servers.PooledServer[Connection]):
         with self.transaction(connection):
             yield
             raise psycopg.Rollback
+
+    def reading(self, connection: Connection) -> AbstractContextManager[None]:
+        return connection.bounded()
 
     def quote(self, *names: str) -> str:
         return sql.Identifier(*names).as_string()

@@ -43,6 +43,10 @@ class Server(ABC, Generic[C]):
     def trial(self, connection: C) -> AbstractContextManager[None]:
         """The same, but rolled back in any case."""
 
+    def reading(self, connection: C) -> AbstractContextManager[None]:
+        """Queries in this block share what each of them would need by itself. Default: they need nothing."""
+        return contextlib.nullcontext()
+
     @abstractmethod
     def quote(self, *names: str) -> str:
         """An identifier of one or more parts."""

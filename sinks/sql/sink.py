@@ -175,7 +175,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
         """As the ledger has it."""
-        with self._server.lend() as connection:
+        with self._server.lend() as connection, self._server.reading(connection):
             _, ledger = self._planner.find_ledger(connection)
             return ledger.newest(connection, token(job), token(self.name)) if ledger else {}
 
