@@ -1,8 +1,8 @@
-"""Java of the tests: most of its processes live for seconds, in which they load and compile Spark's classes.
+"""Java of the tests: most of its processes live for seconds, in which they load and compile Spark's or Kafka's classes.
 
     python -m tests.jvm
 
-archives those that a streaming job loads, for all later starts of Spark (JEP 350, "Dynamic CDS Archives").
+archives those that a streaming job and a broker load, for all later starts (JEP 350, "Dynamic CDS Archives").
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+
+from sinks.testing.servers.kafka import archive_classes
 
 CLASSES = Path(__file__).parents[1] / ".cache" / "spark-classes.jsa"
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -52,4 +54,5 @@ def _set(options: str) -> None:
 
 
 if __name__ == "__main__":
+    archive_classes()
     archive()

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exports some names without saying so
     AclBinding,
     AclBindingFilter,
@@ -48,7 +48,7 @@ from sinks.testing.servers.common import (
     free_port,
     temporary_folder,
 )
-from sinks.testing.servers.maven import java, maven_jars
+from sinks.testing.servers.maven import cache_folder, java, maven_jars
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,9 @@ controller to hand its partitions to."""
 
 SMALL_JVM = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Starts quickly and stays small. A benchmark wants another."""
+
+SILENT_JVM = ("-Xlog:disable", "-Xlog:all=off")
+"""Says nothing of an archive of classes that it cannot use."""
 
 ADMIN = "admin"
 """The user with all rights, where users are asked for."""
@@ -385,10 +388,32 @@ class KafkaBroker(OneProcess):
         return self._folder / "server.properties"
 
 
+def class_archive() -> Path:
+    """Where a broker's classes may be archived ("Dynamic CDS Archives", JEP 350): with them it starts in half the time.
+    `archive_classes` makes it; another JVM goes without."""
+    return cache_folder() / f"kafka-{VERSION}.jsa"
+
+
+def archive_classes() -> None:
+    """Run a broker, and keep the classes that it loaded for all later ones."""
+    new = class_archive().with_suffix(".new")
+    with KafkaServer(jvm=(*SMALL_JVM, f"-XX:ArchiveClassesAtExit={new}", *SILENT_JVM)) as server:
+        with server.topic() as topic:
+            producer = Producer(server.client_options() | {"transactional.id": topic, "log_level": 0})
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.produce(topic, b"")
+            producer.commit_transaction()
+        server.stop()
+    new.replace(class_archive())
+
+
 def _program(home: Path, jvm: Sequence[str]) -> list[str]:
     """The command line up to the class to run."""
+    archive = class_archive()
     return [
         java(),
+        *([f"-XX:SharedArchiveFile={archive}", *SILENT_JVM] if archive.exists() else ()),
         *jvm,
         "-XX:-UsePerfData",  # would leave a file in /tmp after SIGKILL
         f"-Djava.io.tmpdir={home}",
