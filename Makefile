@@ -4,7 +4,9 @@
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 BENCH ?= postgres kafka mysql
-PYTEST := -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+# Test processes at once; the third has the processors while two wait for their servers.
+PROCESSES ?= 3
+PYTEST := -m pytest -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
 CLASSES := .cache/spark-classes.jsa
@@ -39,9 +41,11 @@ spark-%: .cache/pyspark/% $(READY) | java
 
 .PRECIOUS: .cache/pyspark/%
 .cache/pyspark/%: | $(READY)
-	rm -rf $@.part
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --target $@.part 'pyspark==$*.*'
-	mv $@.part $@
+	@rm -rf $@.part
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --timeout 20 --retries 2 \
+		--target $@.part 'pyspark==$*.*' || \
+		{ echo "Spark $* was not tested: it could not be installed, see above. Does the package index answer?" >&2; exit 1; }
+	@mv $@.part $@
 
 # On each of these Pythons that is on the PATH: what needs no Spark, and one job of Spark that is killed.
 PYTHONS ?= 3.10 3.11 3.12 3.13
@@ -86,7 +90,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 $(CLASSES): $(READY) | java
-	@echo "archiving Spark's classes, once, so that tests start it faster"
+	@echo "archiving the classes of Spark and of Kafka, once, so that tests start them faster"
 	-@$(BIN)/python -m tests.jvm
 
 java:
