@@ -28,9 +28,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that at the end no process of `make test` waits for the other."""
+    """Long files, most of which keep a processor busy with Spark, in turn with others, most of which wait for servers;
+    and before the last of these, so that at the end no process of `make test` waits for the other."""
     long = {item.path for item in items if "spark" in item.location[0] or item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    scopes: dict[bool, dict[str, int]] = {True: {}, False: {}}
+    """The place in its row of each module or class, which xdist's loadscope leaves to one process."""
+    for item in items:
+        row = scopes[item.path in long]
+        row.setdefault(_scope(item), len(row))
+    items.sort(key=lambda item: (scopes[item.path in long][_scope(item)], item.path not in long))
+
+
+def _scope(item: pytest.Item) -> str:
+    return item.nodeid.rpartition("::")[0]
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ def test_kafka_to_kafka(kafka: KafkaService, tmp_path: Path) -> None:
         assert value["mph"] == (expected and pytest.approx(expected, abs=0.5))
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.chaos
 def test_kafka_to_postgres(kafka: KafkaService, pg_database: str, tmp_path: Path) -> None:
     output = run_example("kafka_to_postgres", tmp_path, "--bootstrap", kafka.bootstrap, DSN=pg_database)

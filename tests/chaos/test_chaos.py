@@ -23,7 +23,7 @@ def options(batches: int = 20, bug: str | None = None, fault: tuple[str, ...] = 
     return argparse.Namespace(batches=batches, keep=False, bug=bug, fault=fault, peer=False)
 
 
-SHORT = (("postgres", "prepared"), ("kafka", "append"), ("all", "mixed"))
+SHORT = (("kafka", "append"), ("all", "mixed"))
 """The rigs of `make test`."""
 
 

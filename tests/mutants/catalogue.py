@@ -15,7 +15,8 @@ class Mutant:
     """Where one has to fail."""
 
 
-PROTOCOL = ("tests/protocol", "tests/test_custom_sink.py")
+QUICK = tuple(f"tests/protocol/test_{name}.py" for name in ("decisions", "rules", "protocol", "sweeps"))
+PROTOCOL = (*QUICK, "tests/protocol", "tests/test_custom_sink.py")
 MEMORIES = ("tests/protocol/test_memories.py",)
 SAVEPOINTS = ("tests/savepoint/test_lineages.py", "tests/savepoint/test_savepoints.py")
 FILES = ("tests/storage/test_conformance.py", "tests/storage/test_failures.py")
@@ -256,7 +257,7 @@ MUTANTS = (
         "coordinator",
         "    if hidden:\n        raise InDoubtError(",
         "    if False:\n        raise InDoubtError(",
-        ("tests/protocol", *SAVEPOINTS),
+        (*QUICK, "tests/protocol", *SAVEPOINTS),
     ),
     Mutant(
         "what is committed can be given up",
@@ -271,7 +272,7 @@ MUTANTS = (
         "coordinator",
         "        if there.newest_generation != claim.generation:\n            return False\n",
         "",
-        ("tests/protocol", *SAVEPOINTS),
+        (*QUICK, "tests/protocol", *SAVEPOINTS),
     ),
     Mutant(
         "the newest is not looked for again (R9)",

@@ -16,8 +16,10 @@ from sinks.testing.driver import die
 from tests.mysql.play import Observer
 from tests.spark.job import KILLED, KillGroupAt, Once, SparkJob, write_input
 
+pytestmark = pytest.mark.large
 
-@pytest.mark.parametrize("strategy", [pytest.param("xa", marks=pytest.mark.large), "staged"])
+
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
 def test_killed_at_the_worst_moments(tmp_path: Path, mysql_database: str, strategy: Any) -> None:
     """After pre-commit, after the decision, and a Python worker between its XA PREPARE and its ack."""
     ids = write_input(tmp_path / "input")
@@ -39,7 +41,6 @@ def count_by_remainder(df: Any) -> Any:
     return df.groupBy((df.id % 10).alias("key")).count()
 
 
-@pytest.mark.large
 def test_a_stateful_count_is_upserted(tmp_path: Path, mysql_database: str) -> None:
     ids = write_input(tmp_path / "input")
 

@@ -113,6 +113,7 @@ def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_d
     assert query(pg_database, LEFT) == []
 
 
+@pytest.mark.large
 def test_worker_killed_in_a_stateful_query(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
     """R10: the restart has nothing to write for that batch, yet Spark needs it to run for the state store."""
     ids = write_input(tmp_path / "input", batches=2)

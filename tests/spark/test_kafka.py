@@ -250,7 +250,7 @@ def test_speculative_loser_on_pooled_ids(tmp_path: Path, source: KafkaSource, in
     assert into_kafka.ids("read_uncommitted").total() > RECORDS, "there was no loser"
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.chaos
 def test_a_topic_written_by_the_sink_is_a_source(
     tmp_path: Path, source: KafkaSource, into_kafka: IntoKafka, pg_database: str

@@ -47,6 +47,7 @@ def count_by_remainder(df: Any) -> Any:
     return df.groupBy((df.id % 10).alias("key")).count()
 
 
+@pytest.mark.large
 def test_a_stateful_count_is_upserted(tmp_path: Path, pg_database: str) -> None:
     ids = write_input(tmp_path / "input")
 

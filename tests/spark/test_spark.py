@@ -47,7 +47,7 @@ def assert_exactly_once(sink: FileSink, ids: list[int], job: str = "spark-job") 
 @pytest.mark.parametrize(
     ("step", "master"),
     [
-        (Step.PRE_COMMITTED, "local[2,4]"),
+        pytest.param(Step.PRE_COMMITTED, "local[2,4]", marks=pytest.mark.large),
         (Step.COMPLETE, "local-cluster[2,1,1024]"),
         pytest.param(Step.DONE, "local[2,4]", marks=pytest.mark.large),
     ],
@@ -64,7 +64,9 @@ def count_by_remainder(df: Any) -> Any:
     return df.groupBy((df.id % 10).alias("key")).count()
 
 
-@pytest.mark.parametrize("conf", [{}, ROCKSDB], ids=["hdfs-backed", "rocksdb-v2"])
+@pytest.mark.parametrize(
+    "conf", [pytest.param({}, id="hdfs-backed", marks=pytest.mark.large), pytest.param(ROCKSDB, id="rocksdb-v2")]
+)
 def test_stateful_query_killed_between_complete_and_sparks_commit(
     tmp_path: Path, sink: FileSink, conf: dict[str, str]
 ) -> None:
@@ -133,6 +135,7 @@ def test_speculative_loser(tmp_path: Path, sink: FileSink) -> None:
     assert len(os.listdir(sink.folder)) > 6, "there was no loser"
 
 
+@pytest.mark.large
 def test_two_sinks_in_one_checkpoint(tmp_path: Path, sink: FileSink) -> None:
     ids = write_input(tmp_path / "input")
     (tmp_path / "others").mkdir()
@@ -149,6 +152,7 @@ def withdraw_one(folder: Path) -> None:
     sink.abort(sorted(sink.in_doubt("spark-job"), key=str)[0])
 
 
+@pytest.mark.large
 def test_a_lost_transaction_is_replayed_from_the_same_partition(tmp_path: Path, sink: FileSink) -> None:
     ids = write_input(tmp_path / "input")
     assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED

@@ -25,6 +25,7 @@ def server() -> Iterator[HdfsServer]:
         yield server
 
 
+@pytest.mark.slow
 class TestHdfs(ProcessConformance):
     """One class, so that one worker of a parallel run has the cluster."""
 
@@ -48,6 +49,10 @@ class TestHdfs(ProcessConformance):
         yield set
         for name in names:
             spark.conf.unset(name)
+
+    @pytest.mark.large
+    def test_processes_race_for_each_key(self, uri, reopen, environment):
+        super().test_processes_race_for_each_key(uri, reopen, environment)
 
     @pytest.mark.chaos
     @pytest.mark.parametrize("size", [1_000_000])
