@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.config import CheckpointConfig
@@ -82,6 +82,15 @@ def of_shuffles(*, checked: bool, deterministic: bool) -> list[str]:
     return [
         "the query is not deterministic, and after the loss of an executor Spark may mix rows of two computations; set "
         f"{' and '.join(CHECKED_SHUFFLES)} to true (Spark 4.1 or later)"
+    ]
+
+
+def of_order(found: Sequence[str]) -> list[str]:
+    """`found` is what takes the rows that happen to come first, such as `first()`."""
+    return [
+        f"the query has {what}, whose result depends on the order of rows, which Spark does not fix: a transaction "
+        "that is lost can then not be written again, and the query stops until its rows are given up"
+        for what in found
     ]
 
 

@@ -83,6 +83,7 @@ class SparkBatch(DataFrameBatch):
         for source in self._execution.sources():
             found += guarantee.of_source(*source)
         deterministic = self._execution.is_deterministic(self._df)
+        found += guarantee.of_order(self._execution.order_dependent(self._df))
         return found + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
 
     def _shuffles_are_checked(self) -> bool:

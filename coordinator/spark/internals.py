@@ -7,7 +7,8 @@ asks each version of `make test-matrix` for every part.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -149,6 +150,32 @@ class StreamExecution:
         """The query's own plan, and what foreachBatch made of the batch: `df`."""
         plans = self._execution.logicalPlan(), df._jdf.queryExecution().analyzed()
         return all(bool(plan.deterministic()) for plan in plans)
+
+    @_internal("LogicalPlan.children(), nodeName() and output(), Deduplicate.keys(), Aggregate.aggregateExpressions()")
+    def order_dependent(self, df: DataFrame) -> list[str]:
+        """What takes the rows that come first, in the query's own plan and in what foreachBatch made of the batch."""
+        plans = self._execution.logicalPlan(), df._jdf.queryExecution().analyzed()
+        nodes = [node for plan in plans for node in _nodes(plan)]
+        found = set()
+        for node in nodes:
+            name = str(node.nodeName())
+            if name.startswith("Deduplicate") and node.keys().size() < node.child().output().size():
+                found.add("dropDuplicates on some of the columns")
+            elif name == "Aggregate":
+                text = str(node.aggregateExpressions().mkString(", "))
+                found |= {f"{function}()" for function in _BY_ORDER.findall(text)}
+        return sorted(found)
+
+
+_BY_ORDER = re.compile(r"(?<![\w.])(first|last|any_value|collect_list|collect_set)\(")
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """A logical plan's, from the top."""
+    yield plan
+    children = plan.children()
+    for i in range(children.size()):
+        yield from _nodes(children.apply(i))
 
 
 INTERRUPTED = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +46,7 @@ class PlainProducer(TransactionalProducer):
         except (KafkaException, TypeError, ValueError) as error:
             raise ConfigurationError(f"confluent-kafka refuses the options: {error}") from None
         self._cluster = ""
+        self._admin: AdminClient | None = None
 
     def begin(self, timeout: float) -> None:
         try:
@@ -56,12 +57,14 @@ class PlainProducer(TransactionalProducer):
             raise self._explained(error, "begin_transaction") from error
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for row in batch.to_pylist():
+        rows = batch.to_pylist()
+        for row in rows:
             topic = row.get("topic") or self.default_topic
             if topic is None:
                 raise no_topic()
             if topic not in self.topic_ids:
-                self._topic_has(topic, self._id_of(topic))
+                others = {row.get("topic") or self.default_topic for row in rows} - self.topic_ids.keys() - {None}
+                self._learn_ids(topic, [str(name) for name in others])
             self._produce(topic, row)
         self._serve(self._client.poll, 0)
         self._raise_failure()
@@ -95,14 +98,18 @@ class PlainProducer(TransactionalProducer):
             self.sent += 1
             return
 
-    def _id_of(self, topic: str) -> str:
-        """A producer cannot be asked for it: a client of its own is."""
-        try:
-            client = AdminClient(self._options)
-            asked = client.describe_topics(TopicCollection([topic]), request_timeout=METADATA_TIMEOUT)
-            return str(asked[topic].result(METADATA_TIMEOUT).topic_id)
-        except KafkaException as error:
-            raise self._explained(error, f"the id of topic {topic!r}") from error
+    def _learn_ids(self, topic: str, names: Sequence[str]) -> None:
+        """Ask for the ids of `names`, all at once. A producer cannot be asked for them: a client of its own is. Raises
+        what is wrong with `topic`; another one is asked for again when a record goes there."""
+        if self._admin is None:
+            self._admin = AdminClient(self._options)
+        asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=METADATA_TIMEOUT)
+        for name in names:
+            try:
+                self._topic_has(name, str(asked[name].result(METADATA_TIMEOUT).topic_id))
+            except KafkaException as error:
+                if name == topic:
+                    raise self._explained(error, f"the id of topic {topic!r}") from error
 
     def _serialized(self, topic: str, value: Any) -> bytes | None:
         assert self._serialize is not None
@@ -138,6 +145,7 @@ class PlainProducer(TransactionalProducer):
 
     def close(self) -> None:
         """Not `Producer.close`, which aborts: the collected object leaves the transaction as it is."""
+        self._admin = None
         if hasattr(self, "_client"):
             del self._client
 

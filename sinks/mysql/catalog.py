@@ -62,15 +62,29 @@ def similar(connection: Connection, name: str) -> list[str]:
     return [f"{schema}.{table}" for schema, table in rows]
 
 
+# A replica is a thread that sends the binary log; users without the right PROCESS see none. The comments are SQL for
+# MariaDB alone and for MySQL alone.
+ASYNCHRONOUS_REPLICAS = (
+    "SELECT 'its replicas are asynchronous' FROM DUAL WHERE EXISTS"
+    " (SELECT 1 FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%')"
+    " AND NOT EXISTS (SELECT 1 FROM"
+    " /*M! information_schema.global_status *//*!80000 performance_schema.global_status */"
+    " WHERE LOWER(variable_name) IN ('rpl_semi_sync_master_status', 'rpl_semi_sync_source_status')"
+    " AND variable_value = 'ON')"
+)
+
+
 def weaknesses(connection: Connection) -> list[str]:
-    """What lets a crash lose rows that were committed."""
-    wanted = {"innodb_flush_log_at_trx_commit": ("1",), "innodb_doublewrite": ("1", "ON", "fast")}
+    """What lets a crash, or a failover, lose rows that were committed."""
+    wanted = {"innodb_flush_log_at_trx_commit": ("1",), "innodb_doublewrite": ("1", "ON", "FAST")}
     found = {name: setting(connection, name) for name in wanted}
-    return [
+    reasons = [
         f"the server has {name} = {value}, so a crash of its machine may lose rows"
         for name, value in found.items()
         if value not in wanted[name]
     ]
+    replicas = [f"{why}, so a failover may lose rows" for (why,) in query(connection, ASYNCHRONOUS_REPLICAS)]
+    return reasons + replicas
 
 
 def describe(connection: Connection, schema: str, name: str, *, references: bool = True) -> Target | None:

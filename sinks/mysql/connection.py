@@ -24,6 +24,7 @@ class Connection(pymysql.connections.Connection):
     connection, though it verifies none then. One such context serves them all."""
 
     _unverified: ClassVar[Any] = None
+    _encrypted = False
 
     def __init__(self, **options: Any) -> None:
         self._given = options.get("read_timeout")
@@ -50,6 +51,32 @@ class Connection(pymysql.connections.Connection):
             return create(options)
         Connection._unverified = Connection._unverified or create(options)
         return Connection._unverified
+
+    @property
+    def _secure(self) -> bool:
+        """Whether PyMySQL may send the whole password through this channel."""
+        return self._encrypted and self._trusted()
+
+    @_secure.setter
+    def _secure(self, encrypted: bool) -> None:
+        self._encrypted = encrypted
+
+    @property
+    def server_public_key(self) -> Any:
+        """What PyMySQL encrypts the whole password with where it may not send it. It would take the key that the server
+        sends, whoever that is."""
+        if self._key is None:
+            raise pymysql.OperationalError(
+                CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
+                "the server asks for the password, by a plugin that needs all of it (caching_sha2_password does at a "
+                "user's first login), and nothing proves who it is: give ssl_ca (and ssl_verify_identity) for verified "
+                "TLS, or the server's server_public_key, or use a local socket",
+            )
+        return self._key
+
+    @server_public_key.setter
+    def server_public_key(self, key: Any) -> None:
+        self._key = key
 
     def _process_auth(self, plugin_name: bytes, *rest: Any) -> Any:
         if plugin_name in _IN_CLEAR and not self._trusted():

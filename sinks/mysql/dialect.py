@@ -90,7 +90,7 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
             ) from error
 
     def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
-        return mismatches(batch, target.columns)
+        return mismatches(batch, target.columns, rounding=self.merge.rounding == "allow")
 
     def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
         keys = self.merge.keys
@@ -151,7 +151,8 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
 
     def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> RowEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
-        return (LoadEncoder if target.local else InsertEncoder)(context.schema, columns, target.label)
+        kind = LoadEncoder if target.local else InsertEncoder
+        return kind(context.schema, columns, target.label, rounding=self.merge.rounding == "allow")
 
     # ------------------------------------------------------------------ errors
     def misconfigured(self, error: Exception) -> str | None:

@@ -22,8 +22,8 @@ class RowEncoder(ABC):
     """Encodes the batches that go into one table, whose `columns` the catalog told.
 
     Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another schema, and BadValue
-    for a value that the column would not keep as it is, naming table, column and row (counted from 1 over all batches)
-    and what the row begins with.
+    for a value that the column would not keep as it is (or, with `rounding`, not even rounded), naming table, column
+    and row (counted from 1 over all batches) and what the row begins with.
     """
 
     null: ClassVar[str]
@@ -31,15 +31,18 @@ class RowEncoder(ABC):
     bytes_at_once: ClassVar[int]
     """What a piece should not have much more of."""
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[Column], table: str) -> None:
-        if reasons := mismatches(schema, columns):
+    def __init__(self, schema: pa.Schema, columns: Sequence[Column], table: str, *, rounding: bool = False) -> None:
+        if reasons := mismatches(schema, columns, rounding=rounding):
             raise SchemaMismatch(f"table {table}: " + "; ".join(reasons))
         known = {column.name: column for column in columns}
         self.table = table
         self.columns = [known[name] for name in schema.names]
         self.rows = 0
         self._schema = schema
-        self._convert = [conversion(field.type, column) for field, column in zip(schema, self.columns, strict=True)]
+        self._convert = [
+            conversion(field.type, column, rounding=rounding)
+            for field, column in zip(schema, self.columns, strict=True)
+        ]
 
     @abstractmethod
     def statement(self, into: str) -> str:

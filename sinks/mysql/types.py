@@ -2,7 +2,8 @@
 
 Rows reach the server as text, and most of what does not fit comes back as a warning, which fails the transaction (see
 `loading`). What the server would alter without a word is refused here: fractions of a second that are rounded, NULL
-that becomes the current time or the next number, '1' that becomes the first member of an ENUM, and the like.
+that becomes the current time or the next number, '1' that becomes the first member of an ENUM, and the like. With
+`rounding` numbers and times are rounded here, since servers do it in different ways, and with warnings.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,21 @@ import pyarrow.types as at
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
-from sinks.sql.values import Convert, Refused, Unfit, checked, narrowed, no_internals, refuse, same, short
+from sinks.sql.values import (
+    ROUNDING,
+    Convert,
+    Refused,
+    Unfit,
+    checked,
+    narrowed,
+    no_internals,
+    refuse,
+    refuse_strangers,
+    same,
+    short,
+    to_scale,
+    to_unit,
+)
 
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 _TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
@@ -77,8 +93,9 @@ class Form(Enum):
     BITS = "bits"  # a number that only SQL can turn into a BIT
 
 
-def conversion(arrow: pa.DataType, column: Column) -> Convert:
-    """How values of an Arrow type become the text of a column. Raises Unfit."""
+def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) -> Convert:
+    """How values of an Arrow type become the text of a column. Those that the column would round, or whose blanks it
+    would drop, are refused, unless `rounding`. Raises Unfit."""
     if at.is_null(arrow):
         return lambda array: pa.nulls(len(array), pa.string())
     name = column.type
@@ -87,11 +104,11 @@ def conversion(arrow: pa.DataType, column: Column) -> Convert:
     if name in _BINARIES:
         return _binary(arrow, column)
     if name in _TEXTS or name in _OWN_TEXTS or name == "json":
-        return _text(arrow, column)
+        return _text(arrow, column, rounding)
     if name in ("enum", "set"):
         return _member(arrow, column)
     if name in _CONVERSIONS:
-        return _CONVERSIONS[name](arrow, column)
+        return _CONVERSIONS[name](arrow, column, rounding)
     raise Unfit(f"type {name} is not supported; use a text, json or blob column, or a view with a conversion")
 
 
@@ -127,30 +144,30 @@ def _within(array: pa.Array, bounds: tuple[int, int], complaint: str) -> pa.Arra
     return array
 
 
-def _year(arrow: pa.DataType, column: Column) -> Convert:
+def _year(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if not at.is_integer(arrow):
         raise Unfit("cast it to an integer type in Spark")
     # 0 to 99 would be years of two digits
     return lambda array: _string(_within(array, (1901, 2155), "is outside the years of YEAR, which are 1901 to 2155"))
 
 
-def _decimal(arrow: pa.DataType, column: Column) -> Convert:
-    scale = column.scale or 0
-    target = pa.decimal256(column.precision, scale)
-    if at.is_integer(arrow):
-        return lambda array: _string(checked(array.cast(pa.decimal128(20, 0)), target))
-    if not at.is_decimal(arrow):
+def _decimal(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
+    precision, scale = column.precision, column.scale or 0
+    if not at.is_integer(arrow) and not at.is_decimal(arrow):
         raise Unfit("cast it to decimal in Spark, with the precision that you want")
+    if at.is_decimal(arrow) and arrow.scale <= scale and arrow.precision - arrow.scale <= precision - scale:
+        fitting: Convert = same
+    else:
+        declared = column.declared or "decimal"
+        fitting = lambda array: to_scale(array, precision, scale, declared, rounding=rounding)  # noqa: E731
     if column.unsigned:
-        return lambda array: _string(checked(_within(array, (0, 10**76), "is below 0"), target))
-    if arrow.scale <= scale and arrow.precision - arrow.scale <= column.precision - scale:
-        return _string
-    return lambda array: _string(checked(array, target))
+        return lambda array: _string(fitting(_within(array, (0, 10**76), "is below 0")))
+    return lambda array: _string(fitting(array))
 
 
-def _float(arrow: pa.DataType, column: Column) -> Convert:
-    if column.scale is not None:
-        raise Unfit(f"{column.declared} rounds to {column.scale} digits: use double or decimal")
+def _float(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
+    if column.scale is not None and not rounding:
+        raise Unfit(f"{column.declared} rounds to {column.scale} digits: use double or decimal{ROUNDING}")
     single = column.type == "float"
     target = pa.float32() if single else pa.float64()
     if not at.is_floating(arrow) and not (at.is_integer(arrow) and arrow.bit_width <= 32):
@@ -160,25 +177,25 @@ def _float(arrow: pa.DataType, column: Column) -> Convert:
         if at.is_floating(array.type):
             refuse(array, pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
         if single and at.is_float64(array.type):
-            return _string(narrowed(array, "float"))
-        return _string(checked(array, target))
+            return _string(narrowed(array, "float", exact=not rounding))
+        return _string(array.cast(target, safe=False) if rounding else checked(array, target))
 
     return convert
 
 
 # ---------------------------------------------------------------------- text and bytes
-def _text(arrow: pa.DataType, column: Column) -> Convert:
+def _text(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if at.is_nested(arrow) and (column.type == "json" or column.type == "longtext"):
         no_internals(arrow)
         return to_json
     if not _is_text(arrow):
         more = " (or give a struct, map or array)" if column.type == "json" else ""
         raise Unfit(f"cast it to string in Spark{more}")
-    if column.type != "char":
+    if column.type != "char" or rounding:
         return same
 
     def convert(array: pa.Array) -> pa.Array:
-        refuse(array, pc.ends_with(array, " "), "ends with a space, which CHAR drops: use VARCHAR")
+        refuse(array, pc.ends_with(array, " "), f"ends with a space, which CHAR drops: use VARCHAR{ROUNDING}")
         return array
 
     return convert
@@ -187,13 +204,10 @@ def _text(arrow: pa.DataType, column: Column) -> Convert:
 def _member(arrow: pa.DataType, column: Column) -> Convert:
     if not _is_text(arrow):
         raise Unfit("cast it to string in Spark")
-    members = pa.array(column.members, pa.string())
+    members, several = column.members, column.type == "set"
 
     def convert(array: pa.Array) -> pa.Array:
-        # a number in text is taken for the position of a member; all else that is none comes back as a warning
-        numbers = pc.match_substring_regex(array, r"^\s*[-+]?[0-9]")
-        unknown = pc.and_(numbers, pc.invert(pc.is_in(array.cast(pa.string()), members)))
-        refuse(array, unknown, f"is no member of {column.declared}")
+        refuse_strangers(array, members, column.declared, several=several)
         return array
 
     return convert
@@ -226,7 +240,7 @@ def _hex(array: pa.Array) -> pa.Array:
 
 
 # ---------------------------------------------------------------------- days and times
-def _date(arrow: pa.DataType, column: Column) -> Convert:
+def _date(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if not at.is_date32(arrow):
         raise Unfit("cast it to date in Spark")
 
@@ -243,53 +257,43 @@ def _calendar(array: pa.Array, whole: pa.DataType, bounds: tuple[int, int]) -> p
     return array
 
 
-def _whole(array: pa.Array, column: Column) -> pa.Array:
-    """Refuse fractions of a second that the column would round away. `array` is in microseconds."""
-    unit = 10 ** (6 - column.digits)
-    if unit > 1:
-        counts = array.view(pa.int64()).fill_null(0).to_numpy() % unit
-        if counts.any():
-            index = int(counts.nonzero()[0][0])
-            raise Refused(
-                index,
-                f"{short(array[index])} has fractions of a second that {column.declared or column.type} would round: "
-                f"make the column {column.type}(6), or use date_trunc in Spark",
-            )
-    return array
+def _whole(array: pa.Array, column: Column, rounding: bool) -> pa.Array:
+    """`array` is in microseconds."""
+    return to_unit(array, 10 ** (6 - column.digits), column.declared or column.type, rounding=rounding)
 
 
-def _datetime(arrow: pa.DataType, column: Column) -> Convert:
+def _datetime(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if not at.is_timestamp(arrow) or arrow.tz is not None:
         advice = "cast it to timestamp_ntz in Spark"
         if at.is_timestamp(arrow):
             advice += " (in the session's time zone), or make the column timestamp: the batch has points in time"
         raise Unfit(advice)
-    return _moments(column)
+    return _moments(column, rounding)
 
 
-def _timestamp(arrow: pa.DataType, column: Column) -> Convert:
+def _timestamp(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if not at.is_timestamp(arrow) or arrow.tz is None:
         advice = "cast it to timestamp in Spark"
         if at.is_timestamp(arrow):
             advice += ": a timestamp_ntz is a wall clock, and which zone's only you know"
         raise Unfit(advice)
-    return _moments(column)
+    return _moments(column, rounding)
 
 
-def _moments(column: Column) -> Convert:
+def _moments(column: Column, rounding: bool) -> Convert:
     def convert(array: pa.Array) -> pa.Array:
-        exact = checked(array, pa.timestamp("us", array.type.tz))
-        _whole(_calendar(exact, pa.int64(), _MICROSECONDS), column)
-        return _string(exact.view(pa.int64()).view(pa.timestamp("us")))  # the wall clock of UTC, as the session's
+        kept = _whole(checked(array, pa.timestamp("us", array.type.tz)), column, rounding)
+        _calendar(kept, pa.int64(), _MICROSECONDS)
+        return _string(kept.view(pa.int64()).view(pa.timestamp("us")))  # the wall clock of UTC, as the session's
 
     return convert
 
 
-def _time(arrow: pa.DataType, column: Column) -> Convert:
-    if at.is_time(arrow):
-        return lambda array: _string(_whole(checked(array, pa.time64("us")), column))
+def _time(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
+    if at.is_time(arrow):  # as a span, which can be rounded to 24:00:00
+        return lambda array: _span(_whole(checked(array, pa.time64("us")).view(pa.duration("us")), column, rounding))
     if at.is_duration(arrow):
-        return lambda array: _span(_whole(checked(array, pa.duration("us")), column))
+        return lambda array: _span(_whole(checked(array, pa.duration("us")), column, rounding))
     raise Unfit("cast it to time, or to a day-time interval, in Spark")
 
 
@@ -309,7 +313,7 @@ def _span(array: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(pc.binary_join_element_wise(sign, clock, ""), fraction, ".")
 
 
-_CONVERSIONS: dict[str, Callable[[pa.DataType, Column], Convert]] = {
+_CONVERSIONS: dict[str, Callable[[pa.DataType, Column, bool], Convert]] = {
     "year": _year,
     "decimal": _decimal,
     "float": _float,
@@ -322,9 +326,9 @@ _CONVERSIONS: dict[str, Callable[[pa.DataType, Column], Convert]] = {
 
 
 # ---------------------------------------------------------------------- schemas
-def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
+def mismatches(schema: pa.Schema, columns: Sequence[Column], *, rounding: bool = False) -> list[str]:
     """Every reason why rows of `schema` do not fit a table of `columns`; [] if they do."""
-    return values.mismatches(schema, columns, conversion)
+    return values.mismatches(schema, columns, partial(conversion, rounding=rounding))
 
 
 def target_type(arrow: pa.DataType, *, key: bool = False) -> str:

@@ -97,12 +97,27 @@ def similar(connection: Connection, name: str) -> list[str]:
     return [row[0] for row in rows]
 
 
+# Any role sees that there are WAL senders; those of logical replication, which are no standbys, have a slot.
+_STANDBYS = """
+SELECT CASE WHEN current_setting('synchronous_standby_names') = '' THEN 'synchronous_standby_names is empty'
+            ELSE 'synchronous_commit is ' || current_setting('synchronous_commit') END
+ WHERE EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' AND pid NOT IN
+               (SELECT active_pid FROM pg_replication_slots WHERE slot_type = 'logical' AND active))
+   AND (current_setting('synchronous_standby_names') = ''
+        OR current_setting('synchronous_commit') IN ('off', 'local'))
+"""
+
+
 def weaknesses(connection: Connection, table: str) -> list[str]:
-    """What lets a crash of the server lose rows that were committed (PostgreSQL's manual on WAL reliability)."""
+    """What lets a crash of the server, or a failover, lose rows that were committed (PostgreSQL's manual on WAL
+    reliability and on synchronous replication)."""
     off = "SELECT name FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off' ORDER BY 1"
     found = [
         f"the server has {name} = off, so a crash of its machine may lose rows" for (name,) in connection.execute(off)
     ]
+    standbys = connection.execute(_STANDBYS).fetchone()
+    if standbys is not None:
+        found.append(f"its standbys are asynchronous ({standbys[0]}), so a failover may lose rows that were committed")
     schema, name = locate(connection, table)
     unlogged = (
         "SELECT FROM pg_class WHERE oid = to_regclass(format('%%I.%%I', %s::text, %s::text)) AND relpersistence = 'u'"

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from sinks.sql.values import ROUNDING, Convert, Refused, Unfit, refuse, short
+from sinks.sql.values import ROUNDING, Convert, Unfit, refuse, to_scale, to_unit
 
 _LIMITED = re.compile(
     r"(?P<name>[a-z]+(?: varying)?)(?P<fields>(?: (?!with)[a-z]+)*)(?:\((?P<size>-?\d+)(?:,(?P<scale>-?\d+))?\))?"
@@ -53,31 +52,14 @@ def _fraction(digits: str | None) -> int:
 def _digits(scale: int, declared: str) -> Convert:
     def judge(array: pa.Array) -> pa.Array:
         if at.is_decimal(array.type) and array.type.scale > scale:
-            try:
-                array.cast(pa.decimal128(38, scale))
-            except pa.ArrowInvalid:
-                for index in range(len(array)):
-                    try:
-                        array.slice(index, 1).cast(pa.decimal128(38, scale))
-                    except pa.ArrowInvalid:
-                        raise Refused(index, f"{short(array[index])} {_would(declared)}") from None
+            to_scale(array, 76, scale, declared)
         return array
 
     return judge
 
 
 def _multiples(unit: int, declared: str) -> Convert | None:
-    if unit == 1:
-        return None
-
-    def judge(array: pa.Array) -> pa.Array:
-        rest = array.view(pa.int64()).fill_null(0).to_numpy() % unit
-        if rest.any():
-            index = int(np.flatnonzero(rest)[0])
-            raise Refused(index, f"{short(array[index])} {_would(declared)}")
-        return array
-
-    return judge
+    return None if unit == 1 else lambda array: to_unit(array, unit, declared)
 
 
 def _length(limit: int, declared: str, *, padded: bool) -> Convert:
@@ -90,7 +72,3 @@ def _length(limit: int, declared: str, *, padded: bool) -> Convert:
         return array
 
     return judge
-
-
-def _would(declared: str) -> str:
-    return f"would be rounded to {declared}{ROUNDING}"

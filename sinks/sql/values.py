@@ -82,13 +82,18 @@ def checked(array: pa.Array, target: pa.DataType) -> pa.Array:
     try:
         return array.cast(target)
     except pa.ArrowInvalid:
-        for index in range(len(array)):
-            try:
-                array.slice(index, 1).cast(target)
-            except pa.ArrowInvalid:
-                exactly = " of what the column holds exactly" if at.is_floating(target) else ""
-                raise Refused(index, f"{short(array[index])} is out of range{exactly}") from None
-        raise
+        index = _first_that_fails(array, target)
+        exactly = " of what the column holds exactly" if at.is_floating(target) else ""
+        raise Refused(index, f"{short(array[index])} is out of range{exactly}") from None
+
+
+def _first_that_fails(array: pa.Array, target: pa.DataType) -> int:
+    for index in range(len(array)):
+        try:
+            array.slice(index, 1).cast(target)
+        except pa.ArrowInvalid:
+            return index
+    raise AssertionError("each value alone can be cast")
 
 
 def narrowed(array: pa.Array, name: str, *, exact: bool = False) -> pa.Array:
@@ -101,8 +106,61 @@ def narrowed(array: pa.Array, name: str, *, exact: bool = False) -> pa.Array:
     refuse(given, lost, f"is out of range of {name}")
     if exact:
         other = pc.and_(pc.not_equal(rounded.cast(pa.float64()), given), pc.invert(pc.is_nan(given)))
-        refuse(given, other, f"would be rounded to {name}{ROUNDING}")
+        refuse(given, other, would_be_rounded(name))
     return rounded
+
+
+def to_scale(array: pa.Array, precision: int, scale: int, declared: str, *, rounding: bool = False) -> pa.Array:
+    """Integers or decimals as what `declared`, a decimal of this precision and scale, holds. Half is rounded away from
+    zero."""
+    if at.is_integer(array.type):
+        array = array.cast(pa.decimal128(20, 0))
+    given, scaled = array, pa.decimal256(76, scale)
+    if array.type.scale > scale:
+        if rounding:
+            wide = array.cast(pa.decimal256(76, array.type.scale))
+            array = pc.round(wide, scale, round_mode="half_towards_infinity")
+        try:
+            array = array.cast(scaled)
+        except pa.ArrowInvalid:
+            index = _first_that_fails(array, scaled)
+            raise Refused(index, f"{short(given[index])} {would_be_rounded(declared)}") from None
+    target = pa.decimal256(precision, scale)
+    try:
+        return array.cast(target)
+    except pa.ArrowInvalid:
+        index = _first_that_fails(array, target)
+        raise Refused(index, f"{short(given[index])} is out of range of {declared}") from None
+
+
+def to_unit(array: pa.Array, unit: int, declared: str, *, rounding: bool = False) -> pa.Array:
+    """Times in microseconds, of which `declared` holds multiples of `unit`."""
+    counts = array.view(pa.int64()).fill_null(0).to_numpy()
+    rest = counts % unit
+    if not rest.any():
+        return array
+    if not rounding:
+        index = int(rest.nonzero()[0][0])
+        raise Refused(index, f"{short(array[index])} {would_be_rounded(declared)}")
+    return pa.array((counts + unit // 2) // unit * unit, mask=array.is_null().to_numpy(False)).view(array.type)
+
+
+def would_be_rounded(declared: str) -> str:
+    return f"would be rounded to {declared}{ROUNDING}"
+
+
+def refuse_strangers(texts: pa.Array, members: Sequence[str], declared: str, *, several: bool) -> None:
+    """Refuse what is no member of an enumeration (or, with `several`, members with commas in between): databases take
+    a number for a member's position, and a text that compares equal, such as one in capitals, for the member."""
+    texts, known = texts.cast(pa.string()), pa.array(members, pa.string())
+    words, rows = texts, pa.array(range(len(texts)))
+    if several:
+        lists = pc.split_pattern(pc.if_else(pc.equal(texts, ""), None, texts), ",")
+        words, rows = pc.list_flatten(lists), pc.list_parent_indices(lists)
+    strange = pc.and_(words.is_valid(), pc.invert(pc.is_in(words, known)))
+    if pc.any(strange).as_py():
+        index = rows[pc.index(strange, True).as_py()].as_py()
+        raise Refused(index, f"{short(texts[index])} is no member of {declared}")
 
 
 def refuse(array: pa.Array, bad: pa.Array, reason: str) -> None:

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from sqlalchemy.types import SchemaType, TypeEngine
 from sinks.sql import target as targets
 from sinks.sql.dialect import Dialect, Plan, declarations
 from sinks.sql.values import mismatches
+from sinks.sqlalchemy import changes
 from sinks.sqlalchemy.database import Database, create
 from sinks.sqlalchemy.ledger import Ledger
 from sinks.sqlalchemy.rows import RowTransaction
@@ -32,10 +34,11 @@ _TWO_PHASE = {"postgresql": "SELECT CAST(current_setting('max_prepared_transacti
 
 @dataclass(frozen=True, kw_only=True)
 class Target(targets.Target[Column]):
-    """`filled` are the columns that tasks fill: of `staging`, which is None with the strategy `two_phase`, and in
-    recovery before the first batch, or else of the table itself."""
+    """`types` are those of its columns in SQL. `filled` are what tasks fill: columns of `staging`, which is None with
+    the strategy `two_phase`, and in recovery before the first batch, or else of the table itself."""
 
     table: sa.Table
+    types: dict[str, str]
     filled: dict[str, Column]
     staging: sa.Table | None = None
 
@@ -45,6 +48,10 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
     KEY = "xid"
 
     server: Database
+
+    @property
+    def rounding(self) -> bool:
+        return self.merge.rounding == "allow"
 
     # ------------------------------------------------------------------ the target
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
@@ -72,7 +79,9 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
                     dialect=self.server.dialect,
                 )
             )
-        return Target(schema, name, tuple(columns), table=table, filled={column.name: column for column in columns})
+        filled = {column.name: column for column in columns}
+        types = changes.types_of(connection, changes.columns_of(connection, table))
+        return Target(schema, name, tuple(columns), table=table, types=types, filled=filled)
 
     def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
         return difflib.get_close_matches(name, sa.inspect(connection).get_table_names(schema=schema or None))
@@ -95,7 +104,7 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
         return declared(field.type, self.server.dialect, key=field.name in self.merge.keys)
 
     def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
-        return mismatches(batch, target.columns, conversion)
+        return mismatches(batch, target.columns, partial(conversion, rounding=self.rounding))
 
     def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
         if self.merge.keys and not self._is_unique(connection, target.table):
@@ -169,8 +178,19 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
     # ------------------------------------------------------------------ two-phase transactions
     def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> RowTransaction:
         xid = self._prefix(context.job, context.sink) + _digest(context.transaction_id, 20)
-        target = plan.target
-        return RowTransaction(self.server, context, target.label, {self.KEY: xid}, target.table, target.filled, {}, xid)
+        target, table = plan.target, plan.target.table
+        identity = {self.KEY: xid}
+        transaction = RowTransaction(
+            self.server, context, target.label, identity, table, target.filled, {}, xid, rounding=self.rounding
+        )
+        try:
+            with transaction.explained():
+                then = {name: target.types[name] for name in context.schema.names}
+                changes.require_same(transaction.connection, table, then)
+        except BaseException:
+            transaction.close()
+            raise
+        return transaction
 
     def _prefix(self, job: str, sink: str) -> str:
         """What the names of a job's and sink's transactions begin with. A server lists those of all its databases,
@@ -216,4 +236,10 @@ def _listed(connection: Connection) -> set[str]:
 
 
 def _copy(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    return kind.copy() if isinstance(kind, SchemaType) else kind
+    if not isinstance(kind, SchemaType):
+        return kind
+    copy = kind.copy()
+    for name in ("charset", "collation"):  # SQLAlchemy forgets those of MySQL's ENUM
+        if hasattr(kind, name):
+            setattr(copy, name, getattr(kind, name))
+    return copy

@@ -36,6 +36,8 @@ class RowTransaction:
         columns: dict[str, Column],
         constants: dict[str, str],
         xid: str | None = None,
+        *,
+        rounding: bool = False,
     ) -> None:
         """`columns` are those of `into` that the batch fills, `constants` the values of others. With `xid` it is a
         two-phase transaction."""
@@ -47,7 +49,9 @@ class RowTransaction:
         self._insert = into.insert()
         self._constants = constants
         self._names = [name for name in context.schema.names if name in columns]
-        self._convert = {name: conversion(context.schema.field(name).type, columns[name]) for name in self._names}
+        self._convert = {
+            name: conversion(context.schema.field(name).type, columns[name], rounding=rounding) for name in self._names
+        }
         self._nullable = {name: bool(into.c[name].nullable) for name in self._names}
         self._row = 0
         with self.explained():

@@ -16,11 +16,12 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
-from sinks.errors import BadValue, SinkError
+from sinks.errors import BadValue, ConfigurationError, SinkError
 from sinks.sql import dialect as dialects
 from sinks.sql import ledger as ledgers
 from sinks.sql import strategies
 from sinks.sql.options import MergeOptions
+from sinks.sqlalchemy import changes
 from sinks.sqlalchemy.dialect import PARTICIPANT, SqlAlchemyDialect, Target
 from sinks.sqlalchemy.ledger import Ledger
 from sinks.sqlalchemy.rows import RowTransaction
@@ -58,7 +59,16 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         target, text = plan.target, context.transaction_id
         assert target.staging is not None, "check() comes before the tasks"
         identity, constants = identity_of(text, target.staging.name), {PARTICIPANT: tag(text)}
-        return RowTransaction(self.database, context, target.label, identity, target.staging, target.filled, constants)
+        return RowTransaction(
+            self.database,
+            context,
+            target.label,
+            identity,
+            target.staging,
+            target.filled,
+            constants,
+            rounding=self.dialect.rounding,
+        )
 
     def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
         text, staging = transaction.context.transaction_id, transaction.identity["staging"]
@@ -72,8 +82,9 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         """At-least-once: move the rows in the transaction that staged them."""
         assert plan.target.staging is not None
         rows = plan.target.staging, [tag(transaction.context.transaction_id)]
-        _once(transaction.connection, plan, self.merge, rows)
         with transaction.explained():
+            _require_same(transaction.connection, plan, self.merge, [rows])
+            _once(transaction.connection, plan, self.merge, rows)
             _move(transaction.connection, plan.target.table, self.merge, rows)
         transaction.seal()
 
@@ -82,6 +93,7 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         where = f"table {plan.target.label}: checkpoint {checkpoint.checkpoint_id}"
         with self.database.explained(where), self.server.lend() as connection, self.server.trial(connection):
             if tables := _by_table(connection, plan, committables):
+                _require_same(connection, plan, self.merge, tables)
                 rows = _gathered(connection, tables)
                 _once(connection, plan, self.merge, rows)
                 _move(connection, plan.target.table, self.merge, rows)
@@ -106,8 +118,13 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         return f"{transaction_id} was aborted by somebody else, or its staged rows were changed"
 
     def move(self, connection: Connection, plan: Plan, committables: Sequence[Committable]) -> None:
-        rows = _gathered(connection, _by_table(connection, plan, committables))
-        _move(connection, plan.target.table, self.merge, rows)
+        tables = _by_table(connection, plan, committables)
+        try:
+            with self.database.explained(f"table {plan.target.label}"):
+                _require_same(connection, plan, self.merge, tables)
+        except ConfigurationError as error:
+            raise strategies.TargetRefuses(f"{error}. Change it back") from error
+        _move(connection, plan.target.table, self.merge, _gathered(connection, tables))
 
     def commit_all(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
         try:
@@ -157,6 +174,30 @@ def _by_table(connection: Connection, plan: Plan, committables: Sequence[Committ
                 continue
             tables.append((found, its))
     return tables
+
+
+def _require_same(connection: Connection, plan: Plan, merge: MergeOptions, staged: Sequence[Rows]) -> None:
+    """Lock the target. Raises ConfigurationError if it was altered since its rows were staged: if the types differ, or
+    it takes no NULL where there is one, in place of which databases may count on, or put the time."""
+    target = plan.target
+    known = {column.name: column for column in target.columns}
+    for staging, tags in staged:
+        columns = changes.columns_of(connection, staging)
+        then = changes.types_of(connection, columns)
+        if connection.dialect.name not in changes.RECREATED:
+            then = target.types if staging is target.staging else {}
+        now = changes.require_same(connection, target.table, {name: then[name] for name in columns if name in then})
+        kept = [staging.c[PARTICIPANT].in_(tags)]
+        if merge.delete_marker:
+            kept.append(sa.type_coerce(staging.c[merge.delete_marker], sa.Boolean).is_not(sa.true()))
+        for name in merge.written([name for name in columns if name in now], now):
+            takes_null = now[name]["nullable"] and (name not in known or known[name].nullable)
+            if columns[name]["nullable"] and not takes_null:
+                missing = sa.select(sa.literal(1)).where(staging.c[name].is_(None), *kept).limit(1)
+                if connection.execute(missing).first():
+                    raise changes.changed(
+                        target.table, [f'its column "{name}" takes no NULL, and rows have NULL there']
+                    )
 
 
 def _gathered(connection: Connection, staged: Sequence[Rows]) -> Rows:

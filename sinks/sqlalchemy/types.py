@@ -1,11 +1,13 @@
 """Which Arrow type goes into which column, in which Python values, and what a created table declares.
 
-Databases differ; the rules here are the same for all. A value goes in only if no database alters it on the way.
+Databases differ; the rules here are the same for all. A value goes in only if no database alters it on the way; with
+`rounding` it is rounded here first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +20,20 @@ from sqlalchemy.types import TypeEngine
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
-from sinks.sql.values import Convert, Unfit, checked, no_internals, refuse, same, spark_name
+from sinks.sql.values import (
+    ROUNDING,
+    Convert,
+    Unfit,
+    checked,
+    narrowed,
+    no_internals,
+    refuse,
+    refuse_strangers,
+    same,
+    spark_name,
+    to_scale,
+    to_unit,
+)
 
 # A double holds so many decimal digits exactly; SQLite has no other type for fractions.
 _SQLITE_DIGITS = 15
@@ -38,25 +53,25 @@ class Column(targets.Column):
         return cls(name, repr(kind), kind=kind, dialect=dialect)
 
 
-def conversion(arrow: pa.DataType, column: Column) -> Convert:
-    """The conversion of a batch's column to the values that go into the table's. Raises Unfit."""
+def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) -> Convert:
+    """The conversion of a batch's column to the values that go into the table's. Those that it would round, or whose
+    blanks it would drop, are refused, unless `rounding`. Raises Unfit."""
     kind = column.kind
     if isinstance(kind, sa.JSON):
         return _as_text(arrow)
     if isinstance(kind, mysql.ENUM | mysql.SET) and not _is_text(arrow):
         raise Unfit("cast to string in Spark")
     if isinstance(kind, sa.String):
-        return _text(
-            _as_text(arrow) if at.is_nested(arrow) else _only(_is_text(arrow), "cast to string in Spark"), kind
-        )
+        text = _as_text(arrow) if at.is_nested(arrow) else _only(_is_text(arrow), "cast to string in Spark")
+        return _text(text, kind, rounding)
     if isinstance(kind, mysql.BINARY | sa.BINARY) and kind.length:
         return _padded(_only(at.is_binary(arrow) or at.is_large_binary(arrow), "cast to binary in Spark"), kind.length)
     if isinstance(kind, sa.Float):
-        return _floating(arrow, column)
+        return _floating(arrow, column, rounding)
     if isinstance(kind, sa.Numeric):
-        return _decimal(arrow, column)
+        return _decimal(arrow, column, rounding)
     if isinstance(kind, sa.DateTime | sa.Time):
-        return _moment(arrow, kind, column)
+        return _moment(arrow, kind, column, rounding)
     for kinds, fits, name in (
         (sa.Boolean, at.is_boolean(arrow), "boolean"),
         (sa.Integer, at.is_integer(arrow) or at.is_boolean(arrow), "an integer type"),
@@ -78,7 +93,7 @@ def _only(fits: bool, advice: str) -> Convert:
     return same
 
 
-def _text(convert: Convert, kind: sa.String) -> Convert:
+def _text(convert: Convert, kind: sa.String, rounding: bool) -> Convert:
     """What databases cut, fill up, or take for something else, without a word."""
     members = list(kind.values if isinstance(kind, mysql.SET) else kind.enums if isinstance(kind, sa.Enum) else ())
     length = None if members else kind.length
@@ -86,14 +101,12 @@ def _text(convert: Convert, kind: sa.String) -> Convert:
     def exact(array: pa.Array) -> pa.Array:
         texts = convert(array)
         if members:
-            number = pc.match_substring_regex(texts, r"^\s*[-+]?[0-9]")  # taken for a position
-            known = pc.is_in(texts.cast(pa.string()), pa.array(members, pa.string()))
-            refuse(texts, pc.and_(number, pc.invert(known)), f"is no member of {kind!r}")
-        if isinstance(kind, sa.CHAR):
-            refuse(texts, pc.ends_with(texts, " "), "ends with a space, which CHAR drops: use VARCHAR")
-        if length is not None and pc.any(blank := pc.ends_with(texts, " ")).as_py():
+            refuse_strangers(texts, members, repr(kind), several=isinstance(kind, mysql.SET))
+        if isinstance(kind, sa.CHAR) and not rounding:
+            refuse(texts, pc.ends_with(texts, " "), f"ends with a space, which CHAR drops: use VARCHAR{ROUNDING}")
+        if length is not None and not rounding and pc.any(blank := pc.ends_with(texts, " ")).as_py():
             too_long = pc.and_(blank, pc.greater(pc.utf8_length(texts), length))
-            refuse(texts, too_long, f"has more than {length} characters, and databases cut blanks off silently")
+            refuse(texts, too_long, f"has more than {length} characters, and databases cut blanks off{ROUNDING}")
         return texts
 
     return exact
@@ -117,9 +130,15 @@ def _as_text(arrow: pa.DataType) -> Convert:
     return to_json
 
 
-def _floating(arrow: pa.DataType, column: Column) -> Convert:
+def _floating(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if not (at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)):
         raise Unfit("cast to double in Spark")
+    if getattr(column.kind, "scale", None) is not None and not rounding:  # float(7,4) of MySQL
+        raise Unfit(f"the column rounds to {column.kind.scale} digits: use double or decimal{ROUNDING}")  # type: ignore[attr-defined]
+    if _single(column) and at.is_float64(arrow):
+        return lambda array: narrowed(array, column.type, exact=not rounding)
+    if _single(column) and at.is_integer(arrow):
+        return lambda array: array.cast(pa.float32(), safe=False) if rounding else checked(array, pa.float32())
     if column.dialect != "sqlite" or not at.is_floating(arrow):
         return same
 
@@ -130,7 +149,17 @@ def _floating(arrow: pa.DataType, column: Column) -> Convert:
     return no_nan
 
 
-def _decimal(arrow: pa.DataType, column: Column) -> Convert:
+def _single(column: Column) -> bool:
+    """Whether the column has 32 bits. SQLite has none such."""
+    kind = column.kind
+    if column.dialect == "sqlite" or isinstance(kind, sa.Double):
+        return False
+    if column.dialect in ("mysql", "mariadb"):
+        return isinstance(kind, mysql.FLOAT)  # REAL and DOUBLE have 64
+    return isinstance(kind, sa.REAL) or (getattr(kind, "precision", None) or 53) <= 24
+
+
+def _decimal(arrow: pa.DataType, column: Column, rounding: bool = False) -> Convert:
     assert isinstance(column.kind, sa.Numeric)
     if at.is_integer(arrow):
         digits, scale = len(str(2 ** (arrow.bit_width - 1))), 0
@@ -142,34 +171,34 @@ def _decimal(arrow: pa.DataType, column: Column) -> Convert:
         raise Unfit(
             f"SQLite keeps {_SQLITE_DIGITS} digits; cast to decimal({_SQLITE_DIGITS}, {min(scale, 15)}) or string"
         )
-    wanted, fraction = column.kind.precision, column.kind.scale
-    if wanted is not None and (scale > (fraction or 0) or digits - scale > wanted - (fraction or 0)):
-        raise Unfit(f"cast to decimal({wanted}, {fraction or 0}) in Spark")
-    return same
+    wanted, fraction = column.kind.precision, column.kind.scale or 0
+    if wanted is None or (scale <= fraction and digits - scale <= wanted - fraction):
+        return same
+    return lambda array: to_scale(array, wanted, fraction, column.type, rounding=rounding)
 
 
-def _moment(arrow: pa.DataType, kind: sa.DateTime | sa.Time, column: Column) -> Convert:
-    _microseconds(kind, column)
+def _moment(arrow: pa.DataType, kind: sa.DateTime | sa.Time, column: Column, rounding: bool) -> Convert:
     if isinstance(kind, sa.Time):
-        return values.cast(arrow, pa.time64("us"), at.is_time(arrow), "cast to time in Spark")
-    if not at.is_timestamp(arrow):
+        clock = values.cast(arrow, pa.time64("us"), at.is_time(arrow), "cast to time in Spark")
+    elif not at.is_timestamp(arrow):
         raise Unfit("cast to timestamp in Spark")
-    if arrow.tz is None:
-        if kind.timezone:
+    elif kind.timezone:
+        if arrow.tz is None:
             raise Unfit("a wall clock is no point in time; cast to timestamp in Spark, where the zone is known")
-        return lambda array: checked(array, pa.timestamp("us"))
-    if kind.timezone:
-        return lambda array: checked(array, pa.timestamp("us", "UTC"))
-    return lambda array: checked(array, pa.timestamp("us", arrow.tz)).cast(pa.timestamp("us"))  # the wall clock in UTC
+        clock = partial(checked, target=pa.timestamp("us", "UTC"))
+    else:
+        exact = pa.timestamp("us", arrow.tz)
+        clock = lambda array: checked(array, exact).cast(pa.timestamp("us"))  # noqa: E731 - the wall clock in UTC
+    unit = 10 ** (6 - _digits(column))
+    return lambda array: to_unit(clock(array), unit, column.type, rounding=rounding)
 
 
-def _microseconds(kind: TypeEngine[Any], column: Column) -> None:
-    """Databases round what has more digits than the column."""
-    digits = (
-        getattr(kind, "fsp", None) or 0 if column.dialect in ("mysql", "mariadb") else getattr(kind, "precision", 6)
-    )
-    if digits is not None and digits < 6:
-        raise Unfit("the column rounds to fewer than the 6 digits that Spark has; declare it with 6")
+def _digits(column: Column) -> int:
+    """Of fractions of a second."""
+    if column.dialect in ("mysql", "mariadb"):
+        return getattr(column.kind, "fsp", None) or 0
+    digits = getattr(column.kind, "precision", None)
+    return 6 if digits is None else min(6, int(digits))
 
 
 def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[Any]:

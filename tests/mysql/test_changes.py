@@ -53,7 +53,7 @@ CHANGES: dict[str, tuple[str, pa.DataType, Any, str, str]] = {
     "rounded": ("double", pa.float64(), 1.5, "MODIFY v int", "does not go into int|is int"),
     "other clock": ("timestamp(6) NULL", UTC, 1, "MODIFY v datetime", "does not go into datetime|is datetime"),
     "blanks": ("varchar(5)", pa.string(), "a ", "MODIFY v char(5)", "CHAR drops|is char"),
-    "cut": ("datetime(6)", pa.timestamp("us"), 1, "MODIFY v datetime", "would round|is datetime"),
+    "cut": ("datetime(6)", pa.timestamp("us"), 1, "MODIFY v datetime", "would be rounded|is datetime"),
     "counter": ("bigint NULL", pa.int64(), None, "MODIFY v bigint AUTO_INCREMENT, ADD KEY (v)", "NULL"),
     "engine": ("bigint", pa.int64(), 1, "ENGINE=MyISAM", "MyISAM"),
     "renamed": ("bigint", pa.int64(), 1, "RENAME COLUMN v TO w", '"v"'),

@@ -14,6 +14,8 @@ from contextlib import closing, contextmanager, suppress
 
 import pymysql
 import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from coordinator.storage.base import StorageError
 from coordinator.storage.sql import SQLStorage
@@ -100,7 +102,8 @@ class Asking:
     """A server that greets, asks for the password by a plugin of its choice, and keeps what it is told."""
 
     def __init__(self, plugin: bytes) -> None:
-        self.plugin, self.heard = plugin, b""
+        self.plugin, self.heard, self.asked_for_key = plugin, b"", False
+        self.asks = b"\x05Password: " if plugin in (b"mysql_clear_password", b"dialog") else b""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -116,9 +119,13 @@ class Asking:
             greeting += b"\x21" + struct.pack("<HH", 2, flags >> 16) + b"\x15" + b"\0" * 10 + salt[8:] + b"\0"
             self._send(channel, 0, greeting + b"mysql_native_password\0")
             self.heard += channel.recv(4096)
-            self._send(channel, 2, b"\xfe" + self.plugin + b"\0" + b"\x05Password: ")
+            self._send(channel, 2, b"\xfe" + self.plugin + b"\0" + (self.asks or salt + b"\0"))
             with suppress(OSError):
                 self.heard += channel.recv(4096)
+                if self.plugin == b"caching_sha2_password":
+                    self._send(channel, 4, b"\x01\x04")  # the proof is not known here: all of it, please
+                    self.heard += channel.recv(4096)
+                self.asked_for_key = self.heard[-1:] in (b"\x01", b"\x02")
 
     @staticmethod
     def _send(channel: socket.socket, number: int, payload: bytes) -> None:
@@ -129,21 +136,34 @@ class Asking:
         self._listening.close()
 
 
-@pytest.mark.parametrize("plugin", [b"mysql_clear_password", b"dialog"])
+@pytest.mark.parametrize("plugin", [b"mysql_clear_password", b"dialog", b"caching_sha2_password", b"sha256_password"])
 @pytest.mark.parametrize("who", ["sink", "storage", "portable sink"])
 def test_a_password_is_not_given_in_clear_to_an_unproven_server(plugin: bytes, who: str) -> None:
     with closing(Asking(plugin)) as rogue:
         url = f"mysql://app:s3cret@127.0.0.1:{rogue.port}/shop"
         if who == "storage":
-            with pytest.raises(StorageError, match="asks for the password in clear"):
+            with pytest.raises(StorageError, match="asks for the password"):
                 SQLStorage(url)
         elif who == "sink":
-            with pytest.raises(ConfigurationError, match="asks for the password in clear"):
+            with pytest.raises(ConfigurationError, match="asks for the password"):
                 MySQLSink(url, "orders").check(SCHEMA)
         else:
-            with pytest.raises(ConfigurationError, match="asks for the password in clear"):
+            with pytest.raises(ConfigurationError, match="asks for the password"):
                 SqlAlchemySink(url.replace("mysql", "mysql+pymysql", 1), "orders").check(SCHEMA)
     assert b"s3cret" not in rogue.heard
+    assert not rogue.asked_for_key, "with the key of a rogue server the password is as good as in clear"
+
+
+def test_a_password_is_encrypted_with_a_key_that_the_user_gave() -> None:
+    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    with closing(Asking(b"sha256_password")) as server:
+        options = {"server_public_key": private.public_key().public_bytes(*form)}
+        with pytest.raises(ConfigurationError):
+            MySQLSink(f"mysql://app:s3cret@127.0.0.1:{server.port}/shop", "t", connect_options=options).check(SCHEMA)
+    padded = padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None)
+    secret, salt = private.decrypt(server.heard[-256:], padded), hashlib.sha256().digest()[:20].replace(b"\0", b"1")
+    assert bytes(a ^ b for a, b in zip(secret, salt, strict=False)) == b"s3cret\0"
 
 
 def test_a_local_socket_is_trusted() -> None:

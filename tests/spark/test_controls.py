@@ -206,6 +206,29 @@ def test_a_query_that_is_not_deterministic_needs_checked_shuffles(
         assert ["not deterministic" in reason for reason in reasons] == [True] * (number == 1), reasons
 
 
+def test_what_depends_on_the_order_of_rows_is_named(spark: SparkSession, tmp_path: Path, sink: FileSink) -> None:
+    """In the query itself, and in what a sink makes of the batch."""
+    rows = numbers(spark).selectExpr("value", "value % 3 AS key")
+    queries: dict[str, tuple[DataFrame, list[str]]] = {
+        "subset": (rows.dropDuplicates(["key"]), ["dropDuplicates on some of the columns"]),
+        "all columns": (rows.dropDuplicates(), []),
+        "first": (rows.groupBy("key").agg({"value": "first"}).withColumnRenamed("first(value)", "value"), ["first()"]),
+        "sum": (rows.groupBy("key").agg({"value": "sum"}).withColumnRenamed("sum(value)", "value"), []),
+    }
+    for name, (query, named) in queries.items():
+        folder = tmp_path / name.replace(" ", "-")
+        with CheckpointCoordinator(name.replace(" ", "-"), [sink], f"file://{folder}/storage") as coordinator:
+            stream = query.writeStream.foreachBatch(coordinator).outputMode("update")
+            started = stream.option("checkpointLocation", f"{folder}/spark").start()
+            wait_for(lambda: coordinator.guarantee.reasons or started.recentProgress)  # noqa: B023
+            started.stop()
+            reasons = coordinator.guarantee.reasons
+        assert [reason.split(",")[0] for reason in reasons] == [f"the query has {one}" for one in named], (
+            name,
+            reasons,
+        )
+
+
 def test_a_query_that_ran_at_least_once_is_adopted_without_loss(
     spark: SparkSession, tmp_path: Path, pg_database: str
 ) -> None:

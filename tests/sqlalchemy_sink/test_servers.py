@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
@@ -14,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator import Step
+from sinks import Checkpoint, CommitOutcome
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Hooked
@@ -22,6 +24,9 @@ from sinks.testing.servers.postgres import PostgresService
 from sinks.transaction import CommitState
 from tests.spark.job import KILLED, KillGroupAt, Once, SparkJob, write_input
 from tests.sqlalchemy_sink.test_sink import ORDERS, STOCK, Play
+from tests.table import context, why_unknown
+
+NOON = dt.datetime(2026, 1, 2, 12)
 
 
 class Server(Play):
@@ -224,3 +229,186 @@ def test_a_null_is_none_in_json_columns_of_postgresql(pg: Server, strategy: str)
     committable = pg.pre_commit(sink, schema, [(1, None, None), (2, "[1]", '{"a": 1}')])
     assert [one.state for one in pg.commit(sink, committable)] == [CommitState.COMMITTED]
     assert pg.run("SELECT id, j, b FROM t ORDER BY id") == [(1, None, None), (2, [1], {"a": 1})]
+
+
+HALF = dt.datetime(2026, 1, 2, 3, 4, 5, 500_000)
+ROUNDED: dict[str, tuple[str, pa.DataType, Any, Any]] = {
+    "decimal": ("decimal(5,2)", pa.decimal128(12, 3), Decimal("-1.005"), Decimal("-1.01")),
+    "timestamp": ("{wall}(0)", pa.timestamp("us"), HALF, HALF.replace(second=6, microsecond=0)),
+    "single": ("{single}", pa.float64(), 0.1, pa.scalar(0.1, pa.float32()).as_py()),
+    "single of an int": ("{single}", pa.int32(), 2**24 + 1, float(2**24)),
+    "blanks": ("char(3)", pa.string(), "a ", "a"),
+}
+WORDS = {"pg": {"wall": "timestamp", "single": "real"}, "maria": {"wall": "datetime", "single": "float"}}
+
+
+@pytest.mark.parametrize("what", ROUNDED)
+def test_rounding_is_refused_unless_it_is_allowed(server: Server, request: pytest.FixtureRequest, what: str) -> None:
+    declared, arrow, value, rounded = ROUNDED[what]
+    words = WORDS[request.node.callspec.params["server"]]
+    server.run(f"CREATE TABLE t (id bigint, v {declared.format(**words)})")
+    schema = pa.schema([("id", pa.int64()), ("v", arrow)])
+    sink = server.sink("t")
+    sink.check(schema)
+    with pytest.raises(BadValue, match=r'row 2, column "v": .*(rounding="allow"|is out of range of what)'):
+        server.pre_commit(sink, schema, [(1, None), (2, value)])
+    server.write(server.sink("t", rounding="allow"), schema, [(1, None), (2, value)])
+    read = f"v + CAST(0 AS {'double precision' if words is WORDS['pg'] else 'double'})" if "single" in what else "v"
+    found = [row[0] for row in server.run(f"SELECT {read} FROM t ORDER BY id")]
+    assert [one.rstrip() if isinstance(one, str) else one for one in found] == [None, rounded]
+
+
+@pytest.mark.parametrize("value", ["A", "a ", "2"])
+def test_what_compares_equal_to_a_member_is_none(maria: Server, value: str) -> None:
+    maria.run("CREATE TABLE t (id bigint, v enum('a', 'b') COLLATE utf8mb4_general_ci)")
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
+    sink = maria.sink("t")
+    sink.check(schema)
+    with pytest.raises(BadValue, match=r'row 2, column "v": .*is no member'):
+        maria.pre_commit(sink, schema, [(1, "a"), (2, value)])
+
+
+# ---------------------------------------------------------------------- tables that change while the query runs
+NUMBERS = pa.schema([("id", pa.int64()), ("v", pa.float64())])
+
+
+def altered(server: Server, to: str) -> None:
+    server.run(f"ALTER TABLE t {'MODIFY v' if 'pymysql' in server.url else 'ALTER v TYPE'} {to}")
+
+
+@pytest.fixture
+def numbers(server: Server) -> Server:
+    """A table whose doubles a database would round into another type without a word."""
+    server.run("CREATE TABLE t (id bigint, v double precision)")
+    return server
+
+
+def test_a_type_that_changes_before_the_decision_is_refused(numbers: Server) -> None:
+    sink = numbers.sink("t", strategy="staged")
+    sink.check(NUMBERS)
+    committable = numbers.pre_commit(sink, NUMBERS, [(1, 1.25)])
+    altered(numbers, "decimal(5,1)")
+    with pytest.raises(ConfigurationError, match=r'column "v" is .*\(5, 1\), and the rows are written for DOUBLE'):
+        numbers.commit(sink, committable)
+    sink.abort(committable.transaction)
+    assert numbers.run("SELECT * FROM t") == []
+    transaction = sink.begin_transaction(context(sink, schema=NUMBERS))
+    sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 1, "v": 1.25}], NUMBERS))
+    with pytest.raises(ConfigurationError, match="changed while the query ran"):
+        sink.commit_directly(transaction)
+    sink.rollback(transaction)
+    assert numbers.run("SELECT * FROM t") == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_type_that_changes_after_the_decision_stops_the_query_until_it_is_changed_back(
+    numbers: Server, restarted: bool
+) -> None:
+    sink = numbers.sink("t", strategy="staged")
+    sink.check(NUMBERS)
+    committable = numbers.pre_commit(sink, NUMBERS, [(1, 1.25)])
+    altered(numbers, "decimal(5,1)")
+    if restarted:
+        sink = numbers.sink("t", strategy="staged")
+    [outcome] = sink.commit_all(Checkpoint("job", "l1", 0), [committable])
+    assert re.search(r'column "v" is .*Change it back\. .*its rows are safe in the staging table', why_unknown(outcome))
+    altered(numbers, "double precision")
+    assert sink.commit_all(Checkpoint("job", "l1", 0), [committable]) == [CommitOutcome.COMMITTED]
+    assert numbers.run("SELECT * FROM t") == [(1, 1.25)]
+
+
+def test_a_type_that_changes_before_a_prepared_participant_is_refused(pg: Server) -> None:
+    pg.run("CREATE TABLE t (id bigint, v double precision)")
+    sink = pg.sink("t", strategy="two_phase")
+    sink.check(NUMBERS)
+    altered(pg, "decimal(5,1)")
+    with pytest.raises(ConfigurationError, match=r'column "v" is NUMERIC\(5, 1\)'):
+        pg.pre_commit(sink, NUMBERS, [(1, 1.25)])
+    pg.run("ALTER TABLE t RENAME v TO w")
+    with pytest.raises(ConfigurationError, match='column "v"'):
+        pg.pre_commit(sink, NUMBERS, [(1, 1.25)])
+    sink.check(pa.schema([("id", pa.int64())]))
+    pg.pre_commit(sink, pa.schema([("id", pa.int64())]), [(1,)])
+
+
+def test_a_prepared_participant_keeps_the_table_as_it_is(pg: Server) -> None:
+    pg.run("CREATE TABLE t (id bigint, v double precision)")
+    sink = pg.sink("t", strategy="two_phase")
+    sink.check(NUMBERS)
+    transaction = sink.begin_transaction(context(sink, schema=NUMBERS))
+    with pytest.raises(sa.exc.OperationalError, match="lock timeout"):
+        pg.run("SET lock_timeout = '300ms'; ALTER TABLE t ALTER v TYPE numeric(5,1)")
+    sink.rollback(transaction)
+
+
+def test_an_engine_without_transactions_is_refused_while_the_query_runs(maria: Server) -> None:
+    maria.run("CREATE TABLE t (id bigint, v double)")
+    sink = maria.sink("t")
+    sink.check(NUMBERS)
+    committable = maria.pre_commit(sink, NUMBERS, [(1, 1.25)])
+    maria.run("ALTER TABLE t ENGINE=MyISAM")
+    with pytest.raises(ConfigurationError, match="its engine is MyISAM, which has no transactions"):
+        maria.commit(sink, committable)
+    assert maria.run("SELECT * FROM t") == []
+
+
+def test_a_null_does_not_become_the_next_number_of_a_new_counter(maria: Server) -> None:
+    maria.run("CREATE TABLE t (id bigint, n bigint)")
+    schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+    sink = maria.sink("t")
+    sink.check(schema)
+    committable = maria.pre_commit(sink, schema, [(1, 7), (2, None)])
+    maria.run("ALTER TABLE t MODIFY n bigint NOT NULL AUTO_INCREMENT PRIMARY KEY")
+    with pytest.raises(ConfigurationError, match='its column "n" takes no NULL, and rows have NULL there'):
+        maria.commit(sink, committable)
+
+
+ODD = {
+    "pg": {
+        "a": ("numeric", pa.decimal128(10, 2), Decimal("1.50")),
+        "b": ("numeric(8,3)", pa.decimal128(8, 3), Decimal("1.500")),
+        "c": ("timestamptz(3)", pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)),
+        "d": ("time(0)", pa.time64("us"), dt.time(1)),
+        "e": ("varchar", pa.string(), "a"),
+        "f": ("char(3)", pa.string(), "abc"),
+        "g": ("serial", pa.int32(), 3),
+        "h": ("real", pa.float32(), 0.5),
+        "i": ('text COLLATE "C"', pa.string(), "a"),
+        "j": ("jsonb", pa.string(), "{}"),
+        "k": ("bytea", pa.binary(), b"a"),
+        "l": ("bigint GENERATED BY DEFAULT AS IDENTITY", pa.int64(), 3),
+    },
+    "maria": {
+        "a": ("decimal(65,30)", pa.decimal128(10, 2), Decimal("1.50")),
+        "b": ("int(5) unsigned zerofill", pa.int64(), 3),
+        "c": ("timestamp(3) NOT NULL", pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)),
+        "d": ("time", pa.time64("us"), dt.time(1)),
+        "e": ("varchar(20) CHARACTER SET latin1 COLLATE latin1_german2_ci", pa.string(), "a"),
+        "f": ("char(3)", pa.string(), "abc"),
+        "g": ("bigint AUTO_INCREMENT PRIMARY KEY", pa.int64(), 3),
+        "h": ("float", pa.float32(), 0.5),
+        "i": ("enum('a','b''c') COLLATE utf8mb4_bin", pa.string(), "b'c"),
+        "j": ("json", pa.string(), "{}"),
+        "k": ("varbinary(20)", pa.binary(), b"a"),
+        "l": ("set('a','b')", pa.string(), "a,b"),
+        "m": ("tinytext", pa.string(), "a"),
+        "n": ("boolean", pa.int8(), 1),
+        "o": ("datetime DEFAULT current_timestamp ON UPDATE current_timestamp", pa.timestamp("us"), NOON),
+    },
+}
+
+
+def test_a_table_that_was_not_changed_is_not_taken_for_one_that_was(
+    server: Server, request: pytest.FixtureRequest
+) -> None:
+    odd = ODD[request.node.callspec.params["server"]]
+    server.run(f"CREATE TABLE t ({', '.join(f'{name} {kind}' for name, (kind, _, _) in odd.items())})")
+    schema = pa.schema([(name, kind) for name, (_, kind, _) in odd.items()])
+    sink = server.sink("t", strategy="staged")
+    sink.check(schema)
+    committable = server.pre_commit(sink, schema, [[value for *_, value in odd.values()]])
+    sink.validate_all(Checkpoint("job", "l1", 0), [committable])
+    assert server.sink("t", strategy="staged").commit_all(Checkpoint("job", "l1", 0), [committable]) == [
+        CommitOutcome.COMMITTED
+    ]
+    assert server.run("SELECT count(*) FROM t") == [(1,)]

@@ -199,7 +199,11 @@ class ContainerMySQL(ExternalMySQL):
     def __init__(self, image: str = "mysql:8.4") -> None:
         from testcontainers.community.mysql import MySqlContainer
 
-        self._container = MySqlContainer(image, username="root", password="tester").with_command("--local-infile=1")
+        # the default plugin gives the whole password, which takes verified TLS
+        native = "--mysql-native-password=ON --authentication-policy=mysql_native_password,,"
+        self._container = MySqlContainer(image, username="root", password="tester").with_command(
+            f"--local-infile=1 {native}"
+        )
         self._container.start()
         host, port = self._container.get_container_host_ip(), self._container.get_exposed_port(3306)
         super().__init__(f"mysql://root:tester@{host}:{port}/")
