@@ -19,17 +19,19 @@ QUICK = tuple(f"tests/protocol/test_{name}.py" for name in ("decisions", "rules"
 PROTOCOL = (*QUICK, "tests/protocol", "tests/test_custom_sink.py")
 MEMORIES = ("tests/protocol/test_memories.py",)
 SAVEPOINTS = ("tests/savepoint/test_lineages.py", "tests/savepoint/test_savepoints.py")
-FILES = ("tests/storage/test_conformance.py", "tests/storage/test_failures.py")
+FILES = tuple(f"tests/storage/test_{name}" for name in ("failures.py::TestFile", "conformance.py", "failures.py"))
 CLOUDS = ("tests/storage/test_clouds.py",)
-POSTGRES = (
-    "tests/postgres/test_conformance.py",
-    "tests/postgres/test_proofs.py",
-    "tests/postgres/test_faults.py",
-    "tests/postgres/test_sink.py",
-)
-MYSQL = ("tests/mysql/test_conformance.py", "tests/mysql/test_faults.py", "tests/mysql/test_sink.py")
-KAFKA = ("tests/kafka/test_conformance.py", "tests/kafka/test_sink.py")
-SQLALCHEMY = ("tests/sqlalchemy_sink/test_conformance.py", "tests/sqlalchemy_sink/test_sink.py")
+
+
+def _of(room: str, *quicker: str) -> tuple[str, ...]:
+    """The tests of a sink, the conformance kit last."""
+    return tuple(f"tests/{room}/test_{name}.py" for name in (*quicker, "conformance"))
+
+
+POSTGRES = _of("postgres", "sink", "proofs", "faults")
+MYSQL = _of("mysql", "sink", "faults")
+KAFKA = _of("kafka", "sink")
+SQLALCHEMY = _of("sqlalchemy_sink", "sink")
 
 MUTANTS = (
     # ------------------------------------------------------------------ the protocol
