@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from sinks.mysql.server import Connection, Server, execute, is_mariadb, query, q
 from sinks.mysql.types import Column, mismatches, target_type
 from sinks.mysql.xa import identity_of, may_recover, name_of, prepared, xid
 from sinks.sql.dialect import Dialect, Plan, declarations
+from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
@@ -200,6 +201,28 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
         name = xid(transaction.identity, schema)
         transaction.execute(f"XA END {name}")
         transaction.seal(f"XA COMMIT {name} ONE PHASE")
+
+    def evidence(self, transaction: RowTransaction) -> dict[str, object]:
+        return {"session": transaction.connection.thread_id()}  # type: ignore[no-untyped-call]
+
+    def await_release(self, connection: Connection, proof: Mapping[str, object]) -> None:
+        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of the session. An XA
+        COMMIT in that moment is answered and does nothing (seen in 11.4.5: 3 of 987, none of 3,847 with this wait)."""
+        if not is_mariadb(connection):
+            return
+        deadline = time.monotonic() + _DETACH_TIMEOUT
+        there = "SELECT 1 FROM information_schema.processlist WHERE id = %s"
+        while query(connection, there, [proof.get("session")]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def undone(self, connection: Connection, ledger: Ledger[Connection], key: str) -> str | None:
+        if not is_mariadb(connection) or ledger.states(connection, [key]).get(key):
+            return None
+        return (
+            f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session that "
+            f"prepared it ends. Its rows are safe, prepared in InnoDB, but {self.server} knows the branch again only "
+            "after a restart: restart the server, then start the query again"
+        )
 
     def end(self, connection: Connection, schema: str, how: str, identity: Identity) -> bool:
         """MariaDB knows only its own session of a branch until that has ended, a moment after its connection was

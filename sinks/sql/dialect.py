@@ -156,6 +156,14 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         """What a committable carries beside the ledger's proof. `transaction_id` is needed where `key` is another."""
         return {}
 
+    def await_release(self, connection: C, proof: Mapping[str, object]) -> None:
+        """Wait, for a moment at most, until the session that prepared a transaction has let go of it. Default: servers
+        do so at once."""
+
+    def undone(self, connection: C, ledger: Ledger[C], key: str) -> str | None:
+        """What is to be told where the server answered a COMMIT that it did not do. Default: servers do not."""
+        return None
+
     def contradiction(self, connection: C, proof: Mapping[str, object]) -> str | None:
         """Why a transaction of which the ledger has nothing can nevertheless not be called lost."""
         return None

@@ -60,8 +60,10 @@ class TwoPhase(Strategy[C, TargetT, T]):
     def commit(self, ledger: Ledger[C], committable: Committable) -> CommitOutcome:
         with self.server.lend() as connection:
             try:
+                self.dialect.await_release(connection, committable.proof)
                 if self.dialect.end(connection, ledger.schema, "COMMIT", committable.transaction):
-                    return CommitOutcome.COMMITTED
+                    undone = self.dialect.undone(connection, ledger, self.dialect.key(committable.transaction))
+                    return CommitOutcome.unknown(undone) if undone else CommitOutcome.COMMITTED
             except ConfigurationError as refused:
                 return CommitOutcome.unknown(str(refused))
             return self._outcome_of_gone(connection, ledger, committable)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +255,41 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Obs
         zombie.join(30)
     assert Counter(db.ids()) == Counter(ids(input))
     assert db.staging() == []
+
+
+# ------------------------------------------------------------------ XA COMMIT beside the end of the session (MariaDB)
+@pytest.mark.parametrize("strategy", ["xa"], indirect=True)
+def test_a_branch_is_committed_only_when_its_session_has_ended(db: Observer, sink: MySQLSink) -> None:
+    """In the moment in which it ends, MariaDB answers XA COMMIT and may do nothing."""
+    if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
+        pytest.skip("MySQL detaches a branch as it is prepared")
+    committable = pre_commit(sink, rows_of(1))
+    other = Observer(db.dsn)
+    still_there = replace(committable, proof={**committable.proof, "session": other.connection.thread_id()})
+    threading.Timer(0.5, other.close).start()
+    began = time.monotonic()
+    assert sink.commit_all(checkpoint(), [still_there]) == [COMMITTED]
+    assert 0.4 < time.monotonic() - began < 5
+    assert db.ids() == [1]
+
+
+@pytest.mark.parametrize("strategy", ["xa"], indirect=True)
+def test_a_commit_that_the_server_answers_and_does_not_do_is_no_commit(db: Observer, sink: MySQLSink) -> None:
+    """As MariaDB did 3 times of 987, when XA COMMIT was sent while the session of the branch ended. It cannot be made
+    to do so at will: here the answer is ours, and the branch stays prepared as it does there."""
+    if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
+        pytest.skip("the answer is MariaDB's")
+
+    class Answered(MySQLStaging):
+        def end(self, connection: Any, schema: str, how: str, identity: Any) -> bool:
+            return True
+
+    committable = pre_commit(sink, rows_of(1))
+    dialect = sink._planner.dialect
+    assert isinstance(dialect, MySQLStaging)
+    dialect.__class__ = Answered
+    [outcome] = sink.commit_all(checkpoint(), [committable])
+    assert "answered XA COMMIT" in why_unknown(outcome)
+    dialect.__class__ = MySQLStaging
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert db.ids() == [1]
