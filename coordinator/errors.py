@@ -141,4 +141,7 @@ def reason(error: BaseException) -> str:
     """Type and message of an error in a line; of one from a Python worker, which Spark buries in the stacks of both
     sides, what the worker raised."""
     raised = _RAISED_IN_A_WORKER.findall(str(error))
-    return str(raised[-1]).strip() if raised else f"{type(error).__name__}: {error}"
+    name, text = type(error).__name__, str(error)
+    if raised:
+        return str(raised[-1]).strip()
+    return text if text.startswith(f"{name}: ") else f"{name}: {text}"

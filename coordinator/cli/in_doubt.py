@@ -30,7 +30,7 @@ from coordinator.cli.output import (
 )
 from coordinator.cli.status import driver_json, newest_json, of_driver, of_newest
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.errors import Superseded
+from coordinator.errors import Superseded, reason
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete
@@ -202,7 +202,7 @@ def look(coordinator: CheckpointCoordinator, claimed: int | None = None) -> Seen
             sink.open()
             listed[name] = sink.inspect(list(sink.in_doubt(coordinator.job)))
         except Exception as error:
-            errors[name] = f"{type(error).__name__}: {error}"
+            errors[name] = reason(error)
     store = coordinator.protocol.store
     generation, history = store.newest_generation(), store.history()
     if claimed is not None and generation != claimed:
@@ -340,21 +340,21 @@ def say_left(coordinator: CheckpointCoordinator, seen: Seen, before: str = "") -
     for decision, what in (
         (
             Decision.COMMIT,
-            "decided: the next start of the query commits it; at once: coordinator in-doubt commit --all-decided",
+            "decided: the next start of the query commits them; at once: coordinator in-doubt commit --all-decided",
         ),
         (
             Decision.ORPHAN,
-            "of a driver that was replaced: the next sweep of a driver aborts it; at once: coordinator "
+            "of a driver that was replaced: the next sweep of a driver aborts them; at once: coordinator "
             "in-doubt abort --all-orphans",
         ),
         (
             Decision.STRANDED,
-            "that no record names, and no driver is seen that could complete its checkpoint. It holds "
-            f"its locks until the query is started again, which aborts it; at once: coordinator {fenced}{wrong}",
+            "no record names them, and no driver is seen that could complete their checkpoint. They hold their locks "
+            f"until the query is started again, which aborts them; at once: coordinator {fenced}{wrong}",
         ),
         (
             Decision.OPEN,
-            "of the driver that runs, which completes or aborts it. If that is stuck, stop it, and: "
+            "of the driver that runs, which completes or aborts them. If that is stuck, stop it, and: "
             f"coordinator {fenced}",
         ),
     ):

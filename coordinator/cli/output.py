@@ -96,7 +96,11 @@ def confirm(consequence: str, word: str, *, given: bool) -> None:
     if given:
         return
     if not sys.stdin.isatty():
-        fail("Nothing was changed: this needs a confirmation.", UNCONFIRMED)
+        fail(
+            "Nothing was changed: this needs a confirmation. Run it in a terminal, or with --yes (and --break-decision "
+            "where it goes against a decision).",
+            UNCONFIRMED,
+        )
     if typer.prompt(f"Type {word!r} to go on", default="", show_default=False, err=True) != word:
         fail("Nothing was changed.", UNCONFIRMED)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from coordinator.cli.checkpoints import losses_of, show_losses
-from coordinator.cli.in_doubt import look
+from coordinator.cli.in_doubt import look, say_left
 from coordinator.cli.output import (
     FOUND,
     JOB_FILE,
@@ -51,10 +52,13 @@ def resolve(
     written again by that start, if the source still gives the very same rows; so this is for when it cannot
     (ReplayMismatch), or when nobody can tell what became of a transaction."""
     with opened(job) as coordinator:
-        decided = {(one.sink, one.named.subtask) for one in look(coordinator).found if one.named}
+        store = coordinator.protocol.store
+        if not store.load_newest():
+            fail(f"Job {store.job!r} has no checkpoint in {store.storage.uri}; see `coordinator in-doubt list`.")
+        seen = look(coordinator)
+        decided = {(one.sink, one.named.subtask) for one in seen.found if one.named}
         complete, errors = operators.ask(coordinator.protocol)
-        if complete is None:
-            fail(f"job {coordinator.job!r} has no checkpoint in {coordinator.protocol.store.storage.uri}")
+        assert complete
         if accept_loss:
             if not why:
                 fail("Say --why: the reason is kept.", USAGE)
@@ -81,6 +85,9 @@ def resolve(
             cannot_tell,
             as_json,
         )
+        undecided = [one for one in seen.found if not one.named]
+        if not as_json:
+            say_left(coordinator, replace(seen, found=undecided), "Not touched: ")
         if errors or _missing(complete):
             raise typer.Exit(FOUND)
 

@@ -85,6 +85,7 @@ def test_open_transactions_are_aborted_only_behind_a_fence(pg_job: Job, pg_datab
     assert "--fence" in refused.stderr
     assert pg_job.json("in-doubt", "abort", "--all-orphans")["results"] == []
     refused = pg_job.cli("in-doubt", "abort", "--all-orphans", "--fence", code=3)
+    assert "or with --yes" in refused.stderr
     assert "Superseded" in refused.stderr
     assert prepared(pg_database) == 3
 

@@ -38,6 +38,9 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(pg_job: Job, pg_dat
     assert "is dead, frozen, or cut off from checkpoint storage; last sign of life 20" in said
     assert "in-doubt abort --all-orphans --fence" in said
     assert "{'" not in said
+    said = pg_job.cli("resolve").stderr
+    assert "Not touched: 3 stranded: no record names them" in said
+    assert "in-doubt abort --all-orphans --fence" in said
 
     left = pg_job.cli("in-doubt", "abort", "--all-orphans", code=1).stderr
     assert "Not touched: 3 stranded" in left

@@ -172,6 +172,14 @@ def test_open(target: Target) -> None:
         assert "Not touched: 3 open" in target.run_command(row("DROP TABLE hangs", "`orphan`"))
 
 
+def test_the_brokers_are_down(tmp_path: Path) -> None:
+    job = Job(tmp_path, 'type = "kafka"\nbootstrap_servers = "127.0.0.1:1"\ntopic = "events"')
+    told = job.cli("in-doubt", "list", code=1).stderr
+    assert "sink 'events' cannot tell: KafkaTimeoutError: Unable to bootstrap" in told
+    assert "Nothing of job" not in told
+    assert "has no checkpoint" in job.cli("resolve", code=1).stderr
+
+
 def test_the_brokers_abort_what_nobody_settles(on_kafka: Target) -> None:
     """After transaction_timeout readers go on, and the next start writes again what was decided."""
     job = on_kafka.job
