@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 _WORKER_GRACE_PERIOD = 2.0
 """Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
+_PATIENCE = 5.0
+"""Seconds that a stop waits for the end of the batch under way."""
 
 
 class CheckpointCoordinator:
@@ -100,7 +102,7 @@ class CheckpointCoordinator:
         self._query: Query | None = None
         self._done: MicroBatch | None = None
         self._location: str | None = None
-        self._stopping = False
+        self._stopping = self._held_back = False
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
         self._http: HttpServer | None = None
@@ -185,12 +187,15 @@ class CheckpointCoordinator:
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
-        while batch.active and (pause := self._finished_at + self.config.min_pause - self._clock.monotonic()) > 0:
+        not_before = self._finished_at + self.config.min_pause
+        while batch.active and not self._stopping and (pause := not_before - self._clock.monotonic()) > 0:
             self._clock.sleep(min(pause, 0.2))
         with self._one_at_a_time:
             self._query, self._location = batch.query, batch.location
-            while self._stopping and batch.active:  # a savepoint was taken, and the query has to end there
+            while self._stopping and batch.active:
+                self._held_back = True
                 self._clock.sleep(0.05)
+            self._held_back = False
             if not batch.active:
                 batch.raise_stopped()
             try:
@@ -264,10 +269,7 @@ class CheckpointCoordinator:
         with opened(target) as storage, self._one_at_a_time:
             savepoint = self._save(storage)
             self._stopping = True
-        try:
-            query.stop()
-        finally:
-            self._stopping = False
+        self.stop(query)
         return savepoint
 
     def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
@@ -302,11 +304,29 @@ class CheckpointCoordinator:
         return {k: v for k, v in rounds[0].to_json().items() if k != "committables"} if rounds else {}
 
     # ------------------------------------------------------------------ life
+    def stop(self, query: Query) -> None:
+        """Stop the query between two batches, if the one under way ends within five seconds, else amid it.
+        `query.stop()` interrupts Spark wherever it is: Hadoop logs a stack where that is a write of Spark's own log."""
+        self._stopping = True
+        try:
+            end = self._clock.monotonic() + _PATIENCE
+            while self._is_busy(query) and self._clock.monotonic() < end:
+                self._clock.sleep(0.02)
+            query.stop()
+        finally:
+            self._stopping = False
+
+    def _is_busy(self, query: Query) -> bool:
+        """Whether a batch is under way that will come back, or be held back, here."""
+        if self._query is None or self._held_back or not query.isActive:
+            return False
+        return bool(query.status["isTriggerActive"])
+
     def cancel(self, query: Query) -> None:
         """Stop the query for good: what is complete is committed, the rest aborted, and this object closed. With
         `DELETE_ON_CANCELLATION` its checkpoints are then deleted from storage, so that its checkpointLocation cannot be
         used again. Raises `InDoubtError`, with nothing deleted, if a complete checkpoint could not be made visible."""
-        query.stop()
+        self.stop(query)
         self.recover()
         if self.config.externalized_cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION:
             self.protocol.delete_checkpoints()
@@ -350,14 +370,18 @@ class CheckpointCoordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the query, then `close`. An error of Spark that passes on the text of what stopped the query gives way
-        to that error itself."""
+        """Stop the query, then `close`. Raises what the query failed with, even if nobody waited for it, or caught it.
+        An error of Spark that passes on the text of what stopped the query gives way to that error itself."""
+        unseen = None
         try:
             if self._query is not None:
-                self._query.stop()
+                self.stop(self._query)
+                unseen = None if error else self._query.exception()
         finally:
             self.close()
-        stopped_by = self.last_error
-        if stopped_by and error and stopped_by is not error and str(stopped_by) in str(error):
+        stopped_by, told = self.last_error, error or unseen
+        if stopped_by and told and stopped_by is not told and str(stopped_by) in str(told):
             cause = stopped_by.__cause__
             raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)
+        if unseen:
+            raise unseen

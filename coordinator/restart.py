@@ -342,7 +342,7 @@ def _attempt(
         while not query.awaitTermination(_POLL):  # type: ignore[arg-type]
             if stopping.asked:
                 logger.info("%s: stopping, asked by %s", _job(coordinator), stopping.asked)
-                query.stop()
+                coordinator.stop(query) if coordinator else query.stop()
                 break
     except Exception as raised:
         error = raised

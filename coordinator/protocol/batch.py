@@ -30,6 +30,12 @@ class Query(Protocol):
 
     @property
     def isActive(self) -> bool: ...  # noqa: N802 - Spark's name
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """`isTriggerActive`: whether it plans, runs or finishes a batch just now."""
+
+    def exception(self) -> Exception | None:
+        """What it failed with; None if it runs, or was stopped."""
 
     def stop(self) -> None:
         """Returns when it has stopped."""

@@ -121,6 +121,13 @@ class LocalQuery:
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
         return not self._ended.is_set()
 
+    @property
+    def status(self) -> dict[str, bool]:
+        return {"isTriggerActive": self.isActive}
+
+    def exception(self) -> None:
+        """`run` raises it."""
+
     def stop(self) -> None:
         """From another thread: returns when `run` has returned."""
         self.stopped = True

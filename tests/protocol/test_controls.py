@@ -6,7 +6,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-from pyspark.sql.streaming.query import StreamingQuery
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
 from coordinator.errors import CheckpointExpired, CheckpointFailed, FirstCheckpointError, InDoubtError, NotExactlyOnce
@@ -64,24 +63,15 @@ def test_min_pause_is_between_the_end_of_one_and_the_begin_of_the_next(job: Job)
     assert all(begin - end >= 300 for end, begin in zip(done, triggered[1:], strict=False))
 
 
-class Stopped(StreamingQuery):
-    """A query that has ended by itself."""
-
-    def __init__(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-
 DELETE = {"externalized_cleanup": ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION}
 
 
 def test_cancel_deletes_checkpoints_only_when_told_so(job: Job) -> None:
     for config, kept in (({}, True), (DELETE, False)):
         coordinator = job.coordinator(config=config)
-        job.query().run(coordinator)
-        coordinator.cancel(Stopped())
+        query = job.query()
+        query.run(coordinator)
+        coordinator.cancel(query)
         assert bool(CheckpointStore(job.storage, "job").load_newest()) is kept
         job.assert_exactly_once()
     with pytest.raises(FirstCheckpointError, match="holds no checkpoint of this job"):
@@ -91,7 +81,7 @@ def test_cancel_deletes_checkpoints_only_when_told_so(job: Job) -> None:
 def test_cancel_deletes_nothing_that_is_still_to_be_made_visible(job: Job) -> None:
     complete_but_one_lost(job)
     with pytest.raises(InDoubtError, match="checkpoint 0 is complete, but these are not visible"):
-        job.coordinator(config=DELETE).cancel(Stopped())
+        job.coordinator(config=DELETE).cancel(job.query())
     job.run()
     job.assert_exactly_once()
 

@@ -24,6 +24,7 @@ from coordinator import (
     ExternalizedCheckpointCleanup,
     StateBackend,
 )
+from coordinator.errors import FirstCheckpointError
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
@@ -250,10 +251,11 @@ def test_a_query_that_ran_at_least_once_is_adopted_without_loss(
 
     sink = PostgresSink(pg_database, table="numbers")
     storage = f"file://{tmp_path}/storage"
-    with CheckpointCoordinator("numbers", [sink], storage) as refusing:
-        query = start(refusing, plain, tmp_path)
-        with pytest.raises(Exception, match=r"Spark asks for batch 3, .*adopt=True"):
-            query.awaitTermination(60)
+    with (
+        pytest.raises(FirstCheckpointError, match=r"Spark asks for batch 3, .*adopt=True"),
+        CheckpointCoordinator("numbers", [sink], storage) as refusing,
+    ):
+        start(refusing, plain, tmp_path).awaitTermination(60)
     for config in (CheckpointConfig(adopt=True), CheckpointConfig()):
         with CheckpointCoordinator("numbers", [sink], storage, config) as coordinator:
             query = start(coordinator, plain, tmp_path)

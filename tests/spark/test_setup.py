@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -12,11 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from coordinator import CheckpointCoordinator
+from coordinator import CheckpointCoordinator, CheckpointListener, Step
+from examples.custom_sink import FileSink
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
-from tests.spark.job import wait_for
+from tests.spark.job import CONF, SparkJob, wait_for
 
 
 def numbers(spark: SparkSession) -> DataFrame:
@@ -54,6 +59,18 @@ def test_what_stops_the_query_is_raised_at_the_end_of_the_block(
     assert [record for record in caplog.records if record.exc_info] == []
 
 
+def test_what_stopped_the_query_is_raised_also_if_nobody_waited_for_it(
+    spark: SparkSession, tmp_path: Path, pg_database: str
+) -> None:
+    def run() -> None:
+        with into(wrong(pg_database), tmp_path) as coordinator:
+            query = start(numbers(spark).writeStream.foreachBatch(coordinator), tmp_path)
+            wait_for(lambda: not query.isActive)
+
+    with pytest.raises(ConfigurationError, match=r"sink 'numbers'.*password"):
+        run()
+
+
 def wrong(dsn: str) -> str:
     password = conninfo_to_dict(dsn)["password"]
     return dsn.replace(f":{password}@", ":wrong@")
@@ -83,3 +100,37 @@ def test_the_end_of_the_block_ends_the_query_well(
     assert left == []
     assert f"job numbers wrote checkpoints 0 to {row[0] // 10 - 1}; rows: {row[0]:,} into numbers" in caplog.text
     assert [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info] == []
+
+
+@dataclass
+class Tell(CheckpointListener):
+    done: threading.Event
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if step is Step.DONE and checkpoint_id == 1:
+            self.done.set()
+
+
+class Stopped(SparkJob):
+    """Many a query, each stopped right when Spark gets to write into its own log that a batch is through."""
+
+    def run_here(self) -> None:
+        builder = SparkSession.builder.master(self.master)
+        for key, value in (CONF | self._of_the_jvm()).items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("WARN")
+        for n in range(5):
+            done = threading.Event()
+            folder = self.folder / str(n)
+            with CheckpointCoordinator("stopped", self.sinks, folder.as_uri(), listeners=[Tell(done)]) as coordinator:
+                start(coordinator.write_stream(numbers(spark)), folder)
+                assert done.wait(60)
+
+
+def test_a_stop_interrupts_no_write_of_spark_itself(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    job = Stopped(tmp_path, [FileSink(tmp_path / "rows")], conf={"spark.app.name": "stopped"})
+    assert job.run() == 0, job.output()
+    assert "Interrupted" not in job.output()
+    assert "\tat " not in job.output()
