@@ -1,7 +1,8 @@
 """What is used of Spark without being its public API, all of it here, with the versions it was read in.
 
 Where Spark has changed it, `UnsupportedSpark` says what, in place of an AttributeError. `tests/spark/test_internals.py`
-asks each version of `make test-matrix` for every part.
+asks each version of `make test-matrix` for every part, and sees that no other module uses such a part: but for
+`sinks.testing`, which sends jobs to processes by `pyspark.cloudpickle`, a copy of the package of that name.
 """
 
 from __future__ import annotations
@@ -184,6 +185,23 @@ INTERRUPTED = (
 )
 """Spark knows by its text that an error of foreachBatch comes of a stop, with a regular expression that overflows the
 stack on a long one, such as a stack trace of the JVM (StreamExecution.isInterruptionException, PROXY_ERROR)."""
+
+
+# ---------------------------------------------------------------------- Python packages
+@_internal("pyspark.sql.pandas.utils.require_minimum_pandas_version, or require_minimum_pyarrow_version")
+def minimum_versions() -> dict[str, Callable[[], None]]:
+    """By package, what raises ImportError where it is missing, or too old for this Spark."""
+    from pyspark.sql.pandas import utils
+
+    return {"pandas": utils.require_minimum_pandas_version, "pyarrow": utils.require_minimum_pyarrow_version}
+
+
+@_internal("pyspark.cloudpickle")
+def pickler() -> Callable[[object], bytes]:
+    """What Spark sends functions to its Python workers by."""
+    from pyspark import cloudpickle
+
+    return cloudpickle.dumps
 
 
 # ---------------------------------------------------------------------- DataFrames

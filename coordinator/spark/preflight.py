@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.errors import WorkersNotReady, reason
 from coordinator.protocol.batch import Sink
+from coordinator.spark.internals import minimum_versions, pickler
 from sinks.task import SinkTask
 
 if TYPE_CHECKING:
@@ -25,21 +26,18 @@ def package_problems() -> Iterator[tuple[str, str]]:
     pyarrow a Spark takes, it knows itself."""
     try:
         from pyspark import __version__ as spark
-        from pyspark.sql.pandas import utils
     except ImportError as error:
         yield f"pyspark cannot be imported: {error}", "pip install 'pyspark>=4.0,<5', in the cluster's version"
         return
     if tuple(int(part) for part in spark.split(".")[:2]) < OLDEST_SPARK:
         yield f"pyspark {spark} is too old: this library needs 4.0 or newer", "pip install 'pyspark>=4.0,<5'"
         return
-    for package, wanted, require in (
-        ("pandas", "pandas>=2.2,<3", utils.require_minimum_pandas_version),
-        ("pyarrow", "pyarrow>=18", utils.require_minimum_pyarrow_version),
-    ):
+    minimum = minimum_versions()
+    for package, wanted in (("pandas", "pandas>=2.2,<3"), ("pyarrow", "pyarrow>=18")):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a pandas newer than this Spark knows
-                require()
+                minimum[package]()
         except ImportError as error:
             yield f"pyspark {spark} cannot run a sink's tasks without {package}: {error}", f"pip install '{wanted}'"
 
@@ -52,12 +50,10 @@ def require_packages() -> None:
 
 def require_workers(spark: SparkSession, sinks: Sequence[Sink]) -> None:
     """Let one of Spark's Python workers load the sinks, as each task of a batch will. Raises `WorkersNotReady`."""
-    from pyspark import cloudpickle
     from pyspark.sql import functions
 
     try:
-        pickled: bytes = cloudpickle.dumps((SinkTask, *sinks))  # type: ignore[no-untyped-call]
-        load = functions.udf(_loading(pickled), "string", useArrow=False)
+        load = functions.udf(_loading(pickler()((SinkTask, *sinks))), "string", useArrow=False)
         [(problem,)] = spark.range(1, numPartitions=1).select(load("id")).collect()
     except Exception as error:
         problem = reason(error)
@@ -74,13 +70,13 @@ def require_workers(spark: SparkSession, sinks: Sequence[Sink]) -> None:
         )
 
 
-def _loading(pickled: bytes) -> Callable[[object], str]:
+def _loading(task: bytes) -> Callable[[object], str]:
     def load(_: object) -> str:  # nested, so that it travels by value, also to workers without this library
         import pickle
         import sys
 
         try:
-            pickle.loads(pickled)
+            pickle.loads(task)
         except Exception as error:
             return f"{sys.executable} says {type(error).__name__}: {error}"
         return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,28 @@ def test_cloudpickle_is_there() -> None:
 
     square: Callable[[int], int] = cloudpickle.loads(cloudpickle.dumps(lambda x: x * x))
     assert square(3) == 9
+
+
+def test_packages_that_spark_wants() -> None:
+    for require in internals.minimum_versions().values():
+        require()
+    assert pickle.loads(internals.pickler()(lambda x: x * x))(3) == 9
+
+
+PRIVATE = re.compile(
+    r"^ *(from|import) pyspark(\.sql\.pandas|.*cloudpickle)|(?<!self)\._(j[a-z]\w*|gateway|sc)\b", re.M
+)
+
+
+def test_no_other_module_uses_what_is_private() -> None:
+    root = Path(internals.__file__).parents[2]
+    found = {
+        str(file.relative_to(root))
+        for package in ("coordinator", "sinks")
+        for file in (root / package).rglob("*.py")
+        if PRIVATE.search(file.read_text())
+    }
+    assert found == {"coordinator/spark/internals.py", "sinks/testing/driver.py", "sinks/testing/local.py"}
 
 
 def test_a_python_name_that_is_gone(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
