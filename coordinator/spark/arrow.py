@@ -91,15 +91,22 @@ def _bounded(hashed: DataFrame, limit: int) -> DataFrame:
 
 @contextmanager
 def setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
-    before = session.conf.get(key, None)
-    session.conf.set(key, value)
+    """`value` in the block, then what was there before. The session keeps that too: with Spark Connect (up to 4.2) it
+    is the user's own, and outlives a worker that is killed in the block."""
+    conf, kept = session.conf, f"spark.coordinator.before.{key}"
+    before = conf.get(kept, None)
+    if before is None:
+        before = conf.get(key, None) or ""
+        conf.set(kept, before)
+    conf.set(key, value)
     try:
         yield
     finally:
-        if before is None:
-            session.conf.unset(key)
+        if before:
+            conf.set(key, before)
         else:
-            session.conf.set(key, before)
+            conf.unset(key)
+        conf.unset(kept)
 
 
 # ---------------------------------------------------------------------- by type

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from coordinator import CheckpointCoordinator
+from coordinator.spark.arrow import setting
 from examples.custom_sink import FileSink
 from tests.spark.job import SparkJob, wait_for, write_input
 from tests.spark.test_spark import visible
@@ -56,3 +58,23 @@ def test_a_batch_that_the_user_keeps_is_kept(spark: SparkSession, tmp_path: Path
         query.stop()
     coordinator.close()
     assert seen[0] == (True, True), "it was thrown away, and computed again with other values"
+
+
+COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
+
+
+@pytest.mark.parametrize("own", ["", "true"])
+def test_a_setting_comes_back_though_who_changed_it_was_killed(spark: SparkSession, own: str) -> None:
+    """With Spark Connect (up to 4.2) a batch's settings are those of the user's session, which outlives the worker."""
+    session = spark.newSession()
+    conf = session.conf
+    if own:
+        conf.set(COLUMNAR, own)
+    before = conf.getAll
+    killed = setting(session, COLUMNAR, "false")
+    killed.__enter__()  # and never left
+    assert conf.get(COLUMNAR) == "false"
+    with setting(session, COLUMNAR, "false"):
+        assert conf.get(COLUMNAR) == "false"
+    assert conf.get(COLUMNAR) == "true"
+    assert conf.getAll == before
