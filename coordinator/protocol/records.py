@@ -28,6 +28,7 @@ FORMAT = 1
 _KEPT_GENERATIONS = 10
 _STALE_LISTINGS = 20
 """So many in a row that contradict what is there, and the storage is not what it has to be."""
+_STALE = "Listings have to show what is there; use a storage that is consistent, and start again"
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class CheckpointStore:
             self.storage.uri,
             self._generation_key(newest.generation + 1),
             f"it is there, but {stale} listings in a row show no generation after {newest.generation}",
-            "Listings have to show what was written before; use a storage that is consistent, and start again",
+            _STALE,
         )
 
     def begin_lineage(self, base: Record, allow: Callable[[], None]) -> None:
@@ -245,7 +246,7 @@ class CheckpointStore:
             self.storage.uri,
             key,
             f"{_STALE_LISTINGS} listings in a row show it, but it is not there",
-            "Listings have to show what is there; use a storage that is consistent, and start again",
+            _STALE,
         )
 
     def follow_newest_claim(self) -> Claim:
@@ -320,7 +321,8 @@ class CheckpointStore:
         retention cut in). A reader need not claim a generation before."""
         if not (self.lineage or self.follow_newest_claim().lineage):
             return ()
-        while True:
+        highest, stale = -1, 0
+        while stale < _STALE_LISTINGS:
             newest = self.look().newest_complete
             if newest < 0:
                 return ()
@@ -329,6 +331,13 @@ class CheckpointStore:
                 rounds.append(record)
             if rounds and self.look().newest_complete == newest:
                 return tuple(rounds)
+            highest, stale = max(newest, highest), 0 if newest > highest else stale + 1
+        raise StorageError(
+            self.storage.uri,
+            self._record_key(newest, 0),
+            f"{stale} listings in a row show it as the newest record, but it is not there, or not the newest",
+            _STALE,
+        )
 
     def history(self) -> list[tuple[Record, ...]]:
         """Every retained complete checkpoint with its replay records, oldest first. A reader need not claim."""

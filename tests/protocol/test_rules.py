@@ -364,6 +364,16 @@ def test_a_storage_that_still_lists_what_was_deleted_is_an_error(job: Job) -> No
         stale.claim_generation()
 
 
+def test_a_storage_that_still_lists_a_deleted_record_is_an_error(job: Job) -> None:
+    """load of the newest not bounded"""
+    job.run(batches=1)
+    stale = CheckpointStore(Stale(job.storage), "job")
+    [key] = [key for key in job.storage.list("") if "/checkpoint/" in key]
+    job.storage.delete(key)
+    with pytest.raises(StorageError, match="listings in a row show it as the newest record, but it is not there"):
+        stale.load_newest()
+
+
 def records(job: Job) -> list[int]:
     return [int(key.rsplit("/", 1)[1].split(".")[0]) for key in job.storage.list("") if "/checkpoint/" in key]
 
