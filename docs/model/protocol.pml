@@ -74,6 +74,10 @@
 #define RESTORE 0     /* 1: driver 1 or 2 may restore the savepoint of checkpoint 1 into a new location and lineage */
 #endif
 
+#ifndef SETBACK
+#define SETBACK 0     /* a memory becomes an older one before driver 2 starts: 1 storage, 2 checkpointLocation, 4 the external
+                         system; sums: any of these */
+#endif
 #ifndef ASK
 #define ASK 0         /* 1: (RESTORE) driver 2 is none, but an operator's command, at any time: asks what became of the newest checkpoint */
 #endif
@@ -135,6 +139,12 @@
 #endif
 #ifndef ASKCLAIM
 #define ASKCLAIM 1    /* (ASK) whoever asks amid a restore claims a generation first */
+#endif
+#ifndef R15
+#define R15 1         /* (SETBACK) a start compares what storage and the external system have committed */
+#endif
+#ifndef R16
+#define R16 1         /* what any retained record names is not aborted; (SETBACK) a start commits it. 0: the newest's only */
 #endif
 #ifndef ENDLESS
 #define ENDLESS 1     /* 0: running out of rounds is an error (no run may need more than NR) */
@@ -235,6 +245,9 @@ byte dn[ND];
 byte dr[ND];
 byte win[ND*NP];             /* 1 + attempt of the first ack */
 bool exhausted, told;
+#if SETBACK
+bool back;                   /* a memory was set back */
+#endif
 hidden byte z, y, x, w, v;   /* scratch, only inside one d_step */
 #if RESTORE
 #define ALLDONE commits[CK(lin,NC-1)]
@@ -429,12 +442,12 @@ inline list() {
     printf("EV driver%d lists what is in doubt\n", d);
     z = 0; do :: z < NSLOT -> if :: INDOUBT(z) -> marked[z] = marked[z] | (1<<d) :: else fi; z++ :: else -> break od; true
 }
-inline readnamed() {         /* the newest checkpoint's records; takes what they name off the list */
+inline readnamed() {         /* the retained records; takes what they name off the list */
     newest(w); z = 0;
     do
     :: z < NSLOT ->
         if
-        :: w > 0 && S_L(z)==L && S_C(z)==w-1 && NAMED(z) -> marked[z] = marked[z] & ~(1<<d)
+        :: w > 0 && S_L(z)==L && (R16 || S_C(z)==w-1) && NAMED(z) -> marked[z] = marked[z] & ~(1<<d)
         :: else
         fi; z++
     :: else -> break
@@ -566,6 +579,52 @@ inline decide(rr) {
 
 #define BASE d_step { ALIVE -> put[RK(1,0,0)] = true; recoffs[CK(1,0)] = recoffs[CK(0,0)]; printf("EV driver%d puts the base record\n", d) }
 
+#if SETBACK
+inline remembered(u) {       /* the newest checkpoint of which the external system has rows */
+    u = NC;
+    do
+    :: u > 0 && vis[VK(u-1,0)]==0 && vis[VK(u-1,NP-1)]==0 -> u--
+    :: else -> break
+    od; true
+}
+#define OLDER(z) (S_L(z)==L && S_C(z)+1 < C && NAMED(z))   /* what a record before the newest names */
+#define REPLACED(z) (S_R(z)+1 < NR && put[RK(S_L(z),S_C(z),S_R(z)+1)] && rec[RP(S_L(z),S_C(z),S_R(z)+1,S_P(z))] != 0)
+inline anygone() {           /* of that: what is neither committed nor in doubt, though Spark was told that it is visible */
+    t = false; z = 0;
+    do :: z < NSLOT -> if :: OLDER(z) && !REPLACED(z) && st[z]==ABRT -> t = true :: else fi; z++ :: else -> break od; true
+}
+inline commitolder() {       /* oldest first: slots of one driver are in this order, and no two drivers' mix here */
+    x = 0;
+    do
+    :: x < NC ->
+        z = 0;
+        do :: z < NSLOT -> if :: S_C(z)==x && OLDER(z) && st[z]==PREP -> visible(z) :: else fi; z++ :: else -> break od;
+        x++
+    :: else -> break
+    od; true
+}
+/* older memories, from checkpoint k+1 on */
+inline backstorage(k) {
+    z = 0; do :: z < NC*NR -> if :: z/NR >= (k) -> put[z] = false :: else fi; z++ :: else -> break od; true
+}
+inline backlocation(k) {
+    z = k; do :: z < NC -> commits[z] = false; offs[z] = 0; z++ :: else -> break od; true
+}
+inline backsystem(k, doubt) {    /* with `doubt` to between pre-commit and commit of checkpoint k+1, else to before it */
+    z = 0;
+    do
+    :: z < NSLOT && S_C(z) >= (k) ->
+        if
+        :: st[z]==COMM -> vis[VK(S_C(z),S_P(z))] = 0;
+                          if :: S_C(z)==(k) && doubt -> st[z] = PREP; opn[S_P(z)]++ :: else -> st[z] = ABRT fi
+        :: st[z]==PREP && !(S_C(z)==(k) && doubt) -> rollback(z)
+        :: else
+        fi; z++
+    :: z < NSLOT && S_C(z) < (k) -> z++
+    :: else -> break
+    od; true
+}
+#endif
 #define DRIVES 0
 #define RESTORES 1
 #define ASKS 2
@@ -573,6 +632,9 @@ proctype Driver(byte d; byte role) {
     byte N, C, r, p, q;       /* r: newest decision round of C that this driver has evaluated */
     byte kr[NP], kf[NP], out[NP];
     bool t, swept, again;
+#if SETBACK
+    byte e;
+#endif
   {
 #if RESTORE                   /* ---- the savepoint of checkpoint 1 becomes the base of a new lineage: names nothing, all is visible */
     true;
@@ -620,6 +682,9 @@ restore: true;
     fi;
     d_step { ALIVE -> gen++; fence = false; generation[d] = gen; L = lin; printf("EV driver%d claims generation %d in lineage %d\n", d, gen, lin) };
 load: true;
+#if SETBACK
+    d_step { ALIVE -> remembered(e); true };
+#endif
     d_step { ALIVE -> newest(C); printf("EV driver%d loads newest complete %d\n", d, C); r = 0; forget(); if :: C > 0 -> know(C, 0) :: else fi; true };
     do
     :: d_step { ALIVE && NEXTROUND -> r++; know(C, r) }
@@ -633,6 +698,17 @@ load: true;
 #if R14 && R14LOAD
     if :: ALIVE && gen==generation[d] :: ALIVE && gen!=generation[d] -> goto stop fi;
 #endif
+#if SETBACK
+#if R15
+    if :: e > C -> assert(back); told = true; goto stop :: else fi;                  /* S7 */
+    d_step { ALIVE -> anygone() };
+    if :: t -> assert(back); told = true; goto stop :: else fi;                      /* S7 */
+    if :: back && N > C+1 -> told = true; goto stop :: else fi;
+#endif
+#if R16
+    d_step { ALIVE -> commitolder() };
+#endif
+#endif
     if :: C > 0 -> commitall(C) :: else fi;
 #if ASK
     if :: role == ASKS -> goto stop :: else fi;
@@ -643,6 +719,11 @@ load: true;
 call: /* ---- Spark calls foreachBatch(N) */
 #if RESTORE
     if :: C > 0 && L != loc[d] -> told = true; goto stop :: else fi;                 /* a record of another query id */
+#endif
+#if SETBACK
+    true;
+    d_step { anylost() };
+    if :: back && (N > C+1 || (N == C+1 && t)) -> told = true; goto stop :: else -> t = false fi;
 #endif
     if :: N > NC -> goto stop :: else fi;
     d_step { anylost() };
@@ -740,6 +821,11 @@ stop: true;
 
 /* ------------------------------------------------------------------ operators and crashes, speculation, the last check */
 #define FIRST (alive[1]==0)                                        /* driver 0 alive: it is the zombie */
+#if SETBACK
+#define BACK back
+#else
+#define BACK false
+#endif
 #define SECOND (alive[2]==0 && alive[1]==2 && alive[0]==2)
 #define START(d,l,role) alive[d] = 1; loc[d] = l; run Driver(d, role)
 #if RESTORE
@@ -762,7 +848,21 @@ init {
 #if ASK
     :: atomic { alive[2]==0 -> exhausted = true; START(2, HERE, ASKS) }              /* nobody is left to start */
 #else
-    :: atomic { SECOND && !ALLDONE -> START(2, HERE, DRIVES) }
+    :: atomic { SECOND && (!ALLDONE || BACK) -> START(2, HERE, DRIVES) }
+#endif
+#if SETBACK & 1
+    :: d_step { SECOND && commits[0] -> backstorage(1); back = true }
+    :: d_step { SECOND && commits[0] -> backstorage(0); back = true }
+#endif
+#if SETBACK & 2
+    :: d_step { SECOND && commits[0] -> backlocation(1); back = true }
+    :: d_step { SECOND && commits[0] -> backlocation(0); back = true }
+#endif
+#if SETBACK & 4
+    :: d_step { SECOND && commits[0] -> backsystem(1, true); back = true }
+    :: d_step { SECOND && commits[0] -> backsystem(1, false); back = true }
+    :: d_step { SECOND && commits[0] -> backsystem(0, true); back = true }
+    :: d_step { SECOND && commits[0] -> backsystem(0, false); back = true }
 #endif
 #if BACKUP
     :: atomic { FIRST && !ALLDONE -> START(1, 1, DRIVES) }
