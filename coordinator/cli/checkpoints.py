@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from coordinator.cli.memories import Location, side_by_side
 from coordinator.cli.output import (
     JOB_FILE,
     AsJson,
@@ -66,11 +67,14 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
 @app.command()
 def show(
     checkpoint: Annotated[int | None, typer.Argument(help="Its number; the newest if left out.")] = None,
+    location: Location = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """One checkpoint: its input, its participants and their transactions, its replay rounds."""
+    """One checkpoint: its input, its participants and their transactions, its replay rounds; and whether storage,
+    Spark's checkpointLocation and the external systems remember the same."""
     with opened(job) as coordinator:
+        memories = list(side_by_side(coordinator, location))
         history = {rounds[0].checkpoint_id: rounds for rounds in coordinator.protocol.store.history()}
         number = max(history, default=-1) if checkpoint is None else checkpoint
         if number not in history:
@@ -82,7 +86,8 @@ def show(
                 committable.to_json() | {"round": record.round}
                 for record in rounds
                 for committable in record.committables
-            ]
+            ],
+            "memories": [vars(memory) for memory in memories],
         }
         if as_json:
             show_json(about)
@@ -106,6 +111,10 @@ def show(
                 ]
                 for one in about["committables"]
             ],
+        )
+        show_table(
+            ["memory", "newest checkpoint", "beside storage"],
+            [[m.name, "?" if m.newest is None else "none" if m.newest < 0 else m.newest, m.verdict] for m in memories],
         )
         show_losses(losses_of(rounds))
 

@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from coordinator import __version__
+from coordinator.cli.memories import Location, side_by_side
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, show_json, show_table
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.spark.preflight import package_problems
@@ -32,13 +33,14 @@ _DRIVERS = {
 
 def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for warnings too.")] = False,
+    location: Location = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
     """Try storage and every sink: connect, check versions, settings and rights, really prepare and roll back an empty
     transaction. Disturbs no driver that runs, and leaves nothing behind."""
     with opened(job) as coordinator:
-        found = list(_findings(coordinator))
+        found = list(_findings(coordinator, location))
     if as_json:
         show_json([{"subject": subject, **vars(finding)} for subject, finding in found])
     else:
@@ -53,7 +55,7 @@ def doctor(
         raise typer.Exit(FOUND)
 
 
-def _findings(coordinator: CheckpointCoordinator) -> Iterable[tuple[str, Finding]]:
+def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[tuple[str, Finding]]:
     for finding in _guarded(_packages(coordinator), "install them anew"):
         yield "packages", finding
     storage = coordinator.protocol.store.storage
@@ -63,6 +65,8 @@ def _findings(coordinator: CheckpointCoordinator) -> Iterable[tuple[str, Finding
         mend = "mend what the message names, and run the doctor again"
         for finding in _guarded(sink.diagnose(coordinator.job), mend):
             yield f"sink {name}", finding
+    for finding in _guarded(_memories(coordinator, location), mend):
+        yield "memories", finding
 
 
 def _guarded(findings: Iterable[Finding], mend: str) -> Iterable[Finding]:
@@ -70,6 +74,16 @@ def _guarded(findings: Iterable[Finding], mend: str) -> Iterable[Finding]:
         yield from findings
     except Exception as error:
         yield Finding.error(f"{type(error).__name__}: {error}", mend)
+
+
+def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
+    for memory in side_by_side(coordinator, location):
+        newest = "?" if memory.newest is None else "none" if memory.newest < 0 else memory.newest
+        what = f"newest checkpoint of {memory.name}: {newest}{memory.verdict and ', '}{memory.verdict}"
+        if memory.agrees:
+            yield Finding.ok(what)
+        else:
+            yield Finding.error(what, "restore the newest of all three; see docs/storage.md (Backups)")
 
 
 def _packages(coordinator: CheckpointCoordinator) -> Iterable[Finding]:

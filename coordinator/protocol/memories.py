@@ -5,6 +5,7 @@ last; `decisions.on_call` compares the first two. Rules: docs/protocol.md#the-ru
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from coordinator.errors import ExternalSystemBehind, StorageBehind
 from coordinator.protocol.decisions import Complete
@@ -64,22 +65,78 @@ def decided_before(
 
 def require_not_behind(sink: str, memory: Mapping[str, int], part: Complete) -> None:
     """Raises `ExternalSystemBehind` if a sink has not even committed its part of a checkpoint that was visible."""
-    if _newest(memory, part) < part.checkpoint_id:
+    if _missing(memory, part):
         raise external_system_behind(sink, memory, part)
 
 
 def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Complete) -> ExternalSystemBehind:
     named, newest = part.named.values(), _newest(memory, part)
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
+    others = ", ".join(f"{lineage} up to checkpoint {n}" for lineage, n in (memory or {}).items())
+    hint = (
+        f"It has rows of lineage {others}: if a savepoint was restored since, storage and checkpointLocation are "
+        "what is older: restore the newer ones. "
+        if newest < 0 and others
+        else ""
+    )
     rows = sum(committable.fingerprint.rows for committable in named)
     return ExternalSystemBehind(
         f"the system of sink {sink!r} {has}, but checkpoint {part.checkpoint_id} was complete and visible, with "
         f"{rows} row(s) of this sink: the system is older than checkpoint storage (restored from a backup, failed over "
         "to a replica that lagged behind, or emptied), and going on would leave these rows out. Restore the newer "
         "state of the system; or set storage and checkpointLocation back to the same checkpoint, by a backup or a "
-        "savepoint, and start again: the later input is then written again. Nothing was aborted.",
+        f"savepoint, and start again: the later input is then written again. {hint}Nothing was aborted.",
         [dict(committable.transaction) for committable in named],
     )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one memory holds, beside checkpoint storage. `newest`: its newest checkpoint, -1 if it has none, None if
+    nobody can tell."""
+
+    newest: int | None
+    words: str
+    agrees: bool = True
+
+
+def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Complete]) -> Verdict:
+    """`history`: the retained complete checkpoints, oldest first, as storage told them after the sink was asked."""
+    if memory is None:
+        return Verdict(None, "cannot tell: it keeps no memory, has none yet, or it has expired")
+    if not history:
+        newest = max(memory.values(), default=-1)
+        if newest < 0:
+            return Verdict(newest, "as storage")
+        return Verdict(newest, "newer: the storage was deleted, or is another one", agrees=False)
+    newest, stored = _newest(memory, history[-1]), history[-1].checkpoint_id
+    if newest > stored:
+        return Verdict(newest, f"newer by {newest - stored}: the storage was set back", agrees=False)
+    missing = [part for complete in history if _missing(memory, part := complete.only(sink))]
+    if not missing:
+        return Verdict(newest, "as storage")
+    if [part.checkpoint_id for part in missing] == [stored]:
+        return Verdict(newest, f"as storage, once checkpoint {stored} is committed: its driver or the next start does")
+    behind = stored - newest
+    return Verdict(newest, f"older by {behind}, unless that is in doubt: the system was set back", agrees=False)
+
+
+def of_location(next_batch: int, history: Sequence[Complete]) -> Verdict:
+    """`next_batch`: the one that Spark will ask for."""
+    newest, stored = next_batch - 1, history[-1].checkpoint_id if history else -1
+    if newest > stored:
+        return Verdict(newest, f"newer by {newest - stored}: the storage was set back", agrees=False)
+    if newest == stored:
+        return Verdict(newest, "as storage")
+    if newest == stored - 1:
+        return Verdict(newest, f"as storage, once Spark has asked for batch {stored} again")
+    return Verdict(newest, f"older by {stored - newest}: it was set back", agrees=False)
+
+
+def _missing(memory: Mapping[str, int], part: Complete) -> bool:
+    """Whether a sink should remember its part of a checkpoint, and does not."""
+    remembered = any(committable.proof.get("remembered", True) for committable in part.named.values())
+    return remembered and _newest(memory, part) < part.checkpoint_id
 
 
 def _newest(memory: Mapping[str, int] | None, complete: Complete) -> int:

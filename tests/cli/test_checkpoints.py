@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from coordinator.listener import Step
 from tests.cli.play import INPUT, Job
 
@@ -32,7 +38,7 @@ def test_list_and_show(file_job: Job) -> None:
     assert one["guarantee"].startswith("exactly-once")
 
     shown = file_job.json("checkpoints", "show", "0")
-    assert set(shown) == SUMMARY | {"committables"}
+    assert set(shown) == SUMMARY | {"committables", "memories"}
     assert shown == file_job.json("checkpoints", "show", "0")
     assert [c["subtask"] for c in shown["committables"]] == [0, 1, 2]
     assert set(shown["committables"][0]) == {"sink", "subtask", "transaction", "proof", "fingerprint", "round"}
@@ -60,3 +66,83 @@ def test_tables_hold_what_json_holds(file_job: Job) -> None:
     assert about["lineage"] in listed
     for text in (about["query_id"], about["guarantee"], about["committables"][0]["fingerprint"]["hash"]):
         assert text in shown
+
+
+# ---------------------------------------------------------------------- the three memories
+@pytest.fixture
+def db_job(tmp_path: Path) -> Job:
+    """A job into a table of SQLite, whose ledger remembers, and a copy of all when checkpoint 0 was done."""
+    (tmp_path / "db").mkdir()
+    job = Job(tmp_path, f'type = "sqlalchemy"\nurl = "sqlite:///{tmp_path}/db/o.db"\ntable = "o"\ncreate_table = true')
+    job.run(1)
+    for part in ("checkpoints", "query", "db"):
+        shutil.copytree(tmp_path / part, tmp_path / f"old-{part}")
+    return job
+
+
+def set_back(job: Job, part: str) -> None:
+    shutil.rmtree(job.folder / part)
+    shutil.copytree(job.folder / f"old-{part}", job.folder / part)
+
+
+def memories(job: Job) -> dict[str, tuple[int | None, str]]:
+    shown = job.json("checkpoints", "show", "--checkpoint-location", str(job.folder / "query"))
+    return {one["name"]: (one["newest"], one["verdict"]) for one in shown["memories"]}
+
+
+def doctors_errors(job: Job) -> list[Any]:
+    """And the exit code, which is 1 if there are any."""
+    found = job.json("doctor", "--checkpoint-location", str(job.folder / "query"), code=None)
+    errors = [one["what"] for one in found if one["subject"] == "memories" and one["severity"] == "error"]
+    assert job.cli("doctor", "--checkpoint-location", str(job.folder / "query"), code=int(bool(errors)))
+    return errors
+
+
+def test_memories_that_agree(db_job: Job) -> None:
+    db_job.run()
+    same = {"storage": (2, ""), "checkpointLocation": (2, "as storage"), "sink o": (2, "as storage")}
+    assert memories(db_job) == same
+    assert doctors_errors(db_job) == []
+    assert "beside storage" in db_job.cli("checkpoints", "show").stdout
+
+
+def test_a_checkpoint_that_is_complete_and_not_yet_committed(db_job: Job) -> None:
+    db_job.run(2, crash=(Step.COMPLETE, 1))
+    assert memories(db_job) == {
+        "storage": (1, ""),
+        "checkpointLocation": (0, "as storage, once Spark has asked for batch 1 again"),
+        "sink o": (0, "as storage, once checkpoint 1 is committed: its driver or the next start does"),
+    }
+    assert doctors_errors(db_job) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (
+            "checkpoints",
+            {"checkpointLocation": (2, "newer by 2: the storage was set back")}
+            | {"sink o": (2, "newer by 2: the storage was set back")},
+        ),
+        ("query", {"checkpointLocation": (0, "older by 2: it was set back")}),
+        ("db", {"sink o": (0, "older by 2, unless that is in doubt: the system was set back")}),
+    ],
+)
+def test_the_memory_that_was_set_back_is_named(db_job: Job, part: str, told: dict[str, tuple[int | None, str]]) -> None:
+    db_job.run()
+    set_back(db_job, part)
+    assert memories(db_job).items() >= told.items()
+    assert len(doctors_errors(db_job)) == len(told)
+
+
+def test_a_system_without_a_memory(file_job: Job) -> None:
+    file_job.run(1)
+    shown = file_job.json("checkpoints", "show")
+    assert [(one["name"], one["newest"]) for one in shown["memories"]] == [("storage", 0), ("sink files", None)]
+    assert "cannot tell" in shown["memories"][1]["verdict"]
+
+
+def test_an_emptied_storage_is_told_by_the_doctor(db_job: Job) -> None:
+    shutil.rmtree(db_job.folder / "checkpoints")
+    found = doctors_errors(db_job)
+    assert any("sink o: 0, newer: the storage was deleted, or is another one" in one for one in found)

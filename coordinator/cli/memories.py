@@ -1,0 +1,63 @@
+"""The three memories of a job side by side: storage, Spark's checkpointLocation, each external system. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from coordinator.coordinator import CheckpointCoordinator
+from coordinator.protocol.decisions import Complete
+from coordinator.protocol.memories import Verdict, of_location, of_sink
+from coordinator.spark.location import open_location
+
+Location = Annotated[
+    str | None,
+    typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare what it remembers, too."),
+]
+
+
+@dataclass(frozen=True)
+class Memory:
+    name: str
+    newest: int | None
+    """Number of its newest checkpoint; None if nobody can tell."""
+    verdict: str
+    agrees: bool
+
+
+def side_by_side(coordinator: CheckpointCoordinator, location: str | None) -> Iterator[Memory]:
+    """Storage is asked last but for the checkpointLocation, which a driver that runs writes after it."""
+    asked = {name: _ask(coordinator, name) for name in coordinator.sinks}
+    history = [Complete(rounds) for rounds in coordinator.protocol.store.history()]
+    newest = history[-1].checkpoint_id if history else -1
+    yield Memory("storage", newest, "" if history else "holds no checkpoint of this job", True)
+    if location is not None:
+        yield Memory("checkpointLocation", *_of(of_location(_next_batch(location), history)))
+    for name, answer in asked.items():
+        if isinstance(answer, Exception):
+            yield Memory(f"sink {name}", None, f"cannot be asked: {answer}", False)
+        else:
+            yield Memory(f"sink {name}", *_of(of_sink(name, answer, history)))
+
+
+def _of(verdict: Verdict) -> tuple[int | None, str, bool]:
+    return verdict.newest, verdict.words, verdict.agrees
+
+
+def _ask(coordinator: CheckpointCoordinator, name: str) -> dict[str, int] | Exception | None:
+    sink = coordinator.sinks[name]
+    try:
+        sink.open()
+        answer = sink.committed_checkpoints(coordinator.job)
+        return None if answer is None else dict(answer)
+    except Exception as error:
+        return error
+
+
+def _next_batch(location: str) -> int:
+    """The one after the last that Spark's commit log names."""
+    names = [path.removeprefix("commits/") for path in open_location(location).files() if path.startswith("commits/")]
+    return max((int(name) for name in names if name.isdecimal()), default=-1) + 1
