@@ -154,7 +154,9 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         """What the external system itself remembers: by lineage, the newest checkpoint of which rows of this job and
         sink are committed there; {} if there is none. A start compares it with checkpoint storage, so that neither is
-        taken for whole after it was set back (R15). Default: None, the system keeps no such memory."""
+        taken for whole after it was set back (R15). None if nobody can tell: the system keeps no such memory (the
+        default), or has forgotten it. A committable whose checkpoint will not be told has `"remembered": False` in its
+        proof."""
         return None
 
     # ------------------------------------------------------------------ for operators

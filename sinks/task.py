@@ -154,6 +154,7 @@ class SinkTask:
             schema,
             str(name),
             slot,
+            self.exactly_once,
         )
 
 

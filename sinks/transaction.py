@@ -96,6 +96,8 @@ class TransactionContext:
     `slot` is a small number that no two attempts of this subtask in one attempt of a Spark stage share, used again by
     every checkpoint: for systems that must not see too many names. When Spark runs a stage again (lost shuffle files),
     a task of the attempt before may still be at work under the same slot: PySpark does not tell them apart.
+
+    `exactly_once`: whether `pre_commit` ends it; else `commit_directly` does.
     """
 
     job: str
@@ -107,6 +109,7 @@ class TransactionContext:
     schema: pa.Schema
     transaction_id: str
     slot: int = 0
+    exactly_once: bool = True
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,11 @@ from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.errors import TransactionalIdNotFoundError, UnknownTopicOrPartitionError, for_code
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.consumer.fetch import FetchRequest
+from kafka.protocol.consumer.group import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
+from sinks.kafka.memory import GroupOffsets
 from sinks.transaction import Identity
 
 logger = logging.getLogger(__name__)
@@ -149,17 +151,40 @@ class Cluster:
 
     def ongoing(self, prefix: str) -> list[Identity]:
         """The open transactions whose transactional id starts with `prefix`."""
-        listed = self.admin.list_transactions(state_filters=["Ongoing"])
-        names = {one.transactional_id for ones in listed.values() for one in ones}
-        states = self.states(sorted(name for name in names if name.startswith(prefix)))
+        states = self.states(self.listed(prefix, "Ongoing"))
         return [identity for identity, state in states.values() if state == "Ongoing"]
 
-    def _ask_coordinators(self, names: Sequence[str], request: Callable[[str], Any]) -> list[Any]:
-        """One request for each transactional id to its coordinator, which is looked up anew, since coordinators move.
-        A response or an exception each."""
+    def listed(self, prefix: str, state: str) -> list[str]:
+        """The transactional ids that start with `prefix` and whose newest transaction is in this state."""
+        found = self.admin.list_transactions(state_filters=[state])
+        names = {one.transactional_id for ones in found.values() for one in ones}
+        return sorted(name for name in names if name.startswith(prefix))
+
+    def group_offsets(self, group: str) -> GroupOffsets:
+        """What a consumer group has committed; what transactions that are open carry for it does not count. Empty if
+        there is no such group."""
+        (answer,) = self._ask_coordinators([group], _offsets, CoordinatorType.GROUP)
+        if isinstance(answer, Exception):
+            raise answer
+        (about,) = answer.groups
+        if about.error_code:
+            raise for_code(about.error_code)(f"consumer group {group!r}")
+        return {
+            (topic.name, one.partition_index): (one.committed_offset, one.metadata or "")
+            for topic in about.topics
+            for one in topic.partitions
+        }
+
+    def _ask_coordinators(
+        self,
+        names: Sequence[str],
+        request: Callable[[str], Any],
+        kind: CoordinatorType = CoordinatorType.TRANSACTION,
+    ) -> list[Any]:
+        """One request for each transactional id (or group) to its coordinator, which is looked up anew, since
+        coordinators move. A response or an exception each."""
         if not names:
             return []
-        kind = CoordinatorType.TRANSACTION
         keys = sorted(set(names))
         (found,) = self._send(
             [(FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=4), None)]
@@ -290,6 +315,11 @@ def _end_txn(commit: bool, version: int, identity: Identity) -> Any:
 
 def _raise_epoch(identity: Identity) -> Any:
     return InitProducerIdRequest(transaction_timeout_ms=60_000, min_version=3, **identity)
+
+
+def _offsets(group: str) -> Any:
+    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+    return OffsetFetchRequest(groups=[wanted], min_version=8, max_version=8)
 
 
 def _describe(transactional_id: str) -> Any:

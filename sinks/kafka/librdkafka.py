@@ -69,6 +69,21 @@ class Metadata(ctypes.Structure):
     ]
 
 
+class TopicPartition(ctypes.Structure):
+    """`rd_kafka_topic_partition_t`."""
+
+    _fields_ = [
+        ("topic", ctypes.c_char_p),
+        ("partition", ctypes.c_int32),
+        ("offset", ctypes.c_int64),
+        ("metadata", ctypes.c_void_p),
+        ("metadata_size", ctypes.c_size_t),
+        ("opaque", ctypes.c_void_p),
+        ("err", ctypes.c_int),
+        ("private", ctypes.c_void_p),
+    ]
+
+
 _Handle, _Text, _Int, _Size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -113,6 +128,12 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "TopicDescription_error": (_Handle, _Handle),
     "Uuid_base64str": (_Text, _Handle),
     "flush": (_Int, _Handle, _Int),
+    "topic_partition_list_new": (_Handle, _Int),
+    "topic_partition_list_add": (ctypes.POINTER(TopicPartition), _Handle, _Text, ctypes.c_int32),
+    "topic_partition_list_destroy": (None, _Handle),
+    "consumer_group_metadata_new": (_Handle, _Text),
+    "consumer_group_metadata_destroy": (None, _Handle),
+    "send_offsets_to_transaction": (_Handle, _Handle, _Handle, _Handle, _Int),
     "init_transactions": (_Handle, _Handle, _Int),
     "begin_transaction": (_Handle, _Handle),
     "commit_transaction": (_Handle, _Handle, _Int),

@@ -17,9 +17,18 @@ import pyarrow as pa
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka import librdkafka as rd
+from sinks.kafka.memory import PARTITION, Mark
 from sinks.kafka.messages import by_topic, messages
 from sinks.kafka.options import DEFAULTS
-from sinks.kafka.producer import METADATA_TIMEOUT, STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
+from sinks.kafka.producer import (
+    MARK_TIMEOUT,
+    METADATA_TIMEOUT,
+    STATS_INTERVAL_MS,
+    Sealed,
+    TransactionalProducer,
+    failure,
+    no_topic,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +45,10 @@ class NativeProducer(TransactionalProducer):
     """Columns `key`, `value`, `topic` and `partition`. librdkafka copies the records into its queue, which bounds the
     memory (`queue.buffering.max.messages`, `queue.buffering.max.kbytes`)."""
 
-    def __init__(self, options: Mapping[str, str], transactional_id: str, default_topic: str | None) -> None:
-        super().__init__(transactional_id, default_topic)
+    def __init__(
+        self, options: Mapping[str, str], transactional_id: str, default_topic: str | None, mark: Mark | None = None
+    ) -> None:
+        super().__init__(transactional_id, default_topic, mark)
         self._topics: dict[str, tuple[int, int]] = {}
         self._handle = self._queue = 0
         text = ctypes.create_string_buffer(512)
@@ -75,6 +86,25 @@ class NativeProducer(TransactionalProducer):
         rd.lib.mem_free(self._handle, cluster)
         self._check(rd.lib.init_transactions(self._handle, _ms(timeout)), "init_transactions")
         self._check(rd.lib.begin_transaction(self._handle), "begin_transaction")
+        if self.default_topic:
+            self._begin_mark(self.default_topic)
+
+    def _send_mark(self, mark: Mark, topic: str) -> int | None:
+        group, offsets = rd.lib.consumer_group_metadata_new(mark.group.encode()), rd.lib.topic_partition_list_new(1)
+        metadata = ctypes.create_string_buffer(mark.metadata.encode())
+        entry = rd.lib.topic_partition_list_add(offsets, topic.encode(), PARTITION).contents
+        entry.offset = mark.offset
+        entry.metadata, entry.metadata_size = ctypes.addressof(metadata), len(mark.metadata)
+        try:
+            error: int | None = rd.lib.send_offsets_to_transaction(self._handle, offsets, group, _ms(MARK_TIMEOUT))
+            return error
+        finally:
+            entry.metadata, entry.metadata_size = None, 0  # it is ours, and not to be freed with the list
+            rd.lib.topic_partition_list_destroy(offsets)
+            rd.lib.consumer_group_metadata_destroy(group)
+
+    def _check_mark(self, answer: Any) -> None:
+        self._check(answer, "send_offsets_to_transaction")
 
     def write(self, batch: pa.RecordBatch) -> None:
         for topic, rows in by_topic(batch, self.default_topic):
@@ -102,6 +132,7 @@ class NativeProducer(TransactionalProducer):
             other = left[left["err"] != rd.QUEUE_FULL]
             if len(other):
                 self._serve(0)
+                self._await_mark()  # with a mark that is refused, all that follows is
                 self._raise_failure()
                 raise _refused(topic, other[0])
             left["err"] = 0
@@ -175,11 +206,13 @@ class NativeProducer(TransactionalProducer):
 
     def seal(self, timeout: float) -> Sealed:
         self.flush(timeout)
+        self.end_mark()
         self._await_producer(lambda: self._serve(100))
         return self._sealed(self._cluster)
 
     def commit(self, timeout: float) -> None:
         self.flush(timeout)
+        self.end_mark()
         self._check(rd.lib.commit_transaction(self._handle, _ms(timeout)), "commit_transaction")
 
     def abort(self, timeout: float) -> None:
@@ -198,6 +231,7 @@ class NativeProducer(TransactionalProducer):
             logger.warning("transaction %s is left to the sweep: %s", self.transactional_id, error)
 
     def close(self) -> None:
+        self._await_mark()
         for handle, _ in self._topics.values():
             rd.lib.topic_destroy(handle)
         self._topics.clear()

@@ -6,16 +6,34 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sinks.errors import BadValue, ConfigurationError
+from sinks.kafka.memory import PARTITION, Mark
 from sinks.kafka.messages import LARGEST_PARTITION, no_partition
-from sinks.kafka.producer import METADATA_TIMEOUT, STATS_INTERVAL_MS, Sealed, TransactionalProducer, failure, no_topic
+from sinks.kafka.producer import (
+    MARK_TIMEOUT,
+    METADATA_TIMEOUT,
+    STATS_INTERVAL_MS,
+    Sealed,
+    TransactionalProducer,
+    failure,
+    no_topic,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +47,10 @@ class PlainProducer(TransactionalProducer):
         options: Mapping[str, Any],
         transactional_id: str,
         default_topic: str | None,
+        mark: Mark | None = None,
         value_serializer: Callable[[], Callable[[Any, SerializationContext], bytes | None]] | None = None,
     ) -> None:
-        super().__init__(transactional_id, default_topic)
+        super().__init__(transactional_id, default_topic, mark)
         self._serialize = value_serializer and value_serializer()
         self._options = dict(options)
         own = {
@@ -55,6 +74,21 @@ class PlainProducer(TransactionalProducer):
             self._client.begin_transaction()
         except KafkaException as error:
             raise self._explained(error, "begin_transaction") from error
+        if self.default_topic:
+            self._begin_mark(self.default_topic)
+
+    def _send_mark(self, mark: Mark, topic: str) -> KafkaError | None:
+        offsets = [TopicPartition(topic, PARTITION, mark.offset, mark.metadata)]
+        try:
+            self._client.send_offsets_to_transaction(offsets, _group_metadata(mark.group), MARK_TIMEOUT)
+        except KafkaException as error:
+            found: KafkaError = error.args[0]
+            return found
+        return None
+
+    def _check_mark(self, answer: Any) -> None:
+        if answer is not None:
+            raise self._explained(KafkaException(answer), "send_offsets_to_transaction")
 
     def write(self, batch: pa.RecordBatch) -> None:
         rows = batch.to_pylist()
@@ -126,11 +160,13 @@ class PlainProducer(TransactionalProducer):
 
     def seal(self, timeout: float) -> Sealed:
         self.flush(timeout)
+        self.end_mark()
         self._await_producer(lambda: self._serve(self._client.poll, 0.1))
         return self._sealed(self._cluster)
 
     def commit(self, timeout: float) -> None:
         self.flush(timeout)
+        self.end_mark()
         try:
             self._client.commit_transaction(timeout)
         except KafkaException as error:
@@ -145,6 +181,7 @@ class PlainProducer(TransactionalProducer):
 
     def close(self) -> None:
         """Not `Producer.close`, which aborts: the collected object leaves the transaction as it is."""
+        self._await_mark()
         self._admin = None
         if hasattr(self, "_client"):
             del self._client
@@ -185,5 +222,17 @@ class PlainProducer(TransactionalProducer):
     def _explained(self, error: KafkaException, call: str) -> Exception:
         if self._failure is not None:
             return self._failure
+        self._await_mark()  # with a mark that is refused, all that follows is
+        self._raise_failure()
         cause: KafkaError = error.args[0]
         return failure(cause.name(), cause.str(), f"{call} of {self.transactional_id}")
+
+
+@cache
+def _group_metadata(group: str) -> Any:
+    """How confluent-kafka names a group without members; only a consumer tells it, which connects to nobody here."""
+    consumer = Consumer({"group.id": group, "log_level": 0})
+    try:
+        return consumer.consumer_group_metadata()
+    finally:
+        consumer.close()

@@ -6,12 +6,14 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from sinks.errors import BadValue, ConfigurationError, SinkError
+from sinks.kafka.memory import Mark
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +23,23 @@ STATS_INTERVAL_MS = 20
 METADATA_TIMEOUT = 30.0
 """Seconds that a broker may take to tell about a topic."""
 
+MARK_TIMEOUT = 30.0
+"""Seconds that the brokers may take to add a group's offset to a transaction."""
+
 _SETTLE_TIMEOUT = 5.0
 _STATISTICS_TIMEOUT = 10.0
 
+NO_RIGHTS_ON_GROUP = (
+    "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read on groups with the "
+    "prefix 'tpc.'; or remember=False, and a checkpoint storage that was set back goes unnoticed)"
+)
+
 _CONFIGURATION = {
-    "TOPIC_AUTHORIZATION_FAILED": "the principal may not write to the topic (ACL: Write and Describe on the topic)",
+    "TOPIC_AUTHORIZATION_FAILED": "the principal may not write to the topic (ACL: Write and Describe on the topic, and "
+    "Read unless remember=False)",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "the principal may not use the transactional id (ACL: Write and Describe "
     "on transactional ids with the prefix 'tpc.')",
+    "GROUP_AUTHORIZATION_FAILED": NO_RIGHTS_ON_GROUP,
     "CLUSTER_AUTHORIZATION_FAILED": "the principal lacks a right on the cluster (ACL: IdempotentWrite)",
     "INVALID_TRANSACTION_TIMEOUT": "the broker's transaction.max.timeout.ms is below the sink's transaction_timeout; "
     "raise the one or lower the other",
@@ -75,11 +87,14 @@ class Sealed:
 
 
 class TransactionalProducer(ABC):
-    """One transaction of one producer. `transactional_id` names it; `default_topic` is for rows without a topic."""
+    """One transaction of one producer. `transactional_id` names it; `default_topic` is for rows without a topic; `mark`
+    is what the transaction carries for the brokers' memory."""
 
-    def __init__(self, transactional_id: str, default_topic: str | None) -> None:
+    def __init__(self, transactional_id: str, default_topic: str | None, mark: Mark | None) -> None:
         self.transactional_id = transactional_id
         self.default_topic = default_topic
+        self._mark = mark
+        self._marking: Future[Any] | None = None
         self.topic_ids: dict[str, str] = {}
         """Asked for before the first record for a topic, so a topic that is made anew later has another one."""
         self.sent = self.delivered = 0
@@ -94,6 +109,14 @@ class TransactionalProducer(ABC):
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
         """Produce the rows. Waits while the queue is full; raises what a delivery that failed means."""
+
+    @abstractmethod
+    def _send_mark(self, mark: Mark, topic: str) -> Any:
+        """Add the mark to the transaction, in a thread of its own: the answer goes to `_check_mark`."""
+
+    @abstractmethod
+    def _check_mark(self, answer: Any) -> None:
+        """Raise what the answer means, if it is an error."""
 
     @abstractmethod
     def flush(self, timeout: float) -> None:
@@ -115,6 +138,20 @@ class TransactionalProducer(ABC):
     def close(self) -> None:
         """Release the producer; an open transaction stays open."""
 
+    def _begin_mark(self, topic: str) -> None:
+        """Once, as soon as there is a topic: the brokers take some time for it, in which records are written."""
+        mark, self._mark = self._mark, None
+        if mark:
+            executor = ThreadPoolExecutor(1, "kafka-mark")
+            self._marking = executor.submit(self._send_mark, mark, topic)
+            executor.shutdown(wait=False)
+
+    def end_mark(self) -> None:
+        """Return when the mark is part of the transaction, or raise why it is not."""
+        marking, self._marking = self._marking, None
+        if marking:
+            self._check_mark(marking.result())
+
     def _settle(self) -> None:
         """Before an abort: librdkafka tells the broker nothing if it believes that no partition has joined yet, which a
         request under way may be about to change."""
@@ -122,14 +159,23 @@ class TransactionalProducer(ABC):
             self.flush(_SETTLE_TIMEOUT)
         except Exception as error:
             logger.debug("flush before the abort of %s: %s", self.transactional_id, error)
+        self._await_mark()
+
+    def _await_mark(self) -> None:
+        """librdkafka takes no other call on the transaction, and not its own end, before."""
+        if self._marking:
+            wait([self._marking])
 
     def _topic_has(self, topic: str, id: str) -> None:
         """librdkafka writes ids in another alphabet of base64 than Kafka does."""
+        self._begin_mark(topic)
         self.topic_ids[topic] = id.rstrip("=").replace("+", "-").replace("/", "_")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+        if self._marking and self._marking.done():
+            self.end_mark()
 
     def _failed(self, name: str, text: str, topic: str, records: int) -> None:
         """Remember the first failed delivery."""

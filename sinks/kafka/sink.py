@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from confluent_kafka.serialization import SerializationContext
-from kafka.errors import KafkaError
+from kafka.errors import GroupAuthorizationFailedError, KafkaError
 
 from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import Finding, InDoubt
 from sinks.errors import CommittedError, ConfigurationError
-from sinks.kafka import columns, doctor, librdkafka
+from sinks.kafka import columns, doctor, librdkafka, memory
 from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster
+from sinks.kafka.memory import Mark
 from sinks.kafka.native import NativeProducer
 from sinks.kafka.options import admin_options, option_problems, producer_options
 from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, made_anew, of_commit
 from sinks.kafka.plain import PlainProducer
-from sinks.kafka.producer import TransactionalProducer
+from sinks.kafka.producer import NO_RIGHTS_ON_GROUP, TransactionalProducer
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, shown, token
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
 _WITNESS_THREADS = 8
+_LONGEST_PAUSE = 0.1
 
 
 class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
@@ -60,6 +63,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         timeout: float = 30.0,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         admin: Mapping[str, Any] | None = None,
+        remember: bool = True,
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
@@ -78,6 +82,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         * `timeout`: seconds that a request to a broker may take.
         * `admin`: kafka-python's options for the driver's client, where it needs others than the tasks. All
           options travel to the executors, so they have to be picklable.
+        * `remember`: whether transactions carry an offset of the consumer group `tpc.JOB.SINK`, by which a start knows
+          that checkpoint storage was set back. It needs the right to read the topic and groups of that prefix.
 
         Raises ConfigurationError for options that the sink sets itself.
         """
@@ -87,6 +93,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         self.bootstrap_servers, self.topic = bootstrap_servers, topic
         self.create_topic, self.timeout = create_topic, timeout
         self.value_serializer = value_serializer
+        self.remember = remember
         problems = option_problems(options or {}, transaction_timeout)
         if value_format not in (None, "json"):
             problems.append(f"value_format is 'json' or None, not {value_format!r}")
@@ -99,7 +106,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
         """See that the columns are the sink's, the brokers answer, the topic is there (or create it), and that a
-        transaction of this timeout may be begun: one is, without records.
+        transaction of this timeout may be begun: one is, without records, and aborted.
 
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with what is wrong.
         """
@@ -115,9 +122,14 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 f"sink {self.name!r}: the brokers at {self.bootstrap_servers} cannot be asked: {error!r}. Check the "
                 "address, the security options, and that the brokers run"
             ) from error
-        producer = self._producer(f"tpc.check.{token(self.name)}", schema)
+        name = f"tpc.check.{token(self.name)}"
+        producer = self._producer(name, schema, Mark(name, "", -1) if self.remember else None)
         try:
             producer.begin(self.timeout)
+            try:
+                producer.end_mark()
+            finally:
+                producer.abort(self.timeout)
         except RuntimeError as error:
             raise ConfigurationError(f"sink {self.name!r}: no transaction could be begun: {error}") from error
         finally:
@@ -136,10 +148,17 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 f"sink {self.name!r}: there is no topic {self.topic!r} at {self.bootstrap_servers}, or the principal "
                 "may not see it; create it, or set create_topic=True"
             )
-        if "WRITE" not in about["authorized_operations"]:
+        rights = set(about["authorized_operations"])
+        if "WRITE" not in rights:
             raise ConfigurationError(
                 f"sink {self.name!r}: the principal may not write to topic {self.topic!r}; it may "
                 f"{', '.join(about['authorized_operations']) or 'do nothing'}"
+            )
+        if self.remember and "READ" not in rights:
+            raise ConfigurationError(
+                f"sink {self.name!r}: the principal may not read topic {self.topic!r}, which the group needs that "
+                "remembers the job's checkpoints (ACL: Read on the topic; or remember=False, and a checkpoint storage "
+                "that was set back goes unnoticed)"
             )
 
     def weaknesses(self) -> Sequence[str]:
@@ -156,18 +175,20 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             self._cluster = Cluster(configured, self.timeout)
         return self._cluster
 
-    def _producer(self, transactional_id: str, schema: pa.Schema) -> TransactionalProducer:
+    def _producer(self, transactional_id: str, schema: pa.Schema, mark: Mark | None) -> TransactionalProducer:
         configured = self._producer_options
         functions = any(callable(value) for value in configured.values())
         if self.value_serializer or functions or columns.by_record(schema) or librdkafka.unusable():
-            return PlainProducer(configured, transactional_id, self.topic, self.value_serializer)
-        return NativeProducer(configured, transactional_id, self.topic)
+            return PlainProducer(configured, transactional_id, self.topic, mark, self.value_serializer)
+        return NativeProducer(configured, transactional_id, self.topic, mark)
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> TransactionalProducer:
         """Transactional ids are pooled: the same few for all checkpoints, because a broker keeps each for days."""
         pooled = f"{_prefix(context.job, self.name)}{context.subtask}.{context.slot}"
-        producer = self._producer(pooled, context.schema)
+        mark = Mark(_group(context.job, self.name), context.lineage, context.checkpoint_id)
+        marked = self.remember and context.exactly_once
+        producer = self._producer(pooled, context.schema, mark if marked else None)
         try:
             producer.begin(self.timeout)
         except BaseException:
@@ -193,6 +214,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 "partition": sealed.partition,
                 "offset": sealed.offset,
                 "topic_ids": dict(sealed.topic_ids),
+                "remembered": self.remember and self.topic is not None,
             },
         )
 
@@ -300,6 +322,29 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     def in_doubt(self, job: str) -> Iterable[Identity]:
         return self._brokers.ongoing(_prefix(job, self.name))
 
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        """None where the group has no offset: it was never written, has expired, or went with the topic."""
+        if not self.remember:
+            return None
+        deadline, pause = time.monotonic() + self.timeout, 0.002
+        while True:
+            try:
+                return self._remembered(job)
+            except GroupAuthorizationFailedError as error:
+                raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
+            except (NotYetKnown, KafkaError) as error:
+                if not getattr(error, "retriable", True) or time.monotonic() > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _remembered(self, job: str) -> Mapping[str, int] | None:
+        """What is decided reaches the group with the brokers' markers, some milliseconds after EndTxn."""
+        if busy := self._brokers.listed(_prefix(job, self.name), "PrepareCommit"):
+            raise NotYetKnown(f"the brokers have not finished the commit of {', '.join(busy)}")
+        group = _group(job, self.name)
+        return memory.newest(group, self._brokers.group_offsets(group)) or None
+
     # ------------------------------------------------------------------ for operators
     def diagnose(self, job: str) -> Iterable[Finding]:
         try:
@@ -336,5 +381,9 @@ def _after(first: Transform | None, second: Transform) -> Transform:
     return second if first is None else lambda df: second(first(df))
 
 
+def _group(job: str, sink: str) -> str:
+    return f"tpc.{token(job)}.{token(sink)}"
+
+
 def _prefix(job: str, sink: str) -> str:
-    return f"tpc.{token(job)}.{token(sink)}."
+    return f"{_group(job, sink)}."

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,18 +209,26 @@ class SinkContract:
 
     # ------------------------------------------------------------------ memory
     def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
-        sink.open()
+        """Nobody can tell (None) before the first commit, if the system keeps nothing by itself."""
+
+        def remembered(job: str = self.job) -> Mapping[str, int]:
+            sink.open()
+            return sink.committed_checkpoints(job) or {}
+
+        assert remembered() == {}, "an empty target remembers a checkpoint"
+        one, other = self.pre_committed(sink, rows(0, 5)), self.pre_committed(sink, rows(5, 5), subtask=1)
+        assert remembered() == {}, "a checkpoint counts as committed when it is pre-committed"
+        sink.abort(other.transaction)
+        assert remembered() == {}, "a checkpoint counts as committed when it was aborted"
+        self.commit(sink, one)
         if sink.committed_checkpoints(self.job) is None:
             pytest.skip("this sink's system keeps no memory of committed checkpoints")
-        assert sink.committed_checkpoints(self.job) == {}, "an empty target remembers a checkpoint"
-        one, other = self.pre_committed(sink, rows(0, 5)), self.pre_committed(sink, rows(5, 5), subtask=1)
+        assert remembered() == {"0badcafe": 0}, "a checkpoint that is visible is not remembered"
+        assert remembered("conformance-2") == {}, "another job's checkpoint is told as one's own"
+        again = self.pre_committed(sink, rows(5, 5), subtask=1, attempt=2)
         sink.open()
-        assert sink.committed_checkpoints(self.job) == {}, "a checkpoint counts as committed when it is pre-committed"
-        sink.abort(other.transaction)
-        assert sink.committed_checkpoints(self.job) == {}, "a checkpoint counts as committed when it was aborted"
-        self.commit(sink, one)
-        assert sink.committed_checkpoints(self.job) == {"0badcafe": 0}, "a checkpoint that is visible is not remembered"
-        assert sink.committed_checkpoints("conformance-2") == {}, "another job's checkpoint is told as one's own"
+        sink.abort(again.transaction)
+        assert remembered() == {"0badcafe": 0}, "an abort takes away what was committed before"
 
 
 class SinkConformance(SinkContract):

@@ -597,8 +597,9 @@ def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
         sink = sink_of(secured, topic, user="ann", timeout=10)
         with pytest.raises(ConfigurationError, match=topic):
             sink.check(TEXTS)
-        for operation in ("describe", "write"):
+        for operation in ("describe", "write", "read"):
             secured.allow("ann", "topic", topic, operation)
+        secured.allow("ann", "group", "*", "read")
         with pytest.raises(ConfigurationError, match="transactional id"):
             sink.check(TEXTS)
         for operation in ("describe", "write"):

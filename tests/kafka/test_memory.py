@@ -1,0 +1,328 @@
+"""R15 on brokers: the offset that a transaction carries, what becomes of it, and what a start knows by it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.cimpl import NewTopic
+
+from coordinator import Step
+from coordinator.errors import ExternalSystemBehind, StorageBehind
+from sinks.errors import ConfigurationError
+from sinks.kafka import KafkaSink, librdkafka
+from sinks.kafka.producer import TransactionalProducer
+from sinks.testing import KILLED, Driver, Hooked
+from sinks.testing.conformance import example_input, ids
+from sinks.testing.driver import KillAt, die
+from sinks.testing.servers.kafka import KafkaServer, KafkaService
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, token
+from tests.kafka.play import LINEAGE, TEXTS, AsRecords, begun, context, pre_commit, sink_of, texts
+from tests.kafka.reading import read, settled
+
+INPUT = example_input(6)
+
+
+@pytest.fixture
+def sink(kafka: KafkaService, kafka_topic: str) -> Iterator[KafkaSink]:
+    sink = sink_of(kafka, kafka_topic)
+    yield sink
+    sink.close()
+
+
+@pytest.fixture(params=["native", "plain"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "plain":
+        monkeypatch.setattr(librdkafka, "unusable", lambda: "for this test")
+
+
+def group(sink: KafkaSink, job: str) -> str:
+    return f"tpc.{token(job)}.{token(sink.name)}"
+
+
+def forget(kafka: KafkaService, sink: KafkaSink, job: str) -> None:
+    """As the brokers do after `offsets.retention.minutes`, and an operator on purpose."""
+    admin, name = kafka.admin(), group(sink, job)
+    admin.delete_consumer_groups([name])[name].result(30)
+
+
+def set_offset(kafka: KafkaService, sink: KafkaSink, job: str, offset: TopicPartition) -> None:
+    admin = kafka.admin()
+    (done,) = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group(sink, job), [offset])]).values()
+    done.result(30)
+
+
+# ---------------------------------------------------------------------- the offset in the transaction
+@pytest.mark.usefixtures("way")
+def test_what_is_committed_is_remembered_and_what_is_aborted_changes_nothing(sink: KafkaSink) -> None:
+    assert sink.committed_checkpoints("job") is None
+    for n in (4, 5):
+        committable = pre_commit(sink, texts("a"), checkpoint=n)
+        assert sink.committed_checkpoints("job") == ({LINEAGE: 4} if n == 5 else None)
+        assert sink.commit(committable) == CommitOutcome.COMMITTED
+        assert sink.committed_checkpoints("job") == {LINEAGE: n}
+    sink.abort(pre_commit(sink, texts("b"), checkpoint=6).transaction)
+    assert sink.committed_checkpoints("job") == {LINEAGE: 5}
+    assert sink.committed_checkpoints("job 2") is None
+
+
+@pytest.mark.usefixtures("way")
+def test_a_task_that_rolls_back_or_commits_by_itself(sink: KafkaSink) -> None:
+    """At-least-once: what is visible has no record yet, so it must not count as committed."""
+    sink.rollback(begun(sink, texts("a"), checkpoint=1))
+    assert list(sink.in_doubt("job")) == []
+    assert sink.committed_checkpoints("job") is None
+    transaction = sink.begin_transaction(replace(context(sink, checkpoint=2), exactly_once=False))
+    sink.write(transaction, texts("a"))
+    sink.commit_directly(transaction)
+    assert sink.committed_checkpoints("job") is None
+
+
+class Dies(AsRecords):
+    """In its first task, when the offset is in the transaction."""
+
+    def pre_commit(self, transaction: TransactionalProducer) -> Committable:
+        transaction.end_mark()
+        die()
+        return super().pre_commit(transaction)
+
+
+def test_a_task_that_is_killed_between_the_offset_and_the_pre_commit(
+    kafka: KafkaService, kafka_topic: str, tmp_path: Path
+) -> None:
+    """The transaction is open with its offset. Swept, it leaves the group as it was."""
+    job = Job(kafka, kafka_topic, tmp_path)
+    assert job.driver(5, sink=Dies(kafka.bootstrap, kafka_topic)).run() == KILLED
+    (orphan,) = job.sink.in_doubt("job")
+    assert job.sink.committed_checkpoints("job") == {_lineage(job): 3}
+    job.sink.abort(orphan)
+    assert job.sink.committed_checkpoints("job") == {_lineage(job): 3}
+    job.run(6)
+    assert job.visible() == Counter(ids(INPUT))
+    job.sink.close()
+
+
+def test_a_losing_attempt_does_not_count(sink: KafkaSink) -> None:
+    """A zombie's task wrote checkpoint 3 in another slot; checkpoint 2 is what is decided."""
+    zombie = pre_commit(sink, texts("zombie"), checkpoint=3, slot=1)
+    assert sink.commit(pre_commit(sink, texts("a"), checkpoint=2)) == CommitOutcome.COMMITTED
+    assert sink.committed_checkpoints("job") == {LINEAGE: 2}
+    sink.abort(zombie.transaction)
+    assert sink.committed_checkpoints("job") == {LINEAGE: 2}
+
+
+def test_each_participant_remembers_alone(sink: KafkaSink) -> None:
+    """Whichever of a checkpoint's participants was committed before a crash, the checkpoint is known."""
+    committables = [pre_commit(sink, texts(str(n)), checkpoint=7, subtask=n) for n in range(3)]
+    assert sink.commit(committables[2]) == CommitOutcome.COMMITTED
+    assert sink.committed_checkpoints("job") == {LINEAGE: 7}
+    outcomes = sink.commit_all(Checkpoint("job", LINEAGE, 7), committables)
+    assert list(outcomes) == [CommitOutcome.COMMITTED] * 3
+
+
+def test_an_offset_that_somebody_else_has_set_is_none(kafka: KafkaService, sink: KafkaSink) -> None:
+    assert sink.commit(pre_commit(sink, texts("a"), checkpoint=1)) == CommitOutcome.COMMITTED
+    settled(kafka.bootstrap)
+    set_offset(kafka, sink, "job", TopicPartition(sink.topic or "", 0, 100))
+    assert sink.committed_checkpoints("job") is None
+
+
+def test_a_sink_whose_rows_name_their_topics(kafka: KafkaService) -> None:
+    """It remembers in the topics that it writes to; with one of them goes a part of it, so it tells of no loss."""
+    with kafka.topic() as one, kafka.topic() as other:
+        sink = sink_of(kafka, None, name="routed")
+        for n, topic in enumerate([one, other]):
+            rows = pa.RecordBatch.from_pylist([{"value": "a", "topic": topic}])
+            committable = pre_commit(sink, rows, checkpoint=n)
+            assert committable.proof["remembered"] is False
+            assert sink.commit(committable) == CommitOutcome.COMMITTED
+        assert sink.committed_checkpoints("job") == {LINEAGE: 1}
+        sink.close()
+
+
+# ---------------------------------------------------------------------- rights
+@pytest.fixture(scope="module")
+def secured() -> Iterator[KafkaServer]:
+    with KafkaServer(users=["ann"]) as server:
+        yield server
+
+
+def test_rights_on_the_group(secured: KafkaServer) -> None:
+    with secured.topic() as topic:
+        for operation in ("describe", "write"):
+            secured.allow("ann", "topic", topic, operation)
+            secured.allow("ann", "transactional_id", "*", operation)
+        sink = sink_of(secured, topic, user="ann", timeout=10)
+        with pytest.raises(ConfigurationError, match="Read on groups with the prefix"):
+            sink.committed_checkpoints("job")
+        with pytest.raises(ConfigurationError, match="may not read topic"):
+            sink.check(TEXTS)
+        secured.allow("ann", "topic", topic, "read")
+        with pytest.raises(ConfigurationError, match="Read on groups"):
+            sink.check(TEXTS)
+        with pytest.raises(ConfigurationError, match="Read on groups"):
+            pre_commit(sink, texts("a"))
+        without = sink_of(secured, topic, user="ann", timeout=10, remember=False)
+        without.check(TEXTS)
+        committable = pre_commit(without, texts("a"))
+        assert without.commit(committable) == CommitOutcome.COMMITTED
+        assert without.committed_checkpoints("job") is None
+        secured.allow("ann", "group", "*", "read")
+        sink.check(TEXTS)
+        assert sink.committed_checkpoints("job") is None
+        assert sink.commit(pre_commit(sink, texts("b"), checkpoint=3)) == CommitOutcome.COMMITTED
+        assert sink.committed_checkpoints("job") == {LINEAGE: 3}
+        sink.close()
+        without.close()
+
+
+# ---------------------------------------------------------------------- a job whose memories are set back
+class Job:
+    """A backup of both folders, storage and checkpointLocation, when checkpoint 1 was done; then on to 3."""
+
+    def __init__(self, kafka: KafkaService, topic: str, folder: Path) -> None:
+        self.kafka, self.folder = kafka, folder
+        self.sink = AsRecords(kafka.bootstrap, topic)
+        self.run(2)
+        for part in ("storage", "query"):
+            shutil.copytree(folder / part, folder / f"old-{part}")
+        self.run(4)
+
+    def driver(self, batches: int, *listeners: KillAt, sink: Any = None) -> Driver:
+        storage = f"file://{self.folder / 'storage'}"
+        return Driver("job", sink or self.sink, storage, self.folder / "query", INPUT[:batches], listeners)
+
+    def run(self, batches: int, *listeners: KillAt) -> None:
+        assert self.driver(batches, *listeners).run() == (KILLED if listeners else 0)
+
+    def restore(self, *parts: str) -> None:
+        for part in parts:
+            shutil.rmtree(self.folder / part)
+            shutil.copytree(self.folder / f"old-{part}", self.folder / part)
+
+    def records(self) -> list[Path]:
+        return sorted((self.folder / "storage").rglob("checkpoint/*"))
+
+    def visible(self) -> Counter[int]:
+        settled(self.kafka.bootstrap)
+        found = read(self.kafka.client_options(), self.sink.topic or "")
+        return Counter(json.loads(message.value() or b"")["id"] for message in found)
+
+
+@pytest.fixture
+def job(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> Iterator[Job]:
+    made = Job(kafka, kafka_topic, tmp_path)
+    yield made
+    made.sink.close()
+
+
+def test_storage_and_location_two_batches_back(job: Job) -> None:
+    job.restore("storage", "query")
+    with pytest.raises(StorageBehind, match=r"ends with checkpoint 1, but sink .* has rows up to checkpoint 3"):
+        job.driver(5).run_here()
+    assert job.visible() == Counter(ids(INPUT[:4]))
+
+
+def test_storage_older_by_one_record(job: Job) -> None:
+    """Its checkpoint is committed, but Spark does not know yet that it is."""
+    job.run(5, KillAt(Step.COMMITTED, checkpoint_id=4))
+    job.records()[-1].unlink()
+    with pytest.raises(StorageBehind, match="older by 1 checkpoint"):
+        job.driver(5).run_here()
+    assert job.visible() == Counter(ids(INPUT[:5]))
+
+
+def test_both_folders_deleted(job: Job) -> None:
+    for part in ("storage", "query"):
+        shutil.rmtree(job.folder / part)
+    with pytest.raises(StorageBehind, match="holds no checkpoint of this job"):
+        job.driver(5).run_here()
+    assert job.visible() == Counter(ids(INPUT[:4]))
+
+
+def test_a_start_that_finds_its_last_commit_under_way_waits_for_the_group(job: Job) -> None:
+    """EndTxn was answered, the markers are on their way: a start at that moment must not see the checkpoint before."""
+    job.run(5, KillAt(Step.COMMITTED, checkpoint_id=4))
+    assert job.sink.committed_checkpoints("job") == {_lineage(job): 4}
+
+
+def _lineage(job: Job) -> str:
+    return job.records()[-1].parent.parent.name
+
+
+def test_a_group_that_has_expired_is_unknown(job: Job) -> None:
+    forget(job.kafka, job.sink, "job")
+    job.run(6)
+    assert job.visible() == Counter(ids(INPUT))
+    assert job.sink.committed_checkpoints("job") == {_lineage(job): 5}
+
+
+def test_a_topic_that_was_made_anew_is_unknown(job: Job) -> None:
+    """Its offsets go with it: the rest of the input is written to the new one."""
+    admin, topic = job.kafka.admin(), job.sink.topic or ""
+    admin.delete_topics([topic])[topic].result(30)
+    while topic in admin.list_topics(timeout=10).topics:
+        pass
+    admin.create_topics([NewTopic(topic, 3)])[topic].result(30)
+    job.run(6)
+    assert job.visible() == Counter(ids(INPUT[4:]))
+
+
+def test_records_older_than_the_group_are_behind(job: Job) -> None:
+    """The cluster was set back as a whole: here, its group alone."""
+    settled(job.kafka.bootstrap)
+    set_offset(job.kafka, job.sink, "job", TopicPartition(job.sink.topic or "", 0, 1, f"lineage={_lineage(job)}"))
+    with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 was complete and visible"):
+        job.driver(5).run_here()
+    assert job.visible() == Counter(ids(INPUT[:4]))
+
+
+def test_a_storage_from_before_a_savepoint_was_restored(job: Job) -> None:
+    """The group has an offset of the lineage that the restore began."""
+    settled(job.kafka.bootstrap)
+    set_offset(job.kafka, job.sink, "job", TopicPartition(job.sink.topic or "", 0, 3, "lineage=5afe5afe"))
+    told = (
+        "has nothing of this lineage.* It has rows of lineage 5afe5afe up to checkpoint 2: if a savepoint was restored"
+    )
+    with pytest.raises(ExternalSystemBehind, match=told):
+        job.driver(5).run_here()
+    assert job.visible() == Counter(ids(INPUT[:4]))
+
+
+def test_remembering_is_turned_off_and_on_again(job: Job) -> None:
+    """What was written without it is not missed."""
+    job.sink.remember = False
+    job.run(5)
+    job.sink.remember = True
+    job.run(6)
+    assert job.visible() == Counter(ids(INPUT))
+
+
+def test_the_system_is_asked_before_each_decision(job: Job) -> None:
+    """A group that vanishes while the query runs is unknown; it is there again after the next commit."""
+    hooked = Hooked(job.sink, "validate_all", hook=_Forget.of(job))
+    job.driver(6, sink=hooked).run_here()
+    assert job.visible() == Counter(ids(INPUT))
+
+
+class _Forget:
+    job: Job
+
+    @classmethod
+    def of(cls, job: Job) -> Any:
+        cls.job = job
+        return _forget
+
+
+def _forget() -> None:
+    from tests.kafka import test_memory
+
+    forget(test_memory._Forget.job.kafka, test_memory._Forget.job.sink, "job")
