@@ -31,6 +31,7 @@ def _of(room: str, *quicker: str) -> tuple[str, ...]:
 POSTGRES = _of("postgres", "sink", "proofs", "faults")
 MYSQL = _of("mysql", "sink", "faults")
 KAFKA = _of("kafka", "sink")
+KAFKA_MEMORY = ("tests/kafka/test_memory.py",)
 SQLALCHEMY = _of("sqlalchemy_sink", "sink")
 
 MUTANTS = (
@@ -532,5 +533,22 @@ MUTANTS = (
         "{context.subtask}.{context.slot}",
         "{context.subtask}.0",
         KAFKA,
+    ),
+    Mutant(
+        "Kafka: transactions carry no offset (R15)", "sinks/kafka", "mark if marked else None", "None", KAFKA_MEMORY
+    ),
+    Mutant(
+        "Kafka: the group is read before the markers are written",
+        "sinks/kafka",
+        'if busy := self._brokers.listed(_prefix(job, self.name), "PrepareCommit"):',
+        "if busy := []:",
+        KAFKA_MEMORY,
+    ),
+    Mutant(
+        "Kafka: what at-least-once writes counts as decided",
+        "sinks/kafka",
+        "marked = self.remember and context.exactly_once",
+        "marked = self.remember",
+        KAFKA_MEMORY,
     ),
 )
