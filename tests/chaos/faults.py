@@ -37,7 +37,7 @@ _RACES = ("GENERATION_CLAIMED", "put_if_absent:before", "put_if_absent:after", "
 WORLD = ("crash", "cut", "delay", "half-open", "operator", "expire", "second")
 """Faults that the supervisor performs while the driver waits at the point; all others the driver does to itself."""
 
-KINDS = ("kill", "stop", *WORLD, "disk", "clock", "source")
+KINDS = ("kill", "stop", *WORLD, "disk", "clock", "source", "set-back")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Fault:
     clock        the driver's wall clock jumps by `amount` seconds
     source       from now on a replay gets other rows than the first time
     second       another driver of the same job starts beside this one
+    set-back     while no driver runs: storage, checkpointLocation or both become those of a backup, or are deleted; or
+                 Kafka's group of the job gets an older offset. No driver strikes it: see `Round._set_back`
     """
 
     kind: str

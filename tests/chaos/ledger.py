@@ -41,7 +41,7 @@ def report(lines: Sequence[Line]) -> str:
     for title, kind in (
         ("kills", "kills"), ("other faults", "faults"), ("last protocol step before the kill", "at_steps"),
         ("last call of sink or storage, or step, before the kill", "at_calls"),
-        ("how drivers failed by themselves", "errors"),
+        ("how drivers failed by themselves", "errors"), ("starts that were refused after a set-back", "refused"),
     ):  # fmt: skip
         parts.append(_by(title, kind, groups))
     bad = [f"- {line['sink']} {line['mode']}, seed {line['seed']}: {v}" for line in lines for v in line["violations"]]
@@ -96,7 +96,7 @@ def _by(title: str, kind: str, groups: Mapping[str, Sequence[Line]]) -> str:
 def _count(lines: Iterable[Line], kind: str) -> Counter[str]:
     total: Counter[str] = Counter()
     for line in lines:
-        total.update(line[kind])
+        total.update(line.get(kind, {}))
     return total
 
 

@@ -48,6 +48,11 @@ class Reader(threading.Thread):
                 except (*UNREADABLE, StorageError):
                     continue
 
+    def remember(self) -> None:
+        """What is complete, before storage is set back."""
+        records = self._store.load_newest()
+        self._complete = max(self._complete, records[0].checkpoint_id if records else -1)
+
     def stop(self) -> None:
         self._over.set()
         self.join()

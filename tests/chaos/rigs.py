@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pymysql
 from confluent_kafka import Consumer, TopicPartition
+from kafka import TopicPartition as KafkaPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from psycopg.conninfo import conninfo_to_dict
@@ -25,6 +26,7 @@ from sinks.postgres import PostgresSink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.postgres import PostgresServer, jdbc_url
+from sinks.transaction import token
 from tests.chaos.network import Network
 from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
@@ -87,6 +89,10 @@ class Target(ABC):
     @abstractmethod
     def roll_back(self, job: str, rng: random.Random) -> None:
         """An operator ends one of these, or all of a sink's."""
+
+    def set_back(self, job: str, rng: random.Random) -> Callable[[], None] | None:
+        """Let the system's memory of the job be an older one, if there is a way; returns what undoes it."""
+        return None
 
     def peer(self) -> dict[str, str]:
         """Options of Spark's own writer into the same table or topic, if there is one."""
@@ -264,6 +270,28 @@ class KafkaTarget(Target):
             for identity in rng.sample(found, rng.choice((1, len(found)))) if found else []:
                 with suppress(Exception):  # committed just now
                     sink.abort(identity)
+
+    def set_back(self, job: str, rng: random.Random) -> Callable[[], None] | None:
+        """Its offsets alone; the records stay."""
+        settled(self.system.server.bootstrap)
+        group, place = f"tpc.{token(job)}.{token(self.name)}", KafkaPartition(self.topic, 0)
+        admin = KafkaAdminClient(bootstrap_servers=self.system.server.bootstrap)
+        try:
+            now = admin.list_group_offsets(group)[group].get(place)
+        finally:
+            admin.close()
+        if now is None:
+            return None
+
+        def put(offset: int) -> None:
+            admin = KafkaAdminClient(bootstrap_servers=self.system.server.bootstrap)
+            try:
+                admin.alter_group_offsets(group, {place: now._replace(offset=offset)})
+            finally:
+                admin.close()
+
+        put(rng.randint(max(1, now.offset - 3), now.offset))
+        return lambda: put(now.offset)
 
     def peer(self) -> dict[str, str]:
         return {"kafka.bootstrap.servers": self.system.server.bootstrap, "topic": self.topic}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import shutil
 import signal
 import time
 from collections import Counter
@@ -50,11 +51,19 @@ EXPECTED = frozenset(
 )
 """How drivers may fail under faults: refusals that a restart mends, and servers that are not there."""
 
+REFUSALS = frozenset(
+    ["StorageBehind", "ExternalSystemBehind", "CheckpointGap", "CheckpointLocationMismatch", "FirstCheckpointError"]
+)
+"""How the first driver after a set-back may fail; restoring what was there before mends it."""
+
+_SET_BACKS = (("storage",), ("query",), ("storage", "query"), ("system",))
+
 
 @dataclass
 class Result:
     """What one round did and found. `kills` by kind, `at_steps` by the last protocol step before a kill ("": none
-    yet), `at_calls` by the last point; `faults` are those beside kills; `recovery` is in seconds."""
+    yet), `at_calls` by the last point; `faults` are those beside kills, `refused` the starts
+    that a set-back was refused at, by error; `recovery` is in seconds."""
 
     sink: str
     mode: str
@@ -67,6 +76,7 @@ class Result:
     at_steps: Counter[str] = field(default_factory=Counter)
     at_calls: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     replays: int = 0
     checkpoints: int = 0
@@ -183,6 +193,10 @@ class Round:
         )
         self._drivers: list[_Driver] = []
         self._killed_at: float | None = None
+        self._folder, self._backups = folder, 0
+        fits = file and not tier.victims and not peer
+        self._may_set_back = fits and (not only or "set-back" in only)
+        self._refusal = ""
 
     def run(self) -> Result:
         """A round ends early with the first violation that a reader sees."""
@@ -222,9 +236,58 @@ class Round:
         while self._done() < batches and not reader.violations and not self._result.violations:
             if time.monotonic() > deadline:
                 return  # the rest goes without faults
+            if not self._drivers and self._may_set_back and self._rng.random() < 0.3:
+                self._back_up()
+                if self._rng.random() < 0.5:
+                    self._set_back(reader, batches)
             if all(one.stopped for one in self._drivers):
                 self._start(batches, self._plan())
             self._attend()
+
+    # ------------------------------------------------------------------ set back
+    def _back_up(self) -> None:
+        """While nobody runs, so it is of one moment."""
+        for part in ("storage", "query"):
+            if (self._folder / part).exists():
+                shutil.copytree(self._folder / part, self._folder / f"backup-{self._backups}" / part)
+        self._backups += 1
+
+    def _restore(self, part: str, backup: int) -> None:
+        """-1: it is deleted."""
+        shutil.rmtree(self._folder / part, ignore_errors=True)
+        if (kept := self._folder / f"backup-{backup}" / part).exists():
+            shutil.copytree(kept, self._folder / part)
+
+    def _set_back(self, reader: Reader, batches: int) -> None:
+        """A driver starts on memories of different moments, and nothing else happens to it. If it is refused, what was
+        there before comes back."""
+        newest, parts = self._backups - 1, self._rng.choice(_SET_BACKS)
+        reader.remember()
+        undo: Callable[[], None] | None = None
+        if parts == ("system",):
+            undo = self._rng.choice(self._targets).set_back(self._life.job, self._rng)
+            if undo is None:
+                return
+        else:
+            old = self._rng.randint(-1, newest)
+            for part in parts:
+                self._restore(part, old)
+        name = "set-back " + " and ".join(parts)
+        self._result.faults[name] += 1
+        self._refusal = "none"
+        self._start(min(self._done() + 2, batches), [])
+        deadline = time.monotonic() + self._tier.quiet
+        while self._drivers:
+            if time.monotonic() > deadline:
+                self._drivers[0].kill("stuck after a set-back")
+            self._attend()
+        refusal, self._refusal = self._refusal, ""
+        if refusal != "none":
+            self._result.refused[f"{name}: {refusal}"] += 1
+            for part in parts if undo is None else ():
+                self._restore(part, newest)
+            if undo:
+                undo()
 
     def _plan(self) -> list[Fault]:
         if self._life.peer:
@@ -322,6 +385,9 @@ class Round:
 
     def _failed(self, one: _Driver, error: str, text: str) -> None:
         self._result.errors[error] += 1
+        if self._refusal and error in REFUSALS:
+            self._refusal = error
+            return
         faithless = error == "ReplayMismatch" and not any(fault.kind == "source" for fault in one.life.faults)
         if error == "StreamingQueryException":
             logger.warning("Spark failed: %s", text)
