@@ -49,7 +49,8 @@ class Reader(threading.Thread):
                     continue
 
     def remember(self) -> None:
-        """What is complete, before storage is set back."""
+        """What is complete now, before storage is set back or in the lineage that it is in since."""
+        self._store.follow_newest_claim()
         records = self._store.load_newest()
         self._complete = max(self._complete, records[0].checkpoint_id if records else -1)
 
@@ -67,8 +68,7 @@ class Reader(threading.Thread):
             return
         newest = max(found)
         if newest > self._complete:
-            records = self._store.load_newest()
-            self._complete = max(self._complete, records[0].checkpoint_id if records else -1)
+            self.remember()
             if newest > self._complete:
                 self._say(f"{name}: rows of checkpoint {newest} visible, complete is only {self._complete}")
         for n, ids in found.items():

@@ -195,7 +195,7 @@ class Round:
         self._killed_at: float | None = None
         self._folder, self._backups = folder, 0
         fits = file and not tier.victims and not peer
-        self._may_set_back = fits and (not only or "set-back" in only)
+        self._may_set_back = fits and "set-back" in only
         self._refusal = ""
 
     def run(self) -> Result:
@@ -257,6 +257,7 @@ class Round:
         shutil.rmtree(self._folder / part, ignore_errors=True)
         if (kept := self._folder / f"backup-{backup}" / part).exists():
             shutil.copytree(kept, self._folder / part)
+        self._life.folder.mkdir(exist_ok=True)  # drivers log there
 
     def _set_back(self, reader: Reader, batches: int) -> None:
         """A driver starts on memories of different moments, and nothing else happens to it. If it is refused, what was
