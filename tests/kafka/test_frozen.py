@@ -1,0 +1,76 @@
+"""A broker that is frozen (SIGSTOP), whose kernel keeps connections and takes what is sent: every call ends."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sinks import Committable
+from sinks.kafka.producer import TransactionalProducer
+from sinks.testing.servers.kafka import KafkaServer
+from sinks.transaction import Fingerprint, TransactionContext, TransactionId
+from tests.kafka.play import LINEAGE, TEXTS, sink_of
+
+ROW = pa.RecordBatch.from_pylist([{"key": "a", "value": "b"}], TEXTS)
+
+
+@contextmanager
+def frozen(server: KafkaServer) -> Iterator[None]:
+    os.kill(server.broker(1).pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.broker(1).pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.large
+def test_every_wait_for_a_frozen_broker_ends() -> None:
+    attempts = itertools.count()
+    with (
+        KafkaServer() as server,
+        closing(sink_of(server, "t", timeout=3.0, transaction_timeout=10.0, create_topic=True)) as sink,
+    ):
+        sink.check(TEXTS)
+
+        def begun() -> TransactionalProducer:
+            n = next(attempts)
+            name = str(TransactionId("job", LINEAGE, 0, sink.name, n, 1, 0, 0, n))
+            return sink.begin_transaction(TransactionContext("job", LINEAGE, 0, sink.name, n, f"a{n}", TEXTS, name))
+
+        def written() -> TransactionalProducer:
+            transaction = begun()
+            sink.write(transaction, ROW)
+            return transaction
+
+        def pre_committed() -> Committable:
+            return sink.pre_commit(written()).of(sink.name, 0, Fingerprint(1, 0))
+
+        def ends(call: Callable[[], Any], within: float, error: type[Exception] = Exception) -> None:
+            with frozen(server):
+                began = time.monotonic()
+                with pytest.raises(error):
+                    call()
+                assert time.monotonic() - began < within
+
+        ends(begun, 30)
+        transaction = written()
+        ends(lambda: sink.pre_commit(transaction), 30)
+        sink.rollback(transaction)
+        committable = pre_committed()
+        for call in (
+            lambda: sink.commit(committable),
+            lambda: list(sink.in_doubt("job")),
+            lambda: sink.abort(committable.transaction),
+            sink.weaknesses,
+            lambda: sink.check(TEXTS),
+        ):
+            ends(call, 30)
