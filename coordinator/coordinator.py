@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _WORKER_GRACE_PERIOD = 2.0
 """Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
-_PATIENCE = 5.0
+_BATCH_GRACE_PERIOD = 5.0
 """Seconds that a stop waits for the end of the batch under way."""
 
 
@@ -309,7 +309,7 @@ class CheckpointCoordinator:
         `query.stop()` interrupts Spark wherever it is: Hadoop logs a stack where that is a write of Spark's own log."""
         self._stopping = True
         try:
-            end = self._clock.monotonic() + _PATIENCE
+            end = self._clock.monotonic() + _BATCH_GRACE_PERIOD
             while self._is_busy(query) and self._clock.monotonic() < end:
                 self._clock.sleep(0.02)
             query.stop()

@@ -112,8 +112,8 @@ class SinkTask:
                 *columns, hashes = batch.columns
                 if hashes.null_count:
                     raise LargeRow(
-                        "a row takes more than its share of a record batch (64 MiB / maxRecordsPerBatch); until the "
-                        "query starts again, record batches are bounded by Spark's maxBytesPerBatch instead"
+                        "a row takes more than its share of a record batch (64 MiB / maxRecordsPerBatch); from here "
+                        "on this driver lets Spark's maxBytesPerBatch bound record batches instead"
                     )
                 self.sink.write(transaction, pa.RecordBatch.from_arrays(columns, schema=schema))
                 fingerprint = fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())

@@ -4,7 +4,7 @@ Before every row Spark sums up the size of the record batch so far (`ArrowWriter
 all else on that way; only with a limit of 2147483647 bytes it does not (`BatchedPythonArrowInput.writeSizedBatch`, 4.0
 to 4.3). Here the JVM compares each row by itself with its share of a record batch, which costs next to nothing and
 bounds the batch as well. A larger row travels without its contents and without a hash, so that its task refuses it with
-`LargeRow`; from then on, until the query starts again, Spark's bound is used.
+`LargeRow`; from then on, as long as the coordinator lives, Spark's bound is used.
 """
 
 from __future__ import annotations
