@@ -26,6 +26,7 @@ def test_killed_while_servers_run(tmp_path: Path, how: signal.Signals) -> None:
         env=os.environ | {"ALL_RUN": str(all_run)},
         start_new_session=True,
         stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a job in the background has none
     )
     wait_for(lambda: all_run.exists() or run.poll() is not None, 120)
     family = list(marked(all_run.read_text()))
