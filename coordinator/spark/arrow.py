@@ -36,8 +36,8 @@ class Passage:
     def __init__(self) -> None:
         self.limited_by_spark = False
         """Since there was a large row."""
-        self.python_before: bool | None = None
-        """Whether Python functions of the user run in the same jobs; None: not yet known."""
+        self.python_before: dict[str, bool] = {}
+        """By the id of a run, which may be of another query: whether the user's Python functions run in its jobs."""
 
     @contextmanager
     def through(self, hashed: Mapping[str, DataFrame], allowed: bool) -> Iterator[Mapping[str, DataFrame]]:

@@ -93,11 +93,12 @@ class SparkBatch(DataFrameBatch):
             return False
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
-        if self._passage.python_before is None:
+        known = self._passage.python_before
+        if self.run_id not in known:
             plans = [self._execution.executed_plan]
             plans += [executed_plan(self._written(task.sink)) for task in tasks.values() if task.sink.transform]
-            self._passage.python_before = any(map(arrow.runs_python, plans))
-        return not self._passage.python_before
+            known[self.run_id] = any(map(arrow.runs_python, plans))
+        return not known[self.run_id]
 
     @contextmanager
     def _tagged(self) -> Iterator[None]:

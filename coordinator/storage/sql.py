@@ -39,6 +39,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 
 from coordinator.storage.base import SUPPORTED, CheckpointStorage, StorageError, check_folder, check_key
 from coordinator.storage.uris import redacted, secret_parameters
+from sinks.sql.replicas import ASYNCHRONOUS_IN_MYSQL
 
 _log = logging.getLogger(__name__)
 
@@ -106,13 +107,8 @@ _WEAK |= dict.fromkeys(
         "SELECT CONCAT('the table checkpoint_storage is of the engine ', engine, ', which may lose records in a crash')"
         " FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'checkpoint_storage'"
         " AND engine <> 'InnoDB'",
-        # sinks.mysql.catalog explains it
-        "SELECT 'its replicas are asynchronous, so a failover may lose the newest records' FROM DUAL WHERE EXISTS"
-        " (SELECT 1 FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%')"
-        " AND NOT EXISTS (SELECT 1 FROM"
-        " /*M! information_schema.global_status *//*!80000 performance_schema.global_status */"
-        " WHERE LOWER(variable_name) IN ('rpl_semi_sync_master_status', 'rpl_semi_sync_source_status')"
-        " AND variable_value = 'ON')",
+        "SELECT 'its replicas are asynchronous, so a failover may lose the newest records' FROM DUAL"
+        f" WHERE {ASYNCHRONOUS_IN_MYSQL}",
     ),
 )
 

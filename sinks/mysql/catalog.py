@@ -14,6 +14,7 @@ from sinks.mysql.failures import describe as text_of
 from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted, setting
 from sinks.mysql.types import Column
 from sinks.sql import target as targets
+from sinks.sql.replicas import ASYNCHRONOUS_IN_MYSQL
 from sinks.sql.target import Unique
 
 _PART = re.compile(r"`((?:[^`]|``)+)`|([^`.\s;]+)")
@@ -62,18 +63,6 @@ def similar(connection: Connection, name: str) -> list[str]:
     return [f"{schema}.{table}" for schema, table in rows]
 
 
-# A replica is a thread that sends the binary log; users without the right PROCESS see none. The comments are SQL for
-# MariaDB alone and for MySQL alone.
-ASYNCHRONOUS_REPLICAS = (
-    "SELECT 'its replicas are asynchronous' FROM DUAL WHERE EXISTS"
-    " (SELECT 1 FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%')"
-    " AND NOT EXISTS (SELECT 1 FROM"
-    " /*M! information_schema.global_status *//*!80000 performance_schema.global_status */"
-    " WHERE LOWER(variable_name) IN ('rpl_semi_sync_master_status', 'rpl_semi_sync_source_status')"
-    " AND variable_value = 'ON')"
-)
-
-
 def weaknesses(connection: Connection) -> list[str]:
     """What lets a crash, or a failover, lose rows that were committed."""
     wanted = {"innodb_flush_log_at_trx_commit": ("1",), "innodb_doublewrite": ("1", "ON", "FAST")}
@@ -83,8 +72,9 @@ def weaknesses(connection: Connection) -> list[str]:
         for name, value in found.items()
         if value not in wanted[name]
     ]
-    replicas = [f"{why}, so a failover may lose rows" for (why,) in query(connection, ASYNCHRONOUS_REPLICAS)]
-    return reasons + replicas
+    if query(connection, f"SELECT 1 FROM DUAL WHERE {ASYNCHRONOUS_IN_MYSQL}"):
+        reasons.append("its replicas are asynchronous, so a failover may lose rows")
+    return reasons
 
 
 def describe(connection: Connection, schema: str, name: str, *, references: bool = True) -> Target | None:

@@ -18,7 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 from coordinator import Step
 from coordinator.errors import ExternalSystemBehind, StorageBehind
 from sinks.errors import ConfigurationError
-from sinks.kafka import KafkaSink, librdkafka
+from sinks.kafka import KafkaSink
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.conformance import example_input, ids
@@ -29,19 +29,6 @@ from tests.kafka.play import LINEAGE, TEXTS, AsRecords, begun, context, pre_comm
 from tests.kafka.reading import read, settled
 
 INPUT = example_input(6)
-
-
-@pytest.fixture
-def sink(kafka: KafkaService, kafka_topic: str) -> Iterator[KafkaSink]:
-    sink = sink_of(kafka, kafka_topic)
-    yield sink
-    sink.close()
-
-
-@pytest.fixture(params=["native", "plain"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "plain":
-        monkeypatch.setattr(librdkafka, "unusable", lambda: "for this test")
 
 
 def group(sink: KafkaSink, job: str) -> str:

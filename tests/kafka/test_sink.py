@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,42 +16,13 @@ from confluent_kafka.serialization import SerializationContext
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
-from sinks.kafka import KafkaSink, cluster, librdkafka
+from sinks.kafka import KafkaSink, cluster
 from sinks.kafka.outcome import NotYetKnown
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
 from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
-
-
-@pytest.fixture
-def sink(kafka: KafkaService, kafka_topic: str) -> Iterator[KafkaSink]:
-    sink = sink_of(kafka, kafka_topic)
-    yield sink
-    sink.close()
-
-
-@pytest.fixture(params=["native", "plain"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Both producers. The plain one takes over where librdkafka is one that we do not know. Neither may leave a client
-    behind: its threads go on in a Python worker that Spark uses again, and those of a fenced one never rest."""
-    if request.param == "plain":
-        monkeypatch.setattr(librdkafka, "unusable", lambda: "for this test")
-    before = clients()
-    yield str(request.param)
-    gc.collect()
-    assert clients() <= before
-
-
-def clients() -> set[str]:
-    """The main threads of librdkafka's clients in this process."""
-    found = set()
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it ends meanwhile
-            if (thread / "comm").read_text() == "rdk:main\n":
-                found.add(thread.name)
-    return found
 
 
 def values(kafka: KafkaService, topic: str, **how: Any) -> list[str]:

@@ -275,8 +275,8 @@ def test_a_branch_is_committed_only_when_its_session_has_ended(db: Observer, sin
 
 @pytest.mark.parametrize("strategy", ["xa"], indirect=True)
 def test_a_commit_that_the_server_answers_and_does_not_do_is_no_commit(db: Observer, sink: MySQLSink) -> None:
-    """As MariaDB did 3 times of 987, when XA COMMIT was sent while the session of the branch ended. It cannot be made
-    to do so at will: here the answer is ours, and the branch stays prepared as it does there."""
+    """As MariaDB 11.4.5 did now and then, when XA COMMIT was sent while the session of the branch ended. It cannot be
+    made to do so at will: here the answer is ours, and the branch stays prepared as it does there."""
     if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
         pytest.skip("the answer is MariaDB's")
 

@@ -231,6 +231,37 @@ def test_queries_that_run_python_keep_the_limit(spark: SparkSession, tmp_path: P
     assert sorted(row["id"] for row in visible(sink)) == list(range(30))
 
 
+def test_a_later_query_of_the_same_coordinator_that_runs_python(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    sink = NotingSink(tmp_path / "a", "a")
+    coordinator = CheckpointCoordinator("job", [sink], f"file://{tmp_path}/storage")
+
+    def start(shape: Callable[[DataFrame], DataFrame], last: int) -> None:
+        """A query up to this checkpoint."""
+        source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2)
+        done: list[int] = []
+
+        def each(df: DataFrame, n: int) -> None:
+            if n <= last:
+                coordinator(df, n)
+                done.append(n)
+
+        writer = shape(source.load()).writeStream.foreachBatch(each)
+        query = writer.option("checkpointLocation", f"{tmp_path}/spark").start()
+        wait_for(lambda: last in done or not query.isActive)
+        query.stop()
+        assert query.exception() is None
+
+    def in_python(df: DataFrame) -> DataFrame:
+        return df.mapInArrow(lambda batches: batches, df.schema)
+
+    start(lambda df: df, 0)
+    start(in_python, 1)
+    coordinator.close()
+    assert set(limits(sink)[0]) == {arrow.UNLIMITED}
+    assert set(limits(sink)[1]) == {"None"}
+
+
 def test_at_least_once_keeps_the_limit(spark: SparkSession, tmp_path: Path) -> None:
     """What is written again there is doubled."""
     [sink] = run(spark, tmp_path, lambda df: df, mode="at_least_once")
