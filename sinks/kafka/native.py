@@ -198,7 +198,7 @@ class NativeProducer(TransactionalProducer):
 
         thread = threading.Thread(target=flush, name="kafka-flush")
         thread.start()
-        while self.delivered < self.sent and self._failure is None and time.monotonic() < deadline:
+        while self._is_awaited() and time.monotonic() < deadline:
             self._serve(100)
         waiting = False
         thread.join()

@@ -154,7 +154,7 @@ class PlainProducer(TransactionalProducer):
 
     def flush(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while self.delivered < self.sent and self._failure is None and time.monotonic() < deadline:
+        while self._is_awaited() and time.monotonic() < deadline:
             self._serve(self._client.flush, 0.5)
         self._check_delivered()
 

@@ -54,6 +54,7 @@ _BAD_VALUES = {
     "INVALID_TIMESTAMP": "the timestamp of a record is out of the range that the topic allows",
 }
 
+_PURGED = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")
 
 _FENCED = (
     "the broker has ended this transaction: it was open for longer than the sink's transaction_timeout, or another "
@@ -99,6 +100,8 @@ class TransactionalProducer(ABC):
         """Asked for before the first record for a topic, so a topic that is made anew later has another one."""
         self.sent = self.delivered = 0
         self._failure: Exception | None = None
+        self._purged: Exception | None = None
+        """Of records that librdkafka threw away since the transaction had failed: never the cause."""
         self._producer: tuple[int, int] | None = None
         self._witness: tuple[str, int, int] | None = None
 
@@ -179,11 +182,21 @@ class TransactionalProducer(ABC):
 
     def _failed(self, name: str, text: str, topic: str, records: int) -> None:
         """Remember the first failed delivery."""
-        what = f"{records} record(s) for topic {topic!r} were not taken by the broker"
-        self._failure = self._failure or failure(name, text, what)
+        error = failure(name, text, f"{records} record(s) for topic {topic!r} were not taken by the broker")
+        if name in _PURGED:
+            self._purged = self._purged or error
+        else:
+            self._failure = self._failure or error
+
+    def _is_awaited(self) -> bool:
+        """Whether the brokers may still acknowledge what was sent."""
+        return self.delivered < self.sent and self._failure is None and self._purged is None
 
     def _check_delivered(self) -> None:
         self._raise_failure()
+        if self._purged:
+            self.end_mark()
+            raise self._purged
         if self.delivered != self.sent:
             raise RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +21,8 @@ from coordinator import Step
 from coordinator.errors import ExternalSystemBehind, StorageBehind
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
+from sinks.kafka.memory import Mark
+from sinks.kafka.native import NativeProducer
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.conformance import example_input, ids
@@ -27,6 +31,7 @@ from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, token
 from tests.kafka.play import LINEAGE, TEXTS, AsRecords, begun, context, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
+from tests.table import eventually
 
 INPUT = example_input(6)
 
@@ -145,7 +150,7 @@ def test_a_sink_whose_rows_name_their_topics(kafka: KafkaService) -> None:
 # ---------------------------------------------------------------------- rights
 @pytest.fixture(scope="module")
 def secured() -> Iterator[KafkaServer]:
-    with KafkaServer(users=["ann"]) as server:
+    with KafkaServer(users=["ann", "bob"]) as server:
         yield server
 
 
@@ -176,6 +181,31 @@ def test_rights_on_the_group(secured: KafkaServer) -> None:
         assert sink.committed_checkpoints("job") == {LINEAGE: 3}
         sink.close()
         without.close()
+
+
+def test_purged_records_do_not_hide_the_right_that_lacks(secured: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka purges its queue as soon as the offset is refused; who sent the offset hears of it later."""
+    send_mark, refused = NativeProducer._send_mark, Event()
+
+    def late(producer: NativeProducer, mark: Mark, topic: str) -> int | None:
+        eventually(lambda: producer.sent > 0)
+        answer = send_mark(producer, mark, topic)
+        refused.set()
+        time.sleep(1)
+        return answer
+
+    monkeypatch.setattr(NativeProducer, "_send_mark", late)
+    with secured.topic() as topic:
+        for operation in ("describe", "write", "read"):
+            secured.allow("bob", "topic", topic, operation)
+            secured.allow("bob", "transactional_id", "*", operation)
+        sink = sink_of(secured, topic, user="bob", timeout=10, options={"linger.ms": 10_000})
+        transaction = begun(sink, texts("a"))
+        assert refused.wait(30)
+        with pytest.raises(ConfigurationError, match="Read on groups"):
+            sink.pre_commit(transaction)
+        sink.rollback(transaction)
+        sink.close()
 
 
 # ---------------------------------------------------------------------- a job whose memories are set back

@@ -59,9 +59,11 @@ def sink(db: Observer, request: pytest.FixtureRequest) -> MySQLSink:
     return make(db, strategy=request.param, lock_timeout=1)
 
 
-def end(identity: Any, db: Observer, how: str) -> None:
-    """What an operator does with a prepared branch."""
-    db.run(f"XA {how} {xa.xid(identity, db.schema)}")
+def end(committable: Committable, db: Observer, how: str) -> None:
+    """What an operator does with a prepared branch, once the session that prepared it has ended."""
+    session = committable.proof["session"]
+    eventually(lambda: not db.run("SELECT 1 FROM information_schema.processlist WHERE id = %s", [session]))
+    db.run(f"XA {how} {xa.xid(committable.transaction, db.schema)}")
 
 
 # ---------------------------------------------------------------------- the protocol, both strategies
@@ -192,7 +194,7 @@ def test_recovery_commits_what_the_other_strategy_wrote(db: Observer) -> None:
 def test_an_operators_rollback_of_a_branch_is_lost(db: Observer) -> None:
     sink = make(db, strategy="xa")
     lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
-    end(lost.transaction, db, "ROLLBACK")
+    end(lost, db, "ROLLBACK")
     outcomes = sink.commit_all(checkpoint(), [lost, kept])
     assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
     assert outcomes[1] == COMMITTED
@@ -206,7 +208,7 @@ def test_an_operators_rollback_of_a_branch_is_lost(db: Observer) -> None:
 def test_an_operators_commit_of_a_branch_is_committed(db: Observer) -> None:
     sink = make(db, strategy="xa")
     committable = pre_commit(sink, rows_of(1))
-    end(committable.transaction, db, "COMMIT")
+    end(committable, db, "COMMIT")
     assert sink.commit(committable) == COMMITTED
     with pytest.raises(CommittedError):
         sink.abort(committable.transaction)
