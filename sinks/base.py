@@ -43,9 +43,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     begin_transaction     task     before the first row; never for a partition without     no       task fails
     write                 task     once per Arrow record batch                             no       task fails
     pre_commit            task     after the last row                                      no       task fails
-    rollback              task     after a failed begin/write/pre_commit                   no       logged
+    commit_directly       task     instead of pre_commit, in at-least-once mode            no       task fails
+    rollback              task     after a failed write, pre_commit or commit_directly     no       logged
     validate_all          driver   all acks are in, nothing is decided                     yes      checkpoint fails
     commit / commit_all   driver   after the checkpoint is complete, and in recovery       yes      asked again
+    purge                 driver   when all of a checkpoint with rows is visible           yes      logged
     abort                 driver   for every pre-committed transaction that no record names yes      asked again
     in_doubt              driver   recovery, and every so often                            yes      asked again
     committed_checkpoints driver   recovery, before anything is committed or aborted       yes      stops the query
@@ -56,6 +58,14 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     The object is pickled and sent to the executors: open handles belong into what `begin_transaction` returns, or into
     attributes set in `open` and dropped in `__getstate__`. Raise `sinks.errors.SinkError` for what cannot get better by
     trying again; any other exception in a task is left to Spark's task retries.
+
+    **Threads.** A task has a copy of the sink to itself, in one thread; copies for several tasks may live in one
+    process, one after another. On the driver the methods are called one at a time, though not always by the same thread
+    (sweeps between batches have their own); only `commit` is called from several at once, by the default `commit_all`.
+
+    **Processes.** Any process may ask about any transaction: another driver that does not know that it was superseded
+    calls `commit`, `abort` and `in_doubt` at the same time, and its tasks go on writing. So what decides an outcome has
+    to be atomic in the external system: a compare-and-set, a rename, a primary key.
     """
 
     system: ClassVar[str] = "the external system"
@@ -71,7 +81,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     # ------------------------------------------------------------------ in both
     def open(self) -> None:
-        """Acquire what the sink needs to work in this process. Default: nothing."""
+        """Acquire what the sink needs to work in this process; called again for each start of a query, also without
+        `close` in between. Default: nothing."""
 
     def close(self) -> None:
         """Release it. Called even when `open` failed; must not touch pre-committed transactions. Default: nothing."""
@@ -79,24 +90,32 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     # ------------------------------------------------------------------ in the task
     @abstractmethod
     def begin_transaction(self, context: TransactionContext) -> Transaction:
-        """Start a transaction under a name derived from `context.transaction_id` and return the handle of it."""
+        """Start a transaction under a name derived from `context.transaction_id` and return the handle of it: all that
+        `write`, `pre_commit` and `rollback` need, since several may be open on one sink object. If this raises, it has
+        to leave nothing behind itself: without a handle there is no `rollback`."""
 
     @abstractmethod
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        """Write the rows of one Arrow record batch (schema: `context.schema`). They must stay invisible."""
+        """Write the rows of one Arrow record batch (schema: `context.schema`; never empty). They must stay invisible,
+        and the transaction is not in doubt yet."""
 
     @abstractmethod
     def pre_commit(self, transaction: Transaction) -> Identity | Committable:
         """Make the transaction durable but invisible, such that any other process can commit or abort it by what is
         returned: its identity (a dict of JSON values that `in_doubt` would list), or a `Committable` that adds proof.
-        After this returns the task may die at any moment; the transaction must live on."""
+        After this returns the task may die at any moment; the transaction must live on. Raises if `abort` has
+        left its proof under this name meanwhile."""
 
     @abstractmethod
     def rollback(self, transaction: Transaction) -> None:
-        """Throw away a transaction that was not pre-committed, or whose pre-commit raised."""
+        """Throw away, without a trace, a transaction whose `write`, `pre_commit` or `commit_directly` raised. A
+        pre-commit that raised may have taken effect all the same (its answer got lost): look, and undo that too, or
+        leave it to the sweep, which aborts what `in_doubt` lists and no record names. Not called after a
+        `begin_transaction` that raised, nor when the process dies."""
 
     def commit_directly(self, transaction: Transaction) -> None:
-        """At-least-once mode: make the rows visible now, in the task. Default: `pre_commit`, then `commit`."""
+        """At-least-once mode: make the rows visible now, in the task, and leave no trace in `in_doubt` and
+        `committed_checkpoints`. Default: `pre_commit`, then `commit`."""
         outcome = self.commit(_committable(self.pre_commit(transaction)))
         if outcome != CommitOutcome.COMMITTED:
             raise RuntimeError(f"sink {self.name!r} could not commit: {outcome}")
@@ -112,18 +131,28 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Last chance to refuse a checkpoint, for what can only be seen with all participants together. Raise
-        `SinkError` to fail the checkpoint: after it is complete it *must* be committed. Default: nothing."""
+        `SinkError` to fail the checkpoint: after it is complete it *must* be committed. Nothing may become visible.
+        Default: nothing."""
 
     @abstractmethod
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Make one pre-committed transaction visible. Idempotent: COMMITTED also if it already was. LOST only with
-        proof that it was rolled back ("not found" is none); UNKNOWN if nobody can tell. Exceptions mean: ask again."""
+        """Make one pre-committed transaction visible, and answer what became of it:
+
+        * COMMITTED: its rows are visible, by this call or an earlier one, and stay so.
+        * LOST: proven to be rolled back; no process can make it visible any more, not even one that is in the middle of
+          `commit`. The coordinator writes the rows again. "Not found" is no proof.
+        * UNKNOWN: neither can be proven, and asking again will not help: never seen, or its proof is gone. The query
+          stops, and a person decides.
+        * An exception: the system cannot answer now. The coordinator asks again until `commit_timeout`.
+        * HELD is for `commit_all` alone."""
 
     def commit_all(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """Commit all participants of this sink; one outcome each, in order, or the exception to ask again for. Default:
-        `commit` in 16 threads. Override it where a checkpoint must become visible as a whole."""
+        """Commit all participants of this sink that are not known to be committed; one outcome each, in order, or the
+        exception to ask again for. Default: `commit` in 16 threads; one that raises does not keep the others from being
+        committed. Override it where a checkpoint must become visible as a whole, or in order: if one of them is lost,
+        commit none of the others and answer HELD for them; all come in one call again when the lost one is replaced."""
         return self._commit_each(committables, threads=16)
 
     def _commit_each(self, committables: Sequence[Committable], threads: int) -> list[CommitOutcome | Exception]:
@@ -143,13 +172,30 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     @abstractmethod
     def abort(self, transaction: Identity) -> None:
-        """Roll back a pre-committed transaction by its identity. Not an error if it is gone already; raises
-        `CommittedError` if it finds it committed."""
+        """Roll back a pre-committed transaction by its identity, that one alone, and keep proof that it was: a later
+        `commit` of it answers LOST. Raises `CommittedError`, and changes nothing, if it finds it committed.
+
+        Not an error if it was aborted already, or was never seen (aborted and purged, or the system was set back).
+        What was never seen leaves a proof only if that also bars its way: a later `pre_commit` under that name has to
+        fail. Else leave none, and `commit` answers UNKNOWN."""
 
     @abstractmethod
     def in_doubt(self, job: str) -> Iterable[Identity]:
-        """The identities of all transactions of this job and sink, of any lineage, that are pre-committed and
-        unresolved, as the external system lists them now."""
+        """The identities of all transactions of this job and sink, of any lineage and generation, that are
+        pre-committed and unresolved, as the external system lists them now. What is listed and no record names is
+        aborted. So those of another job, or of another sink of this job in the same system, must not be among them; an
+        open one only if its `pre_commit` fails once it was aborted.
+
+        Keep `context.job` and `context.sink` beside the transaction, and ask for `job` and `self.name`. Where it has
+        nothing but a name, `TransactionId.prefix(job)` finds those of the job, and `TransactionId.parse(name).sink ==
+        token(self.name)` tells those of the sink."""
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        """All of this sink's part of `checkpoint` is visible. Proofs of this job, lineage and sink (of commits and of
+        aborts alike) that are of checkpoints before `checkpoint.oldest_retained` may go: nobody asks for them any more
+        but a driver that was superseded long ago, and UNKNOWN stops that one. So may what dead tasks of those
+        checkpoints left. Never called for a checkpoint without rows of this sink, so the newest that is committed stays
+        for `committed_checkpoints`. Default: nothing, and proofs stay for ever."""
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         """What the external system itself remembers: by lineage, the newest checkpoint of which rows of this job and

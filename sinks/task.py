@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -100,15 +101,15 @@ class SinkTask:
                 logger.warning("sink %r could not be closed in subtask %d", self.sink.name, subtask, exc_info=True)
 
     def _participate(self, batches: Iterator[pa.RecordBatch], subtask: int, task_attempt: int, slot: int) -> Ack:
+        filled = (batch for batch in batches if batch.num_rows)
+        first = next(filled, None)
         fingerprint = Fingerprint()
-        transaction, schema = None, None
+        if first is None:
+            return Ack(subtask, fingerprint)
+        schema = first.schema.remove(first.num_columns - 1)
+        transaction = self.sink.begin_transaction(self._context(schema, subtask, task_attempt, slot))
         try:
-            for batch in batches:
-                if batch.num_rows == 0:
-                    continue
-                if schema is None:
-                    schema = batch.schema.remove(batch.num_columns - 1)
-                    transaction = self.sink.begin_transaction(self._context(schema, subtask, task_attempt, slot))
+            for batch in chain([first], filled):
                 *columns, hashes = batch.columns
                 if hashes.null_count:
                     raise LargeRow(
@@ -117,19 +118,16 @@ class SinkTask:
                     )
                 self.sink.write(transaction, pa.RecordBatch.from_arrays(columns, schema=schema))
                 fingerprint = fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())
-            if schema is None:
-                return Ack(subtask, fingerprint)
             if not self.exactly_once:
                 self.sink.commit_directly(transaction)
                 return Ack(subtask, fingerprint)
             committable = self.sink.snapshot_state(transaction)
             return Ack(subtask, fingerprint, committable.of(self.sink.name, subtask, fingerprint))
         except BaseException:
-            if transaction is not None:
-                try:
-                    self.sink.rollback(transaction)
-                except Exception:
-                    logger.warning("rollback of subtask %d failed; it is left to the sweep", subtask, exc_info=True)
+            try:
+                self.sink.rollback(transaction)
+            except Exception:
+                logger.warning("rollback of subtask %d failed; it is left to the sweep", subtask, exc_info=True)
             raise
 
     def _context(self, schema: pa.Schema, subtask: int, task_attempt: int, slot: int) -> TransactionContext:

@@ -91,25 +91,31 @@ class TransactionId:
 
 @dataclass(frozen=True)
 class TransactionContext:
-    """What a sink is told when a transaction begins. `transaction_id` is unique for ever: use it as the name.
-
-    `slot` is a small number that no two attempts of this subtask in one attempt of a Spark stage share, used again by
-    every checkpoint: for systems that must not see too many names. When Spark runs a stage again (lost shuffle files),
-    a task of the attempt before may still be at work under the same slot: PySpark does not tell them apart.
-
-    `exactly_once`: whether `pre_commit` ends it; else `commit_directly` does.
-    """
+    """What a sink is told when a transaction begins."""
 
     job: str
+    """The job's name, as `in_doubt` and `committed_checkpoints` get it. Any text."""
     lineage: str
+    """The history that the checkpoint belongs to: random, of [0-9a-f], another one when a savepoint is restored."""
     checkpoint_id: int
+    """Number of the micro-batch, counted from 0 in a lineage."""
     sink: str
+    """The sink's `name`. Any text."""
     subtask: int
+    """Number of the partition whose rows are written, counted from 0. Not all have rows, so some may be missing."""
     attempt: str
+    """Which try to write it this is, as `g1r0t0a7`: driver incarnation (generation), replay (round), try of the
+    checkpoint, Spark's task attempt. For people; `transaction_id` contains it."""
     schema: pa.Schema
+    """Of the record batches that `write` gets."""
     transaction_id: str
+    """The text of a `TransactionId`: all of the above but the schema, unique for ever. Use it as the name."""
     slot: int = 0
+    """A small number that no two attempts of this subtask in one attempt of a Spark stage share, used again by every
+    checkpoint: for systems that must not see too many names. When Spark runs a stage again (lost shuffle files), a task
+    of the attempt before may still be at work under the same slot: PySpark does not tell them apart."""
     exactly_once: bool = True
+    """Whether `pre_commit` ends the transaction; else `commit_directly` does."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +140,9 @@ class Fingerprint:
 class Committable:
     """One pre-committed transaction: what the driver needs to commit it, from any process, after any crash.
 
-    `transaction` is the identity, the only part that is ever compared. `proof` helps to tell the outcome later.
-    The framework fills in `sink`, `subtask` and `fingerprint`.
+    `transaction` is the identity, the only part that is ever compared. `proof` is whatever helps `commit` to tell the
+    outcome later, as JSON values; `abort` does not get it. The framework fills in `sink`, `subtask` and `fingerprint`,
+    after `pre_commit` has returned.
     """
 
     transaction: Identity
@@ -169,20 +176,21 @@ class Committable:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a sink is told about the checkpoint whose outcome it settles. `oldest_retained` is the oldest checkpoint of
-    this lineage that recovery can still ask about: proofs of older ones may be removed."""
+    """What a sink is told about the checkpoint whose outcome it settles."""
 
     job: str
     lineage: str
     checkpoint_id: int
     oldest_retained: int = 0
+    """The oldest checkpoint of this lineage that recovery can still ask about: proofs of older ones may go, in `purge`
+    or later."""
 
 
 class CommitState(str, Enum):
     COMMITTED = "committed"  # visible; also when it already was
     LOST = "lost"  # proven: rolled back, and it can never become visible
     UNKNOWN = "unknown"  # cannot be told; halts the query with an error that names the choices
-    HELD = "held"  # intact, waiting for the replay of a lost sibling
+    HELD = "held"  # intact and invisible, waiting for the replay of a lost sibling; of `commit_all`, beside LOST only
 
 
 @dataclass(frozen=True)
@@ -191,16 +199,19 @@ class CommitOutcome:
 
     state: CommitState
     reason: str = ""
+    """For people: which transaction, what proves its loss, or what was looked for and where; what to do about it."""
 
     COMMITTED: ClassVar[CommitOutcome]
     HELD: ClassVar[CommitOutcome]
 
     @classmethod
     def lost(cls, reason: str) -> CommitOutcome:
+        """It was rolled back; the coordinator logs why and writes the rows again."""
         return cls(CommitState.LOST, reason)
 
     @classmethod
     def unknown(cls, reason: str) -> CommitOutcome:
+        """The query stops with an `InDoubtError` that shows the reason."""
         return cls(CommitState.UNKNOWN, reason)
 
 

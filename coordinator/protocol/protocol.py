@@ -85,16 +85,24 @@ class CheckpointProtocol:
             decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
             self._delete_older_records(permit)
             committed = self.commit(permit, batch)  # 8. phase two
-            self._remember(self._replay_lost(committed, batch))
+            self._settle(self._replay_lost(committed, batch))
         else:
             if call is Call.FINISH and self.newest:
-                self._remember(self._replay_lost(self.newest, batch))
+                self._settle(self._replay_lost(self.newest, batch))
             batch.drain()  # R10: Spark's stateful operators need the batch to run, even with nothing left to write
         self.listeners.tell(Step.DONE, batch.facts.checkpoint_id)
 
-    def _remember(self, visible: Complete) -> None:
+    def _settle(self, visible: Complete) -> None:
+        """Remember what is visible, and let its sinks purge older proofs. Sinks without rows in it keep theirs: the
+        newest may be what they remember the job by (R15)."""
         self.newest = visible
-        self._visible |= {name: part for name in self.sinks if (part := visible.only(name)).named}
+        parts = {name: part for name in self.sinks if (part := visible.only(name)).named}
+        self._visible |= parts
+        for name in parts:
+            try:
+                self.sinks[name].purge(self._about(visible.checkpoint_id))
+            except Exception:
+                logger.warning("sink %r could not purge old proofs; it is asked again", name, exc_info=True)
 
     # ------------------------------------------------------------------ 1. recover
     def _start(self, batch: MicroBatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic
 
@@ -19,8 +18,6 @@ from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, 
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-logger = logging.getLogger(__name__)
 
 _PRUNE_EVERY = 50
 
@@ -130,10 +127,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         # a few: those connections that the pool keeps; many: as many as it takes to be done soon
         threads = min(self.COMMIT_THREADS, max(IDLE_CONNECTIONS, len(others) // 16))
         outcomes = iter(self._commit_each(others, threads)), iter(self._commit_staged(staged))
-        answer = [next(outcomes[_is_staged(c.transaction)]) for c in committables]
-        if checkpoint.checkpoint_id % _PRUNE_EVERY == 0 and all(o == CommitOutcome.COMMITTED for o in answer):
-            self._prune(checkpoint)
-        return answer
+        return [next(outcomes[_is_staged(c.transaction)]) for c in committables]
 
     def _commit_staged(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
         if not committables:
@@ -153,12 +147,11 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         if self._dialect.misses_table(error):
             self._plan = None
 
-    def _prune(self, checkpoint: Checkpoint) -> None:
-        try:
+    def purge(self, checkpoint: Checkpoint) -> None:
+        """Now and then: prune the ledger."""
+        if checkpoint.checkpoint_id % _PRUNE_EVERY == 0:
             with self._server.lend() as connection, self._server.transaction(connection):
                 self._planned().ledger.prune(connection, checkpoint, self.name)
-        except Exception:
-            logger.warning("sink %r could not prune its ledger; it will try again", self.name, exc_info=True)
 
     def abort(self, transaction: Identity) -> None:
         with self._server.lend() as connection:

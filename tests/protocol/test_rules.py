@@ -405,6 +405,31 @@ def test_sinks_may_remove_no_proof_that_a_retained_record_needs(tmp_path: Path) 
     assert all(oldest <= min(kept) for _, oldest, kept in CALLS)
 
 
+PURGED: list[tuple[int, int, list[int], int]] = []
+
+
+class Purging(FileSink):
+    """Is asked to purge, and cannot."""
+
+    def purge(self, checkpoint):
+        in_doubt = list(self.in_doubt(checkpoint.job))
+        PURGED.append((checkpoint.checkpoint_id, checkpoint.oldest_retained, records(JOBS[0]), len(in_doubt)))
+        raise ConnectionError("not now")
+
+
+def test_a_sink_may_purge_when_its_part_of_a_checkpoint_is_visible(tmp_path: Path) -> None:
+    """purge: before the replay; of a checkpoint without rows; a failure stops the query; oldest_retained too new"""
+    job = Job(tmp_path, batches=5)
+    job.input[3] = [rows(0, 0)] * 4  # type: ignore[index]
+    complete_but_one_lost(job, 2)
+    PURGED.clear()
+    JOBS[:] = [job]
+    job.run(sink=Purging(job.sink.folder))
+    job.assert_exactly_once()
+    assert [n for n, *_ in PURGED] == [2, 4]  # not 3: what is committed of 2 is the newest that it can remember
+    assert all(oldest <= min(kept) and not in_doubt for _, oldest, kept, in_doubt in PURGED)
+
+
 class RepeatsPuts(HookedStorage):
     """An object store's client that repeats a put whose answer got lost: the second answer is 'exists'."""
 
