@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -37,6 +37,8 @@ class TableSuite:
     """Another session, by its DSN, with an open transaction that ran these statements."""
     two_phase: str
     """The strategy in which each participant has a prepared transaction of its own."""
+    alter_rows: Sequence[str]
+    """Statements for a trigger `meddles` of `orders` that makes every name `meddled`."""
 
     def test_in_doubt_lists_the_identities_of_the_committables(self, db: Database, sink: TableSink) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
@@ -147,6 +149,37 @@ class TableSuite:
             assert "was emptied or dropped" in why_unknown(outcome)
         later = pre_commit(one, rows_of(2), checkpoint=1)
         assert one.commit_all(checkpoint(1), [later]) == [COMMITTED]
+
+    def test_a_new_trigger_is_refused_until_a_start_that_takes_it_as_meant(self, db: Database, sink: TableSink) -> None:
+        staged = [pre_commit(sink, rows_of(1))] if sink.strategy == "staged" else []
+        for statement in self.alter_rows:
+            db.run(statement)
+        with pytest.raises(ConfigurationError, match=r"trigger meddles.* is new.*may alter rows"):
+            sink.validate_all(checkpoint(), staged or [pre_commit(sink, rows_of(1))])
+        for outcome in sink.commit_all(checkpoint(), staged):
+            assert "trigger meddles" in why_unknown(outcome)
+        transaction = sink.begin_transaction(context(sink))
+        sink.write(transaction, rows_of(1))
+        with pytest.raises(ConfigurationError, match="trigger meddles"):
+            sink.commit_directly(transaction)
+        sink.rollback(transaction)
+        assert db.visible() == []
+        started = self.make(db, strategy=sink.strategy)
+        assert started.commit_all(checkpoint(1), [pre_commit(started, rows_of(2), checkpoint=1)]) == [COMMITTED]
+        assert db.visible() == [(2, "meddled")]
+
+    def test_rows_do_not_go_into_another_database_that_took_the_place_of_the_first(
+        self, db: Database, sink: TableSink
+    ) -> None:
+        db.run("UPDATE tpc_ledger SET lineage = 'of another database' WHERE transaction_id = 'ledger'")
+        for end in (sink.pre_commit, sink.commit_directly):
+            transaction = sink.begin_transaction(context(sink))
+            sink.write(transaction, rows_of(1))
+            with pytest.raises(ConfigurationError, match="is another one than when the query looked at it first"):
+                end(transaction)
+            sink.rollback(transaction)
+        assert db.visible() == []
+        assert db.pending() == 0
 
     def test_what_is_staged_outlives_an_emptied_ledger(self, db: Database) -> None:
         sink = self.make(db, strategy="staged")

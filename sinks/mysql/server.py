@@ -19,6 +19,7 @@ from pymysql.cursors import Cursor
 from sinks.errors import ConfigurationError
 from sinks.mysql import connection as connections
 from sinks.sql import server as servers
+from sinks.sql import triggers
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,9 @@ class Server(servers.PooledServer[Connection]):
 
     def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[servers.Row]:
         return query(connection, statement, parameters or None)
+
+    def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
+        return dict(self.query(connection, triggers.MYSQL, [schema, name]))
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
         """It is known by its comment."""

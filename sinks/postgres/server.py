@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from sinks.errors import ConfigurationError
 from sinks.sql import server as servers
+from sinks.sql import triggers
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +169,9 @@ class Server(servers.PooledServer[Connection]):
     def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[servers.Row]:
         with connection.bounded():
             return connection.execute(statement.encode(), parameters or None).fetchall()
+
+    def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
+        return dict(self.query(connection, triggers.POSTGRES, [self.quote(schema, name)] * 3))
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
         found = self.query(

@@ -59,8 +59,21 @@ class Ledger(Generic[C]):
         """The table with the id that it has now, "" if it has lost it; None if there is no table."""
         if not self.server.has_ledger(connection, self.schema, self.name):
             return None
+        return type(self)(self.server, self.schema, self.name, self._id(connection))
+
+    def _id(self, connection: C) -> str:
         rows = self._query(connection, "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s", [self.IDENTITY])
-        return type(self)(self.server, self.schema, self.name, rows[0][0] if rows else "")
+        return str(rows[0][0]) if rows else ""
+
+    def require_same(self, connection: C) -> None:
+        """Raise ConfigurationError if it was emptied or made anew meanwhile, or if the connection leads to another
+        database that has one; the driver's errors if it is gone."""
+        if (there := self._id(connection)) != self.id:
+            raise ConfigurationError(
+                f"the ledger {self.label} is another one than when the query looked at it first (id "
+                f"{there or 'none'}, not {self.id}): it was emptied or made anew, or {self.server} is another database "
+                "now. See that it is the right one, then start the query again"
+            )
 
     @property
     def label(self) -> str:

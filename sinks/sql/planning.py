@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 import pyarrow as pa
@@ -132,6 +132,8 @@ class Planner(Generic[C, TargetT, T]):
         ledger = self.dialect.LEDGER.ensure(self.dialect.server, connection, target.schema, self.ledger)
         told = logging.getLogger(type(self.dialect).__module__)
         told.info("sink %r writes to %s by strategy %s: %s", self.sink, target.label, strategy, reason)
+        triggers = self.dialect.server.triggers(connection, target.schema, target.name)
+        target = replace(target, triggers=triggers)
         if strategy == "staged" and batch is not None:
             target = self.dialect.staged_beside(connection, target, batch, self.sink)
         return Plan(target, ledger, strategy)

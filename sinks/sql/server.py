@@ -58,6 +58,10 @@ class Server(ABC, Generic[C]):
     @abstractmethod
     def query(self, connection: C, statement: str, parameters: Sequence[object] = ()) -> list[Row]: ...
 
+    def triggers(self, connection: C, schema: str, name: str) -> Mapping[str, str]:
+        """What the database runs for the rows of a table and may alter them, with definitions. Default: not known."""
+        return {}
+
     # ------------------------------------------------------------------ the ledger's table
     @abstractmethod
     def has_ledger(self, connection: C, schema: str, name: str) -> bool:

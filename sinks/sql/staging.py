@@ -180,16 +180,17 @@ class StagingTables(Staged[C, TargetT, T]):
         return self.dialect.stage(plan, context, staging_table(context.transaction_id))
 
     def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
-        transaction.finish()
+        self.finish(transaction, plan)
         self.dialect.seal(transaction)
         return Committable(transaction.identity, proof=plan.ledger.proof())
 
     def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
         """At-least-once: move the rows in the transaction that staged them."""
-        rows, dialect, target, connection = transaction.finish(), self.dialect, plan.target, transaction.connection
-        table = self.server.quote(target.schema, staging_table(transaction.context.transaction_id))
-        written = dialect.merge.written(transaction.context.schema.names, target.names)
+        rows, dialect, connection = self.finish(transaction, plan), self.dialect, transaction.connection
+        name = staging_table(transaction.context.transaction_id)
         with transaction.explained():
+            target = self._locked(connection, plan, [name])
+            [table], written = self._staging(connection, target, [name])
             if dialect.merge.mode == "upsert":
                 dialect.clashes(connection, target, [table], written)
             dialect.move(connection, target, [table], written, rows)
@@ -208,7 +209,7 @@ class StagingTables(Staged[C, TargetT, T]):
                 return
             where = f"checkpoint {checkpoint.checkpoint_id}"
             with dialect.explained(plan.target, where, tables), self.server.trial(connection):
-                target = dialect.locked(connection, plan, tables)
+                target = self._locked(connection, plan, tables)
                 staging, written = self._staging(connection, target, tables)
                 if dialect.merge.mode == "upsert" or target.judges:
                     dialect.clashes(connection, target, staging, written)
@@ -241,7 +242,7 @@ class StagingTables(Staged[C, TargetT, T]):
     def move(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> None:
         target, tables = plan.target, names_of(committables)
         try:
-            target = self.dialect.locked(connection, plan, tables)
+            target = self._locked(connection, plan, tables)
             staging, written = self._staging(connection, target, tables)
             self.dialect.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
         except ConfigurationError as error:
@@ -271,6 +272,11 @@ class StagingTables(Staged[C, TargetT, T]):
         found = self.dialect.comments(connection, schema, prefix)
         mine = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
         return {text: identity_of(schema, text) for text in mine}
+
+    def _locked(self, connection: C, plan: Plan[C, TargetT], tables: Sequence[str]) -> TargetT:
+        target = self.dialect.locked(connection, plan, tables)
+        self.require_meant(connection, plan)
+        return target
 
     def _staging(self, connection: C, target: TargetT, tables: Sequence[str]) -> tuple[list[str], list[str]]:
         """Staging tables, quoted, and the columns that they have for the target."""

@@ -34,6 +34,19 @@ class Strategy(ABC, Generic[C, TargetT, T]):
     @abstractmethod
     def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None: ...
 
+    def finish(self, transaction: T, plan: Plan[C, TargetT]) -> int:
+        """Wait until every row is judged, and see that they went into the database that the query began with. Returns
+        how many there were."""
+        rows = transaction.finish()
+        with transaction.explained():
+            plan.ledger.require_same(transaction.connection)
+        return rows
+
+    def require_meant(self, connection: C, plan: Plan[C, TargetT]) -> None:
+        """Raise ConfigurationError if something new alters the rows of the target, which the transaction has locked."""
+        target = plan.target
+        target.require_meant(self.server.triggers(connection, target.schema, target.name))
+
 
 class TwoPhase(Strategy[C, TargetT, T]):
     """Each participant has a transaction of its own on the target: it is prepared in the task, and ended by name."""
@@ -41,9 +54,15 @@ class TwoPhase(Strategy[C, TargetT, T]):
     def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
         return self.dialect.begin(plan, context)
 
+    def finish(self, transaction: T, plan: Plan[C, TargetT]) -> int:
+        rows = super().finish(transaction, plan)
+        with transaction.explained():
+            self.require_meant(transaction.connection, plan)
+        return rows
+
     def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
         """The ledger row goes into the same transaction: it becomes visible if and only if the rows do."""
-        transaction.finish()
+        self.finish(transaction, plan)
         text, ledger = transaction.context.transaction_id, plan.ledger
         key = self.dialect.key(transaction.identity)
         with transaction.explained():
@@ -54,7 +73,7 @@ class TwoPhase(Strategy[C, TargetT, T]):
         return Committable(transaction.identity, proof=proof)
 
     def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
-        transaction.finish()
+        self.finish(transaction, plan)
         self.dialect.commit_unprepared(transaction, plan.ledger.schema)
 
     def commit(self, ledger: Ledger[C], committable: Committable) -> CommitOutcome:

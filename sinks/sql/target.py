@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from sinks.errors import ConfigurationError
 from sinks.sql.names import label
 
 
@@ -35,7 +37,8 @@ ColumnT = TypeVar("ColumnT", bound=Column, covariant=True)
 @dataclass(frozen=True)
 class Target(Generic[ColumnT]):
     """`schema` is "" for the one that the database takes when none is named. `constraints` names what judges a row
-    there and cannot be judged in a staging table: foreign keys, triggers and the like."""
+    there and cannot be judged in a staging table: foreign keys, triggers and the like. `triggers` are what the database
+    runs for each row when the query looks at the table first, with their definitions: what they do is meant."""
 
     schema: str
     name: str
@@ -43,6 +46,7 @@ class Target(Generic[ColumnT]):
     uniques: tuple[Unique, ...] = ()
     constraints: tuple[str, ...] = ()
     referenced_by: tuple[str, ...] = ()
+    triggers: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def label(self) -> str:
@@ -51,6 +55,16 @@ class Target(Generic[ColumnT]):
     @property
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
+
+    def require_meant(self, triggers: Mapping[str, str]) -> None:
+        """`triggers` are those of now. Raises ConfigurationError if there is one that nobody has seen at the start."""
+        new = sorted(name for name, definition in triggers.items() if self.triggers.get(name) != definition)
+        if new:
+            raise ConfigurationError(
+                f"table {self.label} was changed while the query ran: {' and '.join(new)} is new, or is not what it "
+                "was, and may alter rows or leave them out: take it away, or start the query again, which takes it as "
+                "meant"
+            )
 
     @property
     def judges(self) -> bool:

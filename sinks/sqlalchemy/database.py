@@ -14,6 +14,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+from sinks.sql import triggers
 from sinks.sql.server import LEDGER_COLUMNS, LedgerRow, Row, Server
 
 _LOCK_SECONDS = 10
@@ -156,6 +157,19 @@ class Database(Server[Connection]):
 
     def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         return [tuple(row) for row in connection.execute(_text(statement, parameters))]
+
+    def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
+        if self.dialect == "sqlite":
+            table = self.quote(schema, "sqlite_master")
+            found = (
+                f"SELECT 'trigger ' || name, sql FROM {table} WHERE type = 'trigger' AND lower(tbl_name) = lower(%s)"
+            )
+            return dict(self.query(connection, found, [name]))
+        if self.dialect == "postgresql":
+            return dict(self.query(connection, triggers.POSTGRES, [self.quote(schema, name)] * 3))
+        if self.dialect in ("mysql", "mariadb"):
+            return dict(self.query(connection, triggers.MYSQL, [schema or self.url.database, name]))
+        return {}
 
     # ------------------------------------------------------------------ the ledger's table
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:

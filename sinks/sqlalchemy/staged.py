@@ -72,6 +72,7 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
 
     def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
         text, staging = transaction.context.transaction_id, transaction.identity["staging"]
+        self.finish(transaction, plan)
         with transaction.explained():
             if not _ledger(plan.ledger).stage(transaction.connection, text, staging):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
@@ -82,8 +83,9 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         """At-least-once: move the rows in the transaction that staged them."""
         assert plan.target.staging is not None
         rows = plan.target.staging, [tag(transaction.context.transaction_id)]
+        self.finish(transaction, plan)
         with transaction.explained():
-            _require_same(transaction.connection, plan, self.merge, [rows])
+            self._require_same(transaction.connection, plan, [rows])
             _once(transaction.connection, plan, self.merge, rows)
             _move(transaction.connection, plan.target.table, self.merge, rows)
         transaction.seal()
@@ -93,7 +95,7 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         where = f"table {plan.target.label}: checkpoint {checkpoint.checkpoint_id}"
         with self.database.explained(where), self.server.lend() as connection, self.server.trial(connection):
             if tables := _by_table(connection, plan, committables):
-                _require_same(connection, plan, self.merge, tables)
+                self._require_same(connection, plan, tables)
                 rows = _gathered(connection, tables)
                 _once(connection, plan, self.merge, rows)
                 _move(connection, plan.target.table, self.merge, rows)
@@ -121,10 +123,14 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         tables = _by_table(connection, plan, committables)
         try:
             with self.database.explained(f"table {plan.target.label}"):
-                _require_same(connection, plan, self.merge, tables)
+                self._require_same(connection, plan, tables)
         except ConfigurationError as error:
             raise strategies.TargetRefuses(f"{error}. Change it back") from error
         _move(connection, plan.target.table, self.merge, _gathered(connection, tables))
+
+    def _require_same(self, connection: Connection, plan: Plan, tables: Sequence[Rows]) -> None:
+        _require_same(connection, plan, self.merge, tables)
+        self.require_meant(connection, plan)
 
     def commit_all(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
         try:

@@ -159,6 +159,17 @@ def test_what_changes_after_the_decision_is_said_with_where_the_rows_are(db: Obs
     assert db.staging() == []
 
 
+def test_a_type_that_changes_amid_a_participant_that_is_staged_at_least_once(db: Observer) -> None:
+    sink, rows = table(db, "double", 1.5, pa.float64(), strategy="staged")
+    transaction = sink.begin_transaction(context(sink, schema=rows.schema))
+    sink.write(transaction, rows)
+    db.run("ALTER TABLE t MODIFY v int")
+    with pytest.raises(ConfigurationError, match='column "v" is int'):
+        sink.commit_directly(transaction)
+    sink.rollback(transaction)
+    assert db.visible("t") == []
+
+
 def test_a_right_taken_away(db: Observer, mariadb: MySQLService) -> None:
     user, everything = f"u{db.schema[-8:]}", f"SELECT, INSERT, DELETE, CREATE, DROP ON {db.schema}.*"
     with mariadb.connect() as admin:

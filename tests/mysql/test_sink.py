@@ -805,3 +805,4 @@ class TestTable(TableSuite):
     make = staticmethod(make)
     held = staticmethod(held)
     two_phase = "xa"
+    alter_rows = ("CREATE TRIGGER meddles BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = 'meddled'",)

@@ -255,6 +255,48 @@ def test_a_new_and_empty_database_is_told_at_once(db: Observer, postgres: Postgr
     sink.close()
 
 
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_a_trigger_that_was_meant_and_does_something_else_now(db: Observer, strategy: Any) -> None:
+    swallow = "CREATE OR REPLACE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN %s; END$$"
+    db.run(swallow % "NEW")
+    db.run("CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION f()")
+    sink = PostgresSink(db.dsn, "orders", strategy=strategy)
+    sink.check(SCHEMA)
+    sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1))])
+    db.run(swallow % "NULL")
+    with pytest.raises(ConfigurationError, match="trigger t of orders is new, or is not what it was"):
+        sink.validate_all(checkpoint(1), [pre_commit(sink, rows_of(2), checkpoint=1)])
+    sink.close()
+
+
+def test_a_rule_that_would_send_rows_elsewhere(db: Observer) -> None:
+    """COPY obeys no rules, INSERT does."""
+    sink = PostgresSink(db.dsn, "orders", strategy="staged")
+    sink.check(SCHEMA)
+    committables = [pre_commit(sink, rows_of(1))]
+    sink.validate_all(checkpoint(), committables)
+    db.run("CREATE RULE nowhere AS ON INSERT TO orders DO INSTEAD NOTHING")
+    assert "rule nowhere is new" in why_unknown(sink.commit_all(checkpoint(), committables)[0])
+    db.run("DROP RULE nowhere ON orders")
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+    assert db.ids() == [1]
+    sink.close()
+
+
+def test_a_type_that_changes_amid_a_participant_that_is_staged_at_least_once(db: Observer) -> None:
+    db.run("ALTER TABLE orders DROP name, ADD amount double precision")
+    sink = PostgresSink(db.dsn, "orders", strategy="staged")
+    sink.check(NUMBERS)
+    transaction = sink.begin_transaction(context(sink, schema=NUMBERS))
+    sink.write(transaction, numbers((1, 1.5)))
+    db.run("ALTER TABLE orders ALTER amount TYPE integer")
+    with pytest.raises(ConfigurationError, match="was double precision and is integer"):
+        sink.commit_directly(transaction)
+    sink.rollback(transaction)
+    assert db.visible() == []
+    sink.close()
+
+
 # ---------------------------------------------------------------------- waits, settings and names
 def test_a_locked_ledger_or_table_holds_up_nothing_for_longer_than_the_limit(db: Observer) -> None:
     db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY LIST (id)")

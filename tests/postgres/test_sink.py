@@ -705,3 +705,7 @@ class TestTable(TableSuite):
     make = staticmethod(make)
     held = staticmethod(held)
     two_phase = "prepared"
+    alter_rows = (
+        "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN NEW.name = 'meddled'; RETURN NEW; END$$",
+        "CREATE TRIGGER meddles BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION meddle()",
+    )

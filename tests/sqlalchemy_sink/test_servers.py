@@ -317,6 +317,20 @@ def test_a_type_that_changes_after_the_decision_stops_the_query_until_it_is_chan
     assert numbers.run("SELECT * FROM t") == [(1, 1.25)]
 
 
+def test_a_trigger_that_is_new_is_refused(numbers: Server) -> None:
+    sink = numbers.sink("t", strategy="staged")
+    sink.check(NUMBERS)
+    committable = numbers.pre_commit(sink, NUMBERS, [(1, 1.25)])
+    does = "BEFORE INSERT ON t FOR EACH ROW"
+    if "pymysql" in numbers.url:
+        numbers.run(f"CREATE TRIGGER meddles {does} SET NEW.v = 0")
+    else:
+        numbers.run("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RETURN NULL; END$$")
+        numbers.run(f"CREATE TRIGGER meddles {does} EXECUTE FUNCTION f()")
+    with pytest.raises(ConfigurationError, match="trigger meddles"):
+        numbers.commit(sink, committable)
+
+
 def test_a_type_that_changes_before_a_prepared_participant_is_refused(pg: Server) -> None:
     pg.run("CREATE TABLE t (id bigint, v double precision)")
     sink = pg.sink("t", strategy="two_phase")

@@ -368,6 +368,20 @@ def test_another_ledger_proves_nothing(db: Play, how: str) -> None:
     assert db.run("SELECT count(*) FROM orders") == [(1,)]
 
 
+def test_a_trigger_that_leaves_rows_out_is_refused_unless_it_was_there_at_the_start(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "a")])
+    db.run("CREATE TRIGGER skips BEFORE INSERT ON orders BEGIN SELECT RAISE(IGNORE); END")
+    with pytest.raises(ConfigurationError, match="trigger skips is new"):
+        db.commit(sink, committable)
+    [outcome] = sink.commit_all(Checkpoint("job", "l1", 0), [committable])
+    assert "trigger skips is new" in why_unknown(outcome)
+    db.run("DROP TRIGGER skips")
+    assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
+    assert db.run("SELECT * FROM orders") == [(1, "a")]
+
+
 def test_what_is_staged_outlives_a_change_of_the_batch(db: Play) -> None:
     sink = db.sink()
     sink.check(ORDERS)
