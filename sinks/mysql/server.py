@@ -45,6 +45,9 @@ _SQL_MODE = ",".join(
 )
 _LEDGER = "ledger of exactly-once sinks"
 _SESSION = {
+    "autocommit": "1",  # init_connect of the server may have changed what the driver thinks it is
+    "completion_type": "0",  # COMMIT begins no other transaction, and does not disconnect
+    "sql_auto_is_null": "0",  # IS NULL finds no number that was given last
     "sql_mode": f"'{_SQL_MODE}'",
     "time_zone": "'+00:00'",
     "sql_notes": "1",  # what is cut off without an error counts as a warning

@@ -170,6 +170,34 @@ def test_a_type_that_changes_amid_a_participant_that_is_staged_at_least_once(db:
     assert db.visible("t") == []
 
 
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+@pytest.mark.parametrize(
+    "setting", ["init_connect = 'SET autocommit = 0'", "completion_type = 1", "completion_type = 2"]
+)
+def test_settings_of_the_server_that_do_not_hold_for_the_sink(
+    db: Observer, mariadb: MySQLService, strategy: Any, setting: str
+) -> None:
+    """init_connect is for users who are no administrators."""
+    user = f"u{db.schema[-8:]}"
+    db.run("CREATE TABLE t (id bigint NOT NULL) ENGINE=InnoDB")
+    rows = batch([{"id": 1}], pa.schema([("id", pa.int64())]))
+    with mariadb.connect() as admin:
+        execute(admin, f"CREATE USER {user}@'%' IDENTIFIED BY 'pw'")
+        try:
+            execute(admin, f"GRANT ALL ON {db.schema}.* TO {user}@'%'")
+            execute(admin, f"SET GLOBAL {setting}")
+            sink = MySQLSink(mariadb.url(db.schema, user, "pw"), "t", strategy=strategy)
+            _made.append(sink)
+            sink.check(rows.schema)
+            committables = [pre_commit(sink, rows)]
+            sink.validate_all(checkpoint(), committables)
+            assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+            assert db.ids("t") == [1]
+        finally:
+            execute(admin, "SET GLOBAL init_connect = DEFAULT, GLOBAL completion_type = DEFAULT")
+            execute(admin, f"DROP USER {user}@'%'")
+
+
 def test_a_right_taken_away(db: Observer, mariadb: MySQLService) -> None:
     user, everything = f"u{db.schema[-8:]}", f"SELECT, INSERT, DELETE, CREATE, DROP ON {db.schema}.*"
     with mariadb.connect() as admin:
