@@ -51,6 +51,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     abort                 driver   for every pre-committed transaction that no record names yes      asked again
     in_doubt              driver   recovery, and every so often                            yes      asked again
     committed_checkpoints driver   recovery, before anything is committed or aborted       yes      stops the query
+    reach_within          CLI      before all else of a command                            no       no
     diagnose, inspect     CLI      when an operator asks                                   yes      shown
     close                 both     last                                                    yes      logged
     ===================== ======== ======================================================= ======== ==================
@@ -206,6 +207,10 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         return None
 
     # ------------------------------------------------------------------ for operators
+    def reach_within(self, seconds: float) -> None:
+        """Said by a command before all else, never by a driver: the system is to be reached within `seconds` from now,
+        or what asks it raises. For systems that the sink would wait longer for. Default: nothing."""
+
     def trial_schema(self) -> pa.Schema | None:
         """Columns that the target takes: with them `diagnose` pre-commits and aborts a transaction of no rows. Default:
         None, and no transaction is tried."""

@@ -18,7 +18,7 @@ from coordinator.cli.memories import Location, side_by_side
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, show_json, show_table
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.spark.preflight import package_problems
-from coordinator.storage import CheckpointStorage
+from coordinator.storage import CheckpointStorage, MissingStorage
 from sinks.diagnosis import Finding, Severity, of_clock
 
 _RACES, _RACERS = 5, 8
@@ -39,7 +39,7 @@ def doctor(
 ) -> None:
     """Try storage and every sink: connect, check versions, settings and rights, really prepare and roll back an empty
     transaction. Disturbs no driver that runs, and leaves nothing behind."""
-    with opened(job) as coordinator:
+    with opened(job, missing_storage=True) as coordinator:
         found = list(_findings(coordinator, location))
     if as_json:
         show_json([{"subject": subject, **vars(finding)} for subject, finding in found])
@@ -82,6 +82,8 @@ def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Itera
         what = f"newest checkpoint of {memory.name}: {newest}{memory.verdict and ', '}{memory.verdict}"
         if memory.agrees:
             yield Finding.ok(what)
+        elif memory.newest is None:
+            yield Finding.error(what, "bring it back, or mend what it says, and run the doctor again")
         else:
             yield Finding.error(what, "restore the newest of all three; see docs/storage.md (Backups)")
 
@@ -114,6 +116,12 @@ def _packages(coordinator: CheckpointCoordinator) -> Iterable[Finding]:
 
 def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
     """Races of put-if-absent, what the others see, and the clock; what it writes it deletes."""
+    if isinstance(storage, MissingStorage):
+        yield Finding.warning(
+            f"{storage.why.reason}; the first start of the job makes it",
+            "nothing, before that start; after it: mend `storage` of the job, or restore it",
+        )
+        return
     folder = f"doctor-{secrets.token_hex(8)}"
     keys = [f"{folder}/{at}" for at in range(_RACES)]
     try:

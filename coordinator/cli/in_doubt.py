@@ -23,6 +23,7 @@ from coordinator.cli.output import (
     confirm,
     duration,
     fail,
+    of_missing_storage,
     opened,
     say,
     show_json,
@@ -35,6 +36,7 @@ from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import Record
+from coordinator.storage import MissingStorage
 from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import InDoubt
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown, unnamed
@@ -82,14 +84,15 @@ Break = Annotated[
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """All of them, over all sinks of the job. Reads only. Exit code 1 if there is one, or a sink cannot tell; only
     those of a driver that runs are no finding."""
-    with opened(job) as coordinator:
+    with opened(job, missing_storage=True) as coordinator:
         seen = look(coordinator)
         if as_json:
             about = {"job": coordinator.job} | driver_json(seen.driver) | newest_json(seen.rounds)
             show_json(about | {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors})
         else:
             _show(coordinator, seen)
-        if seen.errors or any(one.decision is not Decision.OPEN for one in seen.found):
+        missing = isinstance(coordinator.protocol.store.storage, MissingStorage)
+        if missing or seen.errors or any(one.decision is not Decision.OPEN for one in seen.found):
             raise typer.Exit(FOUND)
 
 
@@ -325,8 +328,11 @@ def _show(coordinator: CheckpointCoordinator, seen: Seen) -> None:
         told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
         if told:
             say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
-    say(of_driver(seen.driver))
-    say(of_newest(seen.rounds))
+    if missing := of_missing_storage(coordinator):
+        say(missing)
+    else:
+        say(of_driver(seen.driver))
+        say(of_newest(seen.rounds))
     say_left(coordinator, seen)
 
 

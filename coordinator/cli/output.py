@@ -18,7 +18,7 @@ from rich.text import Text
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.jobfile import JobFileError, load_job
-from coordinator.storage import StorageError
+from coordinator.storage import MissingStorage, StorageError, storages_as_found
 from sinks.errors import SinkError
 
 FOUND, USAGE, UNCONFIRMED = 1, 2, 3
@@ -43,6 +43,8 @@ Fence = Annotated[
     ),
 ]
 JOB_FILE = "job.toml"
+_PATIENCE = 8.0
+"""Seconds in which a command has to reach a sink's system."""
 
 
 def console() -> Console:
@@ -61,19 +63,37 @@ def fail(text: str, code: int = FOUND) -> NoReturn:
 
 
 @contextmanager
-def opened(place: str) -> Iterator[CheckpointCoordinator]:
-    """The job's coordinator; its errors end the command with their message and exit code."""
+def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointCoordinator]:
+    """The job's coordinator, on storage as it is found: a storage that is missing ends the command, or stays a
+    `MissingStorage`. Errors of the coordinator end the command with their message and exit code."""
     try:
-        coordinator = load_job(place)
+        with storages_as_found():
+            coordinator = load_job(place)
     except JobFileError as error:
         fail(str(error), USAGE)
     except (CheckpointError, StorageError) as error:
         fail(str(error))
+    if not missing_storage and (told := of_missing_storage(coordinator)):
+        fail(told)
+    for sink in coordinator.sinks.values():
+        sink.reach_within(_PATIENCE)
     try:
         with coordinator:
             yield coordinator
     except (CheckpointError, StorageError, SinkError) as error:
         fail(str(error))
+
+
+def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
+    """ "" if storage is there."""
+    storage = coordinator.protocol.store.storage
+    if not isinstance(storage, MissingStorage):
+        return ""
+    return (
+        f"There is no checkpoint storage {storage.uri}: {storage.why.reason}. The first start of job "
+        f"{coordinator.job!r} makes it. If it has run before, `storage` of the job is mistyped, or somebody has "
+        "deleted it (docs/runbook.md: I deleted the checkpoints)."
+    )
 
 
 def show_json(value: Any) -> None:

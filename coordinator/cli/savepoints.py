@@ -98,10 +98,14 @@ def trigger(
 @app.command("list")
 def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """The whole savepoints in a storage, of the job, oldest first."""
-    with opened(job) as coordinator:
-        found = [one.summary() for one in list_savepoints(_storage(coordinator, target)) if one.job == coordinator.job]
+    with opened(job, missing_storage=True) as coordinator:
+        storage = _storage(coordinator, target)
+        found = [one.summary() for one in list_savepoints(storage) if one.job == coordinator.job]
         if as_json:
             show_json(found)
+            return
+        if not found:
+            say(f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.")
             return
         show_table(
             ["savepoint", "checkpoint", "created", "files", "bytes"],
@@ -115,14 +119,14 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
 @app.command()
 def show(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """What a savepoint holds."""
-    with opened(job) as coordinator:
+    with opened(job, missing_storage=True) as coordinator:
         _show(describe_savepoint(full_address(savepoint, _roots(coordinator))).summary(), as_json)
 
 
 @app.command()
 def dispose(savepoint: Address, yes: Yes = False, job: Job = JOB_FILE) -> None:
     """Delete a savepoint, also a damaged one."""
-    with opened(job) as coordinator:
+    with opened(job, missing_storage=True) as coordinator:
         shown = redacted(savepoint)
         confirm(f"This deletes {shown}. Nothing can be restored from it any more.", "dispose", given=yes)
         dispose_savepoint(full_address(savepoint, _roots(coordinator)))
@@ -144,7 +148,7 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Prepare the job's next start: from the savepoint, in a new checkpointLocation and lineage."""
-    with opened(job) as coordinator:
+    with opened(job, missing_storage=True) as coordinator:
         confirm(
             f"This begins a new lineage of job {coordinator.job!r}: a driver that runs stops with Superseded.",
             "restore",

@@ -11,7 +11,7 @@ import typer
 from coordinator.cli.checkpoints import losses_of, say_losses
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, ago, by_sink, duration, opened, say, show_json, time_of
 from coordinator.heartbeat import Driver, State, look_for_driver
-from coordinator.protocol.records import Record
+from coordinator.protocol.records import Record, jobs_in
 
 
 def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
@@ -20,21 +20,24 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         driver, newest, losses = look_for_driver(store), store.load_newest(), losses_of(store.losses())
+        others = [] if driver else jobs_in(store.storage)
     if as_json:
         about = {"job": store.job, "storage": store.storage.uri}
         show_json(about | driver_json(driver) | newest_json(newest) | {"losses": losses})
     else:
         say(f"Job {store.job!r} in {store.storage.uri}")
-        say(of_driver(driver))
+        say(of_driver(driver, others))
         say(of_newest(newest))
         say_losses(losses)
     if driver is None or driver.state is not State.RUNNING:
         raise typer.Exit(FOUND)
 
 
-def of_driver(driver: Driver | None) -> str:
+def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
+    """`others`: the jobs that storage knows."""
     if driver is None:
-        return "Driver: the job has never been started on this storage. Is it the right one?"
+        there = f" It holds the jobs {', '.join(map(repr, others))}." if others else ""
+        return f"Driver: the job has never been started on this storage. Is it the right one?{there}"
     sign = f"{time_of(driver.sign.at)}, {duration(driver.age)} ago by {driver.clock} clock"
     who = f"generation {driver.generation} ({driver.sign.who})"
     if driver.state is State.RUNNING:

@@ -164,6 +164,13 @@ class Listing:
         return max((id for id, number in self.records if number == 0), default=-1)
 
 
+def jobs_in(storage: CheckpointStorage) -> list[str]:
+    """The names of all jobs that were ever started on a storage."""
+    found = {key.partition("/")[0]: key for key in storage.list("") if "/generation/" in key}
+    claims = [(key, storage.get(key)) for key in found.values()]
+    return sorted(unseal(data, f"record {key} in {storage.uri}")["job"] for key, data in claims if data)
+
+
 class CheckpointStore:
     """The records of one job, in its current lineage (that of the newest claim it has seen) or in the one given."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from coordinator.errors import CorruptRecord, SavepointError
 from coordinator.protocol.records import Record, seal, unseal
-from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage import CheckpointStorage, open_storage, storages_as_found
 from coordinator.storage.uris import within
 
 logger = logging.getLogger(__package__)
@@ -152,7 +152,7 @@ def chunk_key(id: str, number: int) -> str:
 
 def list_savepoints(uri: str | CheckpointStorage) -> list[Savepoint]:
     """The whole savepoints in a storage, oldest first. Half-written and damaged ones are logged."""
-    with opened(uri) as storage:
+    with opened(uri, as_found=True) as storage:
         found = []
         for id in sorted({key.partition("/")[0] for key in storage.list("") if key.startswith("savepoint-")}):
             try:
@@ -169,8 +169,11 @@ def describe_savepoint(uri: str) -> Savepoint:
 
 
 def dispose_savepoint(uri: str) -> None:
-    """Delete a savepoint, also a half-written or damaged one. No job needs it: a restore makes a copy."""
+    """Delete a savepoint, also a half-written or damaged one. No job needs it: a restore makes a copy. Raises
+    SavepointError if nothing of it is there."""
     with opened_savepoint(uri) as (storage, id):
+        if not storage.list(id):
+            raise SavepointError(f"there is no savepoint {address_of(storage.uri, id)}")
         delete(storage, id)
 
 
@@ -215,9 +218,10 @@ def full_address(address: str, roots: Sequence[str]) -> str:
 
 
 @contextmanager
-def opened(uri: str | CheckpointStorage) -> Iterator[CheckpointStorage]:
-    """Closes what it opens."""
-    storage = open_storage(uri)
+def opened(uri: str | CheckpointStorage, *, as_found: bool = False) -> Iterator[CheckpointStorage]:
+    """Closes what it opens. `as_found`: makes nothing."""
+    with storages_as_found() if as_found else nullcontext():
+        storage = open_storage(uri)
     try:
         yield storage
     finally:
@@ -230,5 +234,5 @@ def opened_savepoint(uri: str) -> Iterator[tuple[CheckpointStorage, str]]:
     parts = _ADDRESS.fullmatch(uri)
     if not parts:  # repeats nothing: it may hold a password
         raise SavepointError("not the URI of a savepoint: its last part has to be savepoint-…, as it was answered")
-    with opened(parts["storage"] + (parts["options"] or "")) as storage:
+    with opened(parts["storage"] + (parts["options"] or ""), as_found=True) as storage:
         yield storage, parts["id"]

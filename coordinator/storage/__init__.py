@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from urllib.parse import unquote, urlsplit
 
-from coordinator.storage.base import SUPPORTED, CheckpointStorage, StorageError
+from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage, StorageError
+from coordinator.storage.missing import MissingStorage
 
-__all__ = ["CheckpointStorage", "StorageError", "open_storage"]
+__all__ = ["CheckpointStorage", "MissingStorage", "StorageError", "open_storage", "storages_as_found"]
+
+_make: ContextVar[bool] = ContextVar("make", default=True)
 
 # Hadoop's file systems without an atomic put-if-absent, and what reaches the same data with one.
 _INSTEAD = {
@@ -38,11 +44,28 @@ def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
         return uri
     if not isinstance(uri, str):
         raise TypeError(f"a storage is a URI or a CheckpointStorage, not {type(uri).__name__}")
+    try:
+        return _open(uri, make=_make.get())
+    except NoSuchStorage as error:
+        return MissingStorage(error, lambda: _open(uri, make=True))
+
+
+@contextmanager
+def storages_as_found() -> Iterator[None]:
+    """Within it, `open_storage` makes no directory and no table: what is not there is a `MissingStorage`."""
+    before = _make.set(False)
+    try:
+        yield
+    finally:
+        _make.reset(before)
+
+
+def _open(uri: str, *, make: bool) -> CheckpointStorage:
     scheme, colon, rest = uri.partition(":")
     if uri.startswith("/") or scheme == "file":
         from coordinator.storage.objects import FileStorage
 
-        return FileStorage(_directory(uri))
+        return FileStorage(_directory(uri), make=make)
     if scheme in ("s3", "gs", "az"):
         from coordinator.storage.objects import open_bucket
 
@@ -67,7 +90,7 @@ def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
     try:
         from coordinator.storage.sql import SQLStorage
 
-        return SQLStorage(uri)
+        return SQLStorage(uri, make=make)
     except ImportError as error:  # of the driver, or of the dialect
         raise StorageError(
             f"{scheme}:...", "", f"{error}", f"Install the package that is missing. {SUPPORTED}"

@@ -33,6 +33,10 @@ class StorageError(Exception):
         return f"{where}: {self.reason}" + (f". {self.advice}" if self.advice else "")
 
 
+class NoSuchStorage(StorageError):
+    """There is no such directory or table, and it was not to be made."""
+
+
 class CheckpointStorage(ABC):
     """Keeps small byte values (a few MB at most) under keys, for ever, for several processes at once.
 

@@ -29,7 +29,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from coordinator.storage.base import CheckpointStorage, StorageError, check_folder, check_key, is_key
+from coordinator.storage.base import CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key, is_key
 
 _log = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ def _advice(uri: str, text: str) -> str:
 
 
 class FileStorage(ObjectStorage):
-    """`file:///DIRECTORY`: one file for each key. The directory is made if it is missing.
+    """`file:///DIRECTORY`: one file for each key. The directory is made if it is missing, unless `make` is False.
 
     A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the one atomic step, so
     that no torn value can ever stand under a key) and fsyncs the directories. A reader fsyncs them too before it hands
@@ -243,9 +243,11 @@ class FileStorage(ObjectStorage):
     Several hosts may share the directory if its file system has hard links and close-to-open consistency (NFS has).
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, *, make: bool = True) -> None:
         self._root = Path(os.path.abspath(directory))
         self.uri = self._root.as_uri()
+        if not make and not os.path.lexists(self._root):
+            raise NoSuchStorage(self.uri, "", "there is no such directory")
         with self._errors("cannot make the directory"):
             self._root.mkdir(parents=True, exist_ok=True)
             for parent in self._root.parents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.sql import Executable
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from coordinator.storage.base import SUPPORTED, CheckpointStorage, StorageError, check_folder, check_key
+from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key
 from coordinator.storage.uris import redacted, secret_parameters
 from sinks.sql.replicas import ASYNCHRONOUS_IN_MYSQL
 
@@ -131,7 +132,7 @@ _TABLE = Table(
 
 class SQLStorage(CheckpointStorage):
     """`sqlite:////FILE`, `postgresql://...`, `mysql://...`: the rows of the table `checkpoint_storage`, which is made
-    if it is missing.
+    if it is missing, unless `make` is False.
 
     Every call is one autocommitted statement, so none can be left half done or hold a lock that others wait for. A lost
     connection is made anew for up to `retry_seconds`. If it was lost during a put, the put is done again; when that
@@ -142,16 +143,20 @@ class SQLStorage(CheckpointStorage):
     synchronous_commit at least local. A pooler in front of PostgreSQL must not undo that setting.
     """
 
-    def __init__(self, uri: str, *, retry_seconds: float = 30.0) -> None:
+    def __init__(self, uri: str, *, retry_seconds: float = 30.0, make: bool = True) -> None:
         """Connects, and raises StorageError at once if that fails: retries are for connections that worked before."""
         url = _parse(uri)
         self.uri = redacted(url.render_as_string(hide_password=False))
+        if not make and url.get_backend_name() == "sqlite" and not os.path.exists(str(url.database)):
+            raise NoSuchStorage(self.uri, "", "there is no such file")
         self._secrets = sorted(_secrets(url), key=len, reverse=True)
         with self._errors("cannot load the driver"):
             self._engine = _engine(url)
         try:
             with self._errors("cannot connect"):
                 self._engine.connect().close()
+                if not make and not inspect(self._engine).has_table(_TABLE.name):
+                    raise NoSuchStorage(self.uri, "", f"there is no table {_TABLE.name}")
             self._make_table()
         except BaseException:
             self.close()

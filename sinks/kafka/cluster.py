@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ _PLAIN, _FENCING = 4, 5
 It needs the cluster's feature transaction.version 2: without it, a broker can never end the transaction after that."""
 
 _CONCURRENT = 51
+_SHORTEST_TRY = 0.5
 _LONGEST_PAUSE = 0.5
 
 Answer = int | Exception
@@ -43,11 +45,12 @@ Answer = int | Exception
 
 class Cluster:
     """Connects at its first use; one connection for each broker, shared by all threads. `options` are kafka-python's;
-    `timeout` in seconds."""
+    `timeout` in seconds; `reached_by`: time.monotonic() from which on the first answer is waited for no more."""
 
-    def __init__(self, options: Mapping[str, Any], timeout: float) -> None:
+    def __init__(self, options: Mapping[str, Any], timeout: float, reached_by: float = math.inf) -> None:
         self._options = dict(options)
         self._timeout_ms = int(timeout * 1000)
+        self._reached_by = reached_by
         self._lock = Lock()
         self._client: KafkaAdminClient | None = None
 
@@ -55,9 +58,10 @@ class Cluster:
     def admin(self) -> KafkaAdminClient:
         with self._lock:
             if self._client is None:
+                left = max(_SHORTEST_TRY, self._reached_by - time.monotonic())
                 self._client = KafkaAdminClient(
                     **{
-                        "bootstrap_timeout_ms": self._timeout_ms,
+                        "bootstrap_timeout_ms": min(self._timeout_ms, left * 1000),
                         "request_timeout_ms": self._timeout_ms,
                         "reconnect_backoff_max_ms": 1000,
                         "max_in_flight_requests_per_connection": 1_000_000,  # beyond it, requests would fail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         self._producer_options = producer_options(bootstrap_servers, options or {}, transaction_timeout)
         self._options, self._admin = dict(options or {}), dict(admin or {})
         self._cluster: Cluster | None = None
+        self._reached_by = math.inf
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
@@ -172,7 +174,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     def _brokers(self) -> Cluster:
         if self._cluster is None:
             configured = admin_options(self.bootstrap_servers, self._options, self._admin)
-            self._cluster = Cluster(configured, self.timeout)
+            self._cluster = Cluster(configured, self.timeout, self._reached_by)
         return self._cluster
 
     def _producer(self, transactional_id: str, schema: pa.Schema, mark: Mark | None) -> TransactionalProducer:
@@ -326,7 +328,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         """None where the group has no offset: it was never written, has expired, or went with the topic."""
         if not self.remember:
             return None
-        deadline, pause = time.monotonic() + self.timeout, 0.002
+        deadline, pause = min(time.monotonic() + self.timeout, self._reached_by), 0.002
         while True:
             try:
                 return self._remembered(job)
@@ -346,12 +348,17 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         return memory.newest(group, self._brokers.group_offsets(group)) or None
 
     # ------------------------------------------------------------------ for operators
+    def reach_within(self, seconds: float) -> None:
+        self._reached_by = time.monotonic() + seconds
+
     def diagnose(self, job: str) -> Iterable[Finding]:
         try:
             self._check_brokers(pa.schema([("value", pa.binary())]))
         except ConfigurationError as error:
             what, _, mend = str(error).partition(". ")
             yield Finding.error(what, mend or "see what the message names")
+            if isinstance(error.__cause__, KafkaError):  # nobody answers
+                return
         else:
             yield Finding.ok("a transaction was begun and aborted")
         yield from doctor.of_brokers(self._brokers, int(self._producer_options["transaction.timeout.ms"]))

@@ -32,6 +32,7 @@ class Job:
         self.folder = folder
         self.input = INPUT
         self.file = folder / "job.toml"
+        (folder / "checkpoints").mkdir(exist_ok=True)
         sections = "".join(f"\n[[sinks]]\n{sink}\n" for sink in sinks)
         self.file.write_text(
             f'job = "orders"\nstorage = "{(folder / "checkpoints").as_uri()}"\n\n[checkpointing]\ncommit_timeout = 2\n'

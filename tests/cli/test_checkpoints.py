@@ -146,3 +146,50 @@ def test_an_emptied_storage_is_told_by_the_doctor(db_job: Job) -> None:
     shutil.rmtree(db_job.folder / "checkpoints")
     found = doctors_errors(db_job)
     assert any("sink o: 0, newer: the storage was deleted, or is another one" in one for one in found)
+
+
+LOOKING = (
+    "status",
+    "checkpoints list",
+    "checkpoints show",
+    "losses",
+    "in-doubt list",
+    "in-doubt commit --all-decided",
+    "in-doubt abort --all-orphans --fence --yes",
+    "resolve",
+    "savepoint trigger",
+)
+
+
+@pytest.mark.parametrize("storage", ["file://{}/mistyped", "sqlite:///{}/mistyped"])
+@pytest.mark.parametrize("command", LOOKING)
+def test_a_storage_that_is_not_there_is_named_and_not_made(file_job: Job, storage: str, command: str) -> None:
+    text = file_job.file.read_text()
+    uri = storage.format(file_job.folder)
+    file_job.file.write_text(text.replace((file_job.folder / "checkpoints").as_uri(), uri))
+    told = file_job.cli(*command.split(), code=1).stderr
+    assert f"There is no checkpoint storage {uri}: there is no such" in told.replace("\n", " ")
+    assert not (file_job.folder / "mistyped").exists()
+
+
+def test_savepoints_and_doctor_do_without_the_storage_and_do_not_make_it(file_job: Job) -> None:
+    file_job.run(1)
+    place = f"{file_job.folder}/savepoints"
+    taken = file_job.json("savepoint", "trigger", place, "--checkpoint-location", f"{file_job.folder}/query", "--yes")
+    shutil.rmtree(file_job.folder / "checkpoints")
+    (listed,) = file_job.json("savepoint", "list", place)
+    assert listed["id"] == taken["id"]
+    assert file_job.json("savepoint", "show", taken["uri"])["checkpoint"] == 0
+    assert "no such directory; the first start" in " ".join(file_job.cli("doctor", code=None).stdout.split())
+    elsewhere = file_job.folder / "elsewhere"
+    assert "There is no savepoint" in file_job.cli("savepoint", "list", str(elsewhere)).stderr
+    assert not elsewhere.exists()
+    assert not (file_job.folder / "checkpoints").exists()
+    file_job.cli("savepoint", "restore", taken["uri"], f"{file_job.folder}/restored", "--yes")
+    assert file_job.json("checkpoints", "show")["checkpoint"] == 0
+
+
+def test_a_mistyped_job_is_told_the_jobs_of_the_storage(file_job: Job) -> None:
+    file_job.run(1)
+    file_job.file.write_text(file_job.file.read_text().replace('job = "orders"', 'job = "order"'))
+    assert "It holds the jobs 'orders'." in file_job.cli("status", code=1).stderr

@@ -174,10 +174,16 @@ def test_open(target: Target) -> None:
 
 def test_the_brokers_are_down(tmp_path: Path) -> None:
     job = Job(tmp_path, 'type = "kafka"\nbootstrap_servers = "127.0.0.1:1"\ntopic = "events"')
+    began = time.monotonic()
     told = job.cli("in-doubt", "list", code=1).stderr
     assert "sink 'events' cannot tell: KafkaTimeoutError: Unable to bootstrap" in told
     assert "Nothing of job" not in told
     assert "has no checkpoint" in job.cli("resolve", code=1).stderr
+    told = job.cli("doctor", code=1).stdout
+    assert "the brokers at 127.0.0.1:1 cannot be asked" in told
+    assert time.monotonic() - began < 60, "two commands that ask the brokers, 30 s a question without a bound"
+    assert told.count("error ") == 2, "one of the sink, one of its memory"
+    assert "restore the newest" not in told
 
 
 def test_the_brokers_abort_what_nobody_settles(on_kafka: Target) -> None:
@@ -231,7 +237,9 @@ def test_the_checkpoints_are_gone(on_postgres: Target, pg_database: str, decided
             one = job.json("in-doubt", "list", code=1)["transactions"][0]
             connection.execute(f"COMMIT PREPARED '{one['transaction']['gid']}'")
         shutil.rmtree(job.folder / "checkpoints")
-        assert "the job has never been started on this storage" in on_postgres.run_command("status", code=1)
+        assert "There is no checkpoint storage" in " ".join(steps.split())
+        assert "There is no checkpoint storage" in on_postgres.run_command("status", code=1)
+        assert not (job.folder / "checkpoints").exists(), "looking makes nothing"
         with pytest.raises(CheckpointError) as stopped:
             start(job)
         error = type(stopped.value).__name__

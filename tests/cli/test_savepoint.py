@@ -143,7 +143,7 @@ def test_a_password_is_in_no_output_log_record_or_error(
     run("show", taken["id"])
     run("show", taken["uri"])
     run("restore", taken["uri"], f"{file_job.folder}/restored", "--yes")
-    run("dispose", pg_database + "/savepoint-none", "--yes")
+    run("dispose", pg_database + "/savepoint-none", "--yes", code=1)
     run("dispose", taken["uri"], "--yes")
     run("show", pg_database + "x/savepoint-none", code=1)
     run("show", pg_database + "/none", code=1)
