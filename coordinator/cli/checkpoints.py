@@ -79,7 +79,7 @@ def show(
         number = max(history, default=-1) if checkpoint is None else checkpoint
         if number not in history:
             there = f"there are {', '.join(map(str, history))}" if history else "there is none"
-            which = "complete checkpoint" if number < 0 else f"checkpoint {number}"
+            which = "complete checkpoint" if checkpoint is None else f"checkpoint {number}"
             fail(f"Job {coordinator.job!r} has no {which} in {coordinator.protocol.store.storage.uri}; {there}.")
         rounds = history[number]
         about = summary(rounds) | {

@@ -127,9 +127,11 @@ def show(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> No
 def dispose(savepoint: Address, yes: Yes = False, job: Job = JOB_FILE) -> None:
     """Delete a savepoint, also a damaged one."""
     with opened(job, missing_storage=True) as coordinator:
-        shown = redacted(savepoint)
+        address = full_address(savepoint, _roots(coordinator))
+        shown = redacted(address)
         confirm(f"This deletes {shown}. Nothing can be restored from it any more.", "dispose", given=yes)
-        dispose_savepoint(full_address(savepoint, _roots(coordinator)))
+        if not dispose_savepoint(address):
+            fail(f"There is no savepoint {shown}.")
         say(f"Deleted {shown}.")
 
 

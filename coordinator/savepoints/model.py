@@ -168,13 +168,13 @@ def describe_savepoint(uri: str) -> Savepoint:
         return load(storage, id)
 
 
-def dispose_savepoint(uri: str) -> None:
-    """Delete a savepoint, also a half-written or damaged one. No job needs it: a restore makes a copy. Raises
-    SavepointError if nothing of it is there."""
+def dispose_savepoint(uri: str) -> bool:
+    """Delete a savepoint, also a half-written or damaged one. No job needs it: a restore makes a copy. False if nothing
+    of it was there."""
     with opened_savepoint(uri) as (storage, id):
-        if not storage.list(id):
-            raise SavepointError(f"there is no savepoint {address_of(storage.uri, id)}")
+        found = bool(storage.list(id))
         delete(storage, id)
+        return found
 
 
 def load(storage: CheckpointStorage, id: str) -> Savepoint:

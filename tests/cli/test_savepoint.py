@@ -61,6 +61,8 @@ def test_by_the_driver_that_runs(file_job: Job) -> None:
     assert json.loads(file_job.cli("savepoint", "list", "--json").stdout) == [taken]
     assert file_job.json("savepoint", "show", taken["id"]) == taken
     file_job.cli("savepoint", "dispose", taken["id"], "--yes")
+    again = file_job.cli("savepoint", "dispose", taken["id"], "--yes", code=1).stderr.replace("\n", " ")
+    assert f"There is no savepoint {taken['uri']}" in again
     assert file_job.json("savepoint", "list") == []
 
 
