@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
+from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
 from sinks.errors import CommittedError
 from sinks.transaction import TransactionId, token
 
@@ -69,6 +69,12 @@ class FileSink(TwoPhaseCommitSink[tuple[str, pq.ParquetWriter]]):
         for path in self.folder.glob(f".{TransactionId.prefix(job)}*.parquet"):
             if TransactionId.parse(path.stem[1:]).sink == token(self.name):
                 yield {"file": path.name[1:]}
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        for path in self.folder.glob(f".withdrawn-{TransactionId.prefix(checkpoint.job, checkpoint.lineage)}*.parquet"):
+            name = TransactionId.find(path.name)
+            if name.sink == token(self.name) and name.checkpoint < checkpoint.oldest_retained:
+                path.unlink(missing_ok=True)
 
     def trial_schema(self) -> pa.Schema:
         return pa.schema([("id", pa.int64())])

@@ -237,6 +237,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
                 self.rollback(transaction)
                 raise
             self.abort(committable.transaction)
+            self.purge(Checkpoint(job, "doctor", 0, oldest_retained=1_000_000))
             yield Finding.ok("an empty transaction was pre-committed and aborted")
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:

@@ -73,7 +73,8 @@ class TransactionId:
 
     @classmethod
     def parse(cls, text: str) -> TransactionId:
-        """The parts of a name; `job` and `sink` come back as their tokens. Raises ValueError on any other text."""
+        """The parts of a name; `job` and `sink` come back as their tokens, so the text of this is another name. Raises
+        ValueError on any other text."""
         match = cls._FORM.fullmatch(text)
         if not match:
             raise ValueError(f"not a transaction name of this library: {text!r}")

@@ -7,7 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.custom_sink import FileSink
+from sinks import Checkpoint
 from sinks.testing import SinkConformance
+from sinks.transaction import TransactionId
 
 
 class TestFileSink(SinkConformance):
@@ -15,6 +17,19 @@ class TestFileSink(SinkConformance):
     def sink(self, tmp_path: Path) -> FileSink:
         (tmp_path / "rows").mkdir()
         return FileSink(tmp_path / "rows")
+
+    def test_purge_removes_the_proofs_of_aborts_that_are_no_longer_asked_for(self, sink: FileSink) -> None:
+        """of this job, lineage and sink"""
+        about = {"job": self.job, "lineage": "0badcafe", "sink": sink.name}
+        names = [
+            TransactionId(**(about | other), checkpoint=n, subtask=0, generation=1, round=0, attempt=0, task_attempt=1)
+            for other, n in [({}, 6), ({}, 7), ({"job": "other"}, 1), ({"lineage": "aa"}, 1), ({"sink": "other"}, 1)]
+        ]
+        proofs = [sink.folder / f".withdrawn-{name}.parquet" for name in names]
+        for proof in proofs:
+            proof.touch()
+        sink.purge(Checkpoint(self.job, "0badcafe", 9, oldest_retained=7))
+        assert sorted(sink.folder.iterdir()) == sorted(proofs[1:])
 
     def visible(self, sink: FileSink) -> Sequence[int]:
         return [id for file in sink.folder.glob("[!.]*.parquet") for id in pq.read_table(file)["id"].to_pylist()]

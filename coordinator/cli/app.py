@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli import checkpoints, doctor, in_doubt, resolve, savepoints, status
+from coordinator.cli import checkpoints, doctor, in_doubt, new_sink, resolve, savepoints, status
 
 app = typer.Typer(
     name="coordinator",
@@ -41,3 +41,4 @@ app.command()(status.status)
 app.command()(checkpoints.losses)
 app.command()(doctor.doctor)
 app.command()(resolve.resolve)
+app.command()(new_sink.new_sink)

@@ -47,6 +47,7 @@ def test_a_sound_job(file_job: Job) -> None:
     assert "an empty transaction was pre-committed and aborted" in about(findings, "sink files")
     assert "0 error(s), 0 warning(s)" in file_job.cli("doctor").stderr
     assert open_storage((file_job.folder / "checkpoints").as_uri()).list("") == []
+    assert list((file_job.folder / "rows").iterdir()) == [], "a sink's proof of the abort is purged"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""Whether SkeletonSink keeps the contract: the conformance kit. Its `visible` must not use the sink."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli.skeleton.sink import SkeletonSink
+from sinks.testing import SinkConformance
+
+
+class TestSkeletonSink(SinkConformance):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> SkeletonSink:
+        return SkeletonSink(tmp_path / "skeleton")
+
+    def visible(self, sink: SkeletonSink) -> Sequence[int]:
+        files = (sink.folder / "committed").glob("*")
+        return [json.loads(line)["id"] for file in files for line in file.read_text().splitlines()]
