@@ -7,14 +7,14 @@ from __future__ import annotations
 
 POSTGRES = """
 WITH relations AS (SELECT to_regclass(%s) AS oid UNION SELECT relid FROM pg_partition_tree(to_regclass(%s)))
-SELECT format('trigger %%s of %%s', tgname, tgrelid::regclass), pg_get_triggerdef(t.oid) || md5(prosrc)
+SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass, pg_get_triggerdef(t.oid) || md5(prosrc)
   FROM pg_trigger t JOIN relations ON tgrelid = relations.oid JOIN pg_proc p ON p.oid = tgfoid
  WHERE NOT tgisinternal AND tgenabled <> 'D'
 UNION ALL
-SELECT format('rule %%s', rulename), pg_get_ruledef(r.oid)
+SELECT 'rule ' || rulename, pg_get_ruledef(r.oid)
   FROM pg_rewrite r WHERE ev_class = to_regclass(%s) AND ev_enabled <> 'D'
 UNION ALL
-SELECT format('partition %%s, a foreign table,', c.oid::regclass), ''
+SELECT 'partition ' || c.oid::regclass || ', a foreign table,', ''
   FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relkind = 'f'
 """
 """The parameter, three times, is the table's name, quoted."""
