@@ -28,6 +28,7 @@ from coordinator.spark.arrow import Passage
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers
+from coordinator.spark.start import StartedQuery, noticing
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.tally import Tally
 
@@ -100,6 +101,7 @@ class CheckpointCoordinator:
         self._ready = False
         self._passage = Passage()
         self._query: Query | None = None
+        self._started: StartedQuery | None = None
         self._done: MicroBatch | None = None
         self._location: str | None = None
         self._stopping = self._held_back = False
@@ -112,6 +114,8 @@ class CheckpointCoordinator:
         address = self._http.address if self._http else ""
         if query is None:
             return self.protocol.store.claim_generation(address)
+        if self._started:
+            self._started.forget()
         generation = self.protocol.store.claim_generation(address, self.config.heartbeat_interval)
         self._heartbeat.begin(generation, query)
         return generation
@@ -137,10 +141,17 @@ class CheckpointCoordinator:
         for key, value in self.config.spark_conf.items():
             df.sparkSession.conf.set(key, value)
         writer = df.writeStream.foreachBatch(self)
+        if not is_remote():  # else the query goes on without this object
+            writer = noticing(writer, self._has_started)
         if self.config.checkpoint_location:
             writer = writer.option("checkpointLocation", self.config.checkpoint_location)
         interval = self.config.interval
         return writer if interval is None else writer.trigger(processingTime=f"{interval * 1000:.0f} milliseconds")
+
+    def _has_started(self, started: StartedQuery) -> None:
+        self._started = started
+        if getattr(self._query, "runId", None) != started.query.runId:
+            self._query = None  # of the run before
 
     # ------------------------------------------------------------------ called by Spark
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -318,7 +329,7 @@ class CheckpointCoordinator:
 
     def _is_busy(self, query: Query) -> bool:
         """Whether a batch is under way that will come back, or be held back, here."""
-        if self._query is None or self._held_back or not query.isActive:
+        if not (self._query or self._started) or self._held_back or not query.isActive:
             return False
         return bool(query.status["isTriggerActive"])
 
@@ -358,7 +369,7 @@ class CheckpointCoordinator:
                 except Exception:
                     logger.warning("sink %r could not be closed", name, exc_info=True)
             self.protocol.store.storage.close()
-            if self._query is not None:
+            if self._query or self._started:
                 logger.info("job %s %s", self.job, self._tally)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -370,17 +381,21 @@ class CheckpointCoordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the query, then `close`. Raises what the query failed with, even if nobody waited for it, or caught it.
-        An error of Spark that passes on the text of what stopped the query gives way to that error itself."""
+        """Stop the query, then `close`. Raises what the query failed with, even if nobody waited for it; but not again
+        where the block was told by `awaitTermination()` or `exception()` of what `write_stream(…).start()` returned,
+        and ends all the same. An error of Spark that passes on the text of what stopped the query gives way to that
+        error itself."""
         unseen = None
+        told = error or (self._started and self._started.has_told())
         try:
-            if self._query is not None:
-                self.stop(self._query)
-                unseen = None if error else self._query.exception()
+            for query in (self._started and self._started.query, self._query):
+                if query:  # the first also if no batch of it has come; the second also if somebody else started it
+                    self.stop(query)
+                    unseen = None if told else query.exception()
         finally:
             self.close()
-        stopped_by, told = self.last_error, error or unseen
-        if stopped_by and told and stopped_by is not told and str(stopped_by) in str(told):
+        stopped_by, raised = self.last_error, error or unseen
+        if stopped_by and raised and stopped_by is not raised and str(stopped_by) in str(raised):
             cause = stopped_by.__cause__
             raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)
         if unseen:

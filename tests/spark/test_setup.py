@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from coordinator import CheckpointCoordinator, CheckpointListener, Step
+from coordinator.errors import CheckpointFailed
 from examples.custom_sink import FileSink
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
@@ -69,6 +72,47 @@ def test_what_stopped_the_query_is_raised_also_if_nobody_waited_for_it(
 
     with pytest.raises(ConfigurationError, match=r"sink 'numbers'.*password"):
         run()
+
+
+def wait_here(query: StreamingQuery) -> None:
+    with pytest.raises(StreamingQueryException, match="too many"):
+        query.awaitTermination(60)
+
+
+def ask_here(query: StreamingQuery) -> None:
+    wait_for(lambda: not query.isActive)
+    assert "too many" in str(query.exception())
+
+
+def wait_in_another_thread(query: StreamingQuery) -> None:
+    thread = threading.Thread(target=wait_here, args=(query,))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("waits", "raised"),
+    [(wait_here, False), (ask_here, False), (wait_in_another_thread, True), (lambda query: None, True)],
+)
+def test_what_the_block_was_told_is_not_raised_again_at_its_end(
+    spark: SparkSession, tmp_path: Path, waits: Callable[[StreamingQuery], None], raised: bool
+) -> None:
+    failing = numbers(spark).select(functions.expr("assert_true(value < 15, 'too many')").alias("a"), "value")
+    (tmp_path / "rows").mkdir()
+    with (
+        pytest.raises(CheckpointFailed, match="too many") if raised else nullcontext(),
+        CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri()) as coordinator,
+    ):
+        query = start(coordinator.write_stream(failing), tmp_path)
+        wait_for(lambda: not query.isActive)
+        waits(query)
+
+
+def test_the_end_of_the_block_stops_a_query_that_has_had_no_batch(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    with CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri()) as coordinator:
+        query = start(coordinator.write_stream(numbers(spark)), tmp_path)
+    assert not query.isActive
 
 
 def wrong(dsn: str) -> str:
