@@ -65,6 +65,7 @@ class State(str, Enum):
     RUNNING = "running"
     SILENT = "silent"  # no sign for several intervals: it died, is frozen, or cut off from storage
     ENDED = "ended"  # as it said itself
+    UNKNOWN = "unknown"  # its last sign lies in the future: its clock and ours differ by more than an age could tell
     NONE = "none"  # the newest generation is not a driver's, so whichever runs stops
 
 
@@ -92,6 +93,8 @@ def look_for_driver(store: CheckpointStore) -> Driver | None:
         state = State.NONE
     elif sign.ended:
         state = State.ENDED
+    elif age < -_MISSED * sign.next:
+        state = State.UNKNOWN
     else:
         state = State.RUNNING if age <= _MISSED * sign.next else State.SILENT
     return Driver(state, claim.generation, sign, age, "the driver's" if now is None else "the storage's")

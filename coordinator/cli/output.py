@@ -134,7 +134,9 @@ def ago(milliseconds: int) -> str:
     """The time, and how long that is by the clock of this machine."""
     if not milliseconds:
         return "at an unknown time"
-    return f"{time_of(milliseconds)} ({duration(time.time() - milliseconds / 1000)} ago)"
+    age = time.time() - milliseconds / 1000
+    told = f"{duration(max(age, 0))} ago" if age > -1 else f"{duration(-age)} ahead of the clock of this machine"
+    return f"{time_of(milliseconds)} ({told})"
 
 
 def by_sink(counts: Mapping[str, int]) -> str:

@@ -38,7 +38,7 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
     if driver is None:
         there = f" It holds the jobs {', '.join(map(repr, others))}." if others else ""
         return f"Driver: the job has never been started on this storage. Is it the right one?{there}"
-    sign = f"{time_of(driver.sign.at)}, {duration(driver.age)} ago by {driver.clock} clock"
+    sign = f"{time_of(driver.sign.at)}, {duration(max(driver.age, 0))} ago by {driver.clock} clock"
     who = f"generation {driver.generation} ({driver.sign.who})"
     if driver.state is State.RUNNING:
         return f"Driver: {who} runs; last sign of life {sign}."
@@ -46,6 +46,11 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
         return (
             f"Driver: {who} is dead, frozen, or cut off from checkpoint storage; last sign of life {sign}, and one "
             f"was due every {duration(driver.sign.next)}."
+        )
+    if driver.state is State.UNKNOWN:
+        return (
+            f"Driver: cannot tell whether {who} runs: its last sign of life, {time_of(driver.sign.at)}, is "
+            f"{duration(-driver.age)} ahead of the clock of this machine. Ask on the driver's machine, or set the clocks."
         )
     if driver.state is State.ENDED:
         return f"Driver: {who} has ended its query, {sign}: {driver.sign.ended}"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +195,17 @@ def test_a_mistyped_job_is_told_the_jobs_of_the_storage(file_job: Job) -> None:
     file_job.run(1)
     file_job.file.write_text(file_job.file.read_text().replace('job = "orders"', 'job = "order"'))
     assert "It holds the jobs 'orders'." in file_job.cli("status", code=1).stderr
+
+
+def test_a_driver_whose_clock_is_ahead_is_not_taken_for_one_that_runs(
+    file_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_job.kill(Step.PRE_COMMITTED, 1)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 86_400)
+    told = " ".join(file_job.cli("status", code=1).stderr.split())
+    assert "cannot tell whether generation 1 (" in told
+    assert re.search(r"(24\.0 h|1\.0 d) ahead of the clock of this machine", told)
+    assert file_job.json("status", code=1)["driver"]["state"] == "unknown"
+    seen = file_job.json("in-doubt", "list", code=1)
+    assert {one["decision"] for one in seen["transactions"]} == {"stranded"}
