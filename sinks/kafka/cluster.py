@@ -245,10 +245,20 @@ class Cluster:
         about = found[kind.lower()][name]
         return {one: str(about[one]["value"]) for one in names if one in about}
 
-    def unclean_election(self, topic: str) -> bool:
-        """Whether a replica that lags behind may become the leader. False without such a topic, or the right to ask."""
-        name = "unclean.leader.election.enable"
-        return self.configs("TOPIC", topic, (name,)).get(name) == "true"
+    def may_lose(self, topic: str) -> list[str]:
+        """Why a failover may lose acknowledged records: a replica that lags behind may become the leader, or one
+        broker's word is enough. Empty without such a topic, or the right to ask."""
+        unclean, enough = "unclean.leader.election.enable", "min.insync.replicas"
+        found, about, reasons = self.configs("TOPIC", topic, (unclean, enough)), self.topic(topic), []
+        if found.get(unclean) == "true":
+            reasons.append(f"topic {topic!r} has {unclean} = true, so it may lose acknowledged records")
+        replicas = min((len(one["replica_nodes"]) for one in about["partitions"]), default=0) if about else 0
+        if replicas > 1 and found.get(enough) == "1":
+            reasons.append(
+                f"topic {topic!r} has {replicas} replicas and {enough} = 1, so records that only one broker has are "
+                "acknowledged, and lost with it"
+            )
+        return reasons
 
     def create_topic(self, name: str) -> None:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""

@@ -34,7 +34,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "topic": ("string", t.is_string),
     "partition": ("int", t.is_integer),
     "headers": ("array<struct<key: string, value: binary>>", _headers),
-    "timestamp": ("timestamp", t.is_timestamp),
+    "timestamp": ("timestamp, a point in time", lambda kind: t.is_timestamp(kind) and kind.tz is not None),
 }
 
 

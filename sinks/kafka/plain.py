@@ -6,11 +6,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
     KafkaError,
     KafkaException,
@@ -66,6 +68,8 @@ class PlainProducer(TransactionalProducer):
             raise ConfigurationError(f"confluent-kafka refuses the options: {error}") from None
         self._cluster = ""
         self._admin: AdminClient | None = None
+        self._timed = set[str]()
+        """Topics of records with timestamps of their own."""
 
     def begin(self, timeout: float) -> None:
         try:
@@ -115,7 +119,8 @@ class PlainProducer(TransactionalProducer):
         if row.get("headers"):
             record["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
         if row.get("timestamp") is not None:
-            record["timestamp"] = round(row["timestamp"].timestamp() * 1000)
+            record["timestamp"] = _milliseconds(row["timestamp"])
+            self._timed.add(topic)
         while True:
             try:
                 self._client.produce(topic, **record)
@@ -216,6 +221,11 @@ class PlainProducer(TransactionalProducer):
             self._failed(error.name(), error.str(), topic or "", 1)
             return
         self.delivered += 1
+        if topic in self._timed and message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
+            self._failure = self._failure or ConfigurationError(
+                f"topic {topic!r} puts its own time in place of the records' timestamps (message.timestamp.type = "
+                "LogAppendTime): set CreateTime, or leave the column `timestamp` out"
+            )
         if self._witness is None and topic is not None and partition is not None and offset is not None and offset >= 0:
             self._witness = topic, partition, offset
 
@@ -226,6 +236,16 @@ class PlainProducer(TransactionalProducer):
         self._raise_failure()
         cause: KafkaError = error.args[0]
         return failure(cause.name(), cause.str(), f"{call} of {self.transactional_id}")
+
+
+def _milliseconds(moment: datetime) -> int:
+    milliseconds = round(moment.timestamp() * 1000)
+    if milliseconds in (0, -1):
+        raise BadValue(
+            f"the timestamp {moment.isoformat()} stands for none in Kafka, which would put the present time there: "
+            "make it NULL, or another one"
+        )
+    return milliseconds
 
 
 @cache

@@ -164,11 +164,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             )
 
     def weaknesses(self) -> Sequence[str]:
-        if self.topic and self._brokers.unclean_election(self.topic):
-            return [
-                f"topic {self.topic!r} has unclean.leader.election.enable = true, so it may lose acknowledged records"
-            ]
-        return ()
+        return self._brokers.may_lose(self.topic) if self.topic else ()
 
     @property
     def _brokers(self) -> Cluster:

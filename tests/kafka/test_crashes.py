@@ -176,6 +176,7 @@ def test_the_transaction_coordinator_dies_and_another_takes_over(
 ) -> None:
     with three.topic(partitions=3) as topic:
         sink = AsRecords(three.bootstrap, topic)
+        assert list(sink.weaknesses()) == []  # 3 replicas, of which 2 must be in sync
         killed: list[int] = []
 
         def kill_a_coordinator() -> None:
@@ -188,6 +189,13 @@ def test_the_transaction_coordinator_dies_and_another_takes_over(
         assert len(killed) == 1
         every_row_once(three, sink, example_input())
         three.start()
+
+
+def test_one_brokers_word_is_a_weakness(three: KafkaServer) -> None:
+    with three.topic(config={"min.insync.replicas": "1"}) as topic:
+        sink = KafkaSink(three.bootstrap, topic)
+        assert "has 3 replicas and min.insync.replicas = 1" in "".join(sink.weaknesses())
+        sink.close()
 
 
 def coordinator_of(sink: KafkaSink, transactional_id: str) -> int:

@@ -77,6 +77,32 @@ def test_keys_values_tombstones_and_partitions(kafka: KafkaService, kafka_topic:
     )
 
 
+def timed(moment: datetime | None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": ["a"], "timestamp": pa.array([moment], pa.timestamp("us", "UTC"))})
+
+
+@pytest.mark.parametrize("milliseconds", [0, -1])
+def test_a_timestamp_that_stands_for_none_is_refused(sink: KafkaSink, milliseconds: int) -> None:
+    """librdkafka would send the present time, or none."""
+    with pytest.raises(BadValue, match="stands for none in Kafka"):
+        pre_commit(sink, timed(datetime.fromtimestamp(milliseconds / 1000, timezone.utc)))
+
+
+def test_a_topic_that_has_a_time_of_its_own_takes_no_timestamps(kafka: KafkaService) -> None:
+    moment = datetime(2026, 2, 3, tzinfo=timezone.utc)
+    with kafka.topic(config={"message.timestamp.type": "LogAppendTime"}) as topic:
+        sink = sink_of(kafka, topic)
+        with pytest.raises(ConfigurationError, match="puts its own time in place of the records' timestamps"):
+            pre_commit(sink, timed(moment))
+        assert sink.commit(pre_commit(sink, timed(None), slot=1)) == CommitOutcome.COMMITTED
+        sink.close()
+
+
+def test_a_wall_clock_is_no_point_in_time(sink: KafkaSink) -> None:
+    with pytest.raises(SchemaMismatch, match="must be timestamp, a point in time"):
+        sink.check(pa.schema([("value", pa.string()), ("timestamp", pa.timestamp("us"))]))
+
+
 def test_headers_and_timestamps(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
     headers = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
     moment = datetime(2026, 2, 3, 4, 5, 6, 789000, timezone.utc)

@@ -106,7 +106,8 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
     last = pre_commit(staged, rows_of(2), checkpoint=250)
     assert staged.commit_all(checkpoint(250), [last]) == [COMMITTED]
     staged.purge(checkpoint(250, oldest=200))
-    assert [n for (n,) in db.run("SELECT checkpoint FROM tpc_ledger WHERE job <> '-' ORDER BY 1")] == [1, 2, 3, 100, 250]
+    kept = db.run("SELECT checkpoint FROM tpc_ledger WHERE job <> '-' ORDER BY 1")
+    assert [n for (n,) in kept] == [1, 2, 3, 100, 250]
 
 
 def test_nothing_is_moved_beside_a_sibling_whose_outcome_is_unknown(db: Observer, staged: MySQLSink) -> None:
