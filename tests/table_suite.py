@@ -39,6 +39,8 @@ class TableSuite:
     """The strategy in which each participant has a prepared transaction of its own."""
     alter_rows: Sequence[str]
     """Statements for a trigger `meddles` of `orders` that makes every name `meddled`."""
+    spoil_ledger: Sequence[str]
+    """Statements that leave the ledger its name, and nothing to rely on."""
 
     def test_in_doubt_lists_the_identities_of_the_committables(self, db: Database, sink: TableSink) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
@@ -180,6 +182,19 @@ class TableSuite:
             sink.rollback(transaction)
         assert db.visible() == []
         assert db.pending() == 0
+
+    def test_a_ledger_that_was_altered_proves_nothing(self, db: Database, sink: TableSink) -> None:
+        committable = pre_commit(sink, rows_of(1))
+        if sink.strategy != "staged":
+            assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+        for statement in self.spoil_ledger:
+            db.run(statement)
+        with pytest.raises(ConfigurationError, match="not a ledger of this library"):
+            pre_commit(sink, rows_of(2), checkpoint=1)
+        if sink.strategy == "staged":
+            (outcome,) = sink.commit_all(checkpoint(), [committable])
+            assert "not a ledger of this library" in str(outcome)
+            assert db.visible() == []
 
     def test_what_is_staged_outlives_an_emptied_ledger(self, db: Database) -> None:
         sink = self.make(db, strategy="staged")

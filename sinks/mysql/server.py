@@ -129,13 +129,18 @@ class Server(servers.PooledServer[Connection]):
         """It is known by its comment."""
         found = query(
             connection,
-            "SELECT table_comment, engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+            "SELECT table_comment, engine, (SELECT column_name FROM information_schema.statistics AS s"
+            " WHERE s.table_schema = t.table_schema AND s.table_name = t.table_name AND index_name = 'PRIMARY')"
+            " FROM information_schema.tables AS t WHERE table_schema = %s AND table_name = %s",
             [schema, name],
         )
-        if found and not (found[0][0].startswith(_LEDGER) and str(found[0][1]).lower() == "innodb"):
+        if found and not (
+            found[0][0].startswith(_LEDGER) and str(found[0][1]).lower() == "innodb" and found[0][2] == "transaction_id"
+        ):
             raise ConfigurationError(
-                f"{schema}.{name} exists and is not a ledger of this library (an InnoDB table whose comment begins "
-                f'with "{_LEDGER}"); give the sink another name with ledger=…'
+                f"{schema}.{name} exists and is not a ledger of this library (an InnoDB table with the primary key "
+                f'transaction_id, whose comment begins with "{_LEDGER}"), or was altered; give the sink another name '
+                "with ledger=…"
             )
         return bool(found)
 

@@ -176,14 +176,16 @@ class Server(servers.PooledServer[Connection]):
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
         found = self.query(
             connection,
-            "SELECT c.relkind IN ('r', 'p'), ARRAY(SELECT attname::text FROM pg_attribute"
+            "SELECT c.relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary),"
+            " ARRAY(SELECT attname::text FROM pg_attribute"
             " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
             [schema, name],
         )
         if found and not (found[0][0] and set(found[0][1]) >= set(servers.LEDGER_COLUMNS)):
             raise ConfigurationError(
-                f"{schema}.{name} exists and is not a ledger of this library; give the sink another name with ledger=…"
+                f"{schema}.{name} exists and is not a ledger of this library, or has lost its primary key or a column; "
+                "give the sink another name with ledger=…"
             )
         return bool(found)
 

@@ -66,14 +66,20 @@ class Ledger(Generic[C]):
         return str(rows[0][0]) if rows else ""
 
     def require_same(self, connection: C) -> None:
-        """Raise ConfigurationError if it was emptied or made anew meanwhile, or if the connection leads to another
-        database that has one; the driver's errors if it is gone."""
+        """Raise ConfigurationError if it was emptied, altered or made anew meanwhile, or if the connection leads to
+        another database that has one; the driver's errors if it is gone."""
         if (there := self._id(connection)) != self.id:
             raise ConfigurationError(
                 f"the ledger {self.label} is another one than when the query looked at it first (id "
                 f"{there or 'none'}, not {self.id}): it was emptied or made anew, or {self.server} is another database "
                 "now. See that it is the right one, then start the query again"
             )
+        self.require_intact(connection)
+
+    def require_intact(self, connection: C) -> None:
+        """Raise ConfigurationError if it was altered, so that it proves nothing any more. Where reading a table keeps
+        others from altering it until the transaction ends, the caller has read it."""
+        self.server.has_ledger(connection, self.schema, self.name)
 
     @property
     def label(self) -> str:

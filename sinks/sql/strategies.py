@@ -203,6 +203,7 @@ class Staged(Strategy[C, TargetT, T]):
         ledger = plan.ledger
         by_id = {_id(c): c for c in committables}
         states = ledger.states(connection, list(by_id))
+        ledger.require_intact(connection)
         undecided = [c for text, c in by_id.items() if text not in states]
         intact = self.intact(connection, plan, undecided)
         outcomes: dict[str, CommitOutcome] = {}

@@ -179,7 +179,8 @@ class Database(Server[Connection]):
             return False
         columns = {column["name"]: column for column in inspector.get_columns(name, schema or None)}
         table = ledger_table(name, schema)
-        if not set(columns) >= set(table.columns.keys()) or not columns["committed"]["nullable"]:
+        keys = inspector.get_pk_constraint(name, schema or None)["constrained_columns"]
+        if not set(columns) >= set(table.columns.keys()) or not columns["committed"]["nullable"] or not keys:
             raise ConfigurationError(
                 f"{table.fullname} exists and is not a ledger of this sink; give the sink another name with ledger=…"
             )

@@ -806,3 +806,4 @@ class TestTable(TableSuite):
     held = staticmethod(held)
     two_phase = "xa"
     alter_rows = ("CREATE TRIGGER meddles BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = 'meddled'",)
+    spoil_ledger = ("ALTER TABLE tpc_ledger ENGINE=MyISAM",)

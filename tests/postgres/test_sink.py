@@ -709,3 +709,4 @@ class TestTable(TableSuite):
         "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN NEW.name = 'meddled'; RETURN NEW; END$$",
         "CREATE TRIGGER meddles BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION meddle()",
     )
+    spoil_ledger = ("ALTER TABLE tpc_ledger DROP CONSTRAINT tpc_ledger_pkey",)
