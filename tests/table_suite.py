@@ -239,6 +239,31 @@ class TableSuite:
             sink.validate_all(checkpoint(), committables)
         sink.validate_all(checkpoint(), committables[:1])
 
+    def test_with_keep_newer_an_older_change_of_a_later_batch_is_dropped(self, db: Database) -> None:
+        db.run("CREATE TABLE stock (id bigint PRIMARY KEY, name varchar(50), at bigint)")
+        options = {"mode": "upsert", "keys": ["id"], "order_by": "at", "delete_marker": "gone", "keep_newer": True}
+        sink = self.make(db, table="stock", check=CHANGES, **options)
+        first = [
+            change(1, "stays", 5),
+            change(2, "stays", 5),
+            change(3, "equal", 5),
+            change(4, "older", 5),
+            change(5, "-", None),
+        ]
+        second = [change(1, "older", 4), change(2, "older", 4, True), change(3, "comes", 5), change(4, "comes", 6)]
+        second += [change(5, "comes", 1), change(6, "new", None), change(3, "older", None)]
+        for number, changes in enumerate((first, second)):
+            committables = [
+                pre_commit(sink, batch([one], CHANGES), checkpoint=number, subtask=n) for n, one in enumerate(changes)
+            ]
+            sink.validate_all(checkpoint(number), committables)
+            assert sink.commit_all(checkpoint(number), committables) == [COMMITTED] * len(changes)
+        stays, comes = [(1, "stays", 5), (2, "stays", 5)], [(3, "comes", 5), (4, "comes", 6), (5, "comes", 1)]
+        assert db.visible("stock") == [*stays, *comes, (6, "new", None)]
+        db.run("ALTER TABLE stock DROP COLUMN at")
+        with pytest.raises(ConfigurationError, match="keep_newer=True needs the column 'at' of order_by in the table"):
+            self.make(db, table="stock", check=CHANGES, **options)
+
     def test_an_upsert_written_at_least_once(self, keyed: Database) -> None:
         keyed.run("INSERT INTO orders VALUES (1, 'old')")
         sink = self.make(keyed, mode="upsert", keys=["id"])

@@ -167,7 +167,7 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, RowTransacti
             return
         changed = execute(connection, self._update(target, last, written))
         changed += execute(connection, self._insert(target, last, written))
-        ((kept,),) = query(connection, f"SELECT count(*) FROM ({last}) AS last{self._kept()}")
+        ((kept,),) = query(connection, self._placed(target, last))
         if changed != kept:  # neither missing for the INSERT nor there for the UPDATE
             raise TransactionBlocked(
                 f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"
@@ -196,15 +196,22 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, RowTransacti
         return (
             f"DELETE target FROM {target.identifier} AS target JOIN ({last}) AS last ON"
             f" {self.equal('target', 'last', self.merge.keys)}"
-            f" WHERE last.{quoted(self.merge.delete_marker or '')} IS TRUE"
+            f" WHERE last.{quoted(self.merge.delete_marker or '')} IS TRUE{self.not_older()}"
         )
+
+    def _placed(self, target: Target, last: str) -> str:
+        """How many changes are in the table when all are made that replace what is not newer."""
+        if not self.merge.keep_newer:
+            return f"SELECT count(*) FROM ({last}) AS last{self._kept()}"
+        same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
+        return f"SELECT count(*) FROM ({last}) AS last JOIN {target.identifier} AS target ON {same}{self._kept()}"
 
     def _update(self, target: Target, last: str, written: Sequence[str]) -> str:
         changes = [column for column in written if column not in self.merge.keys]
         sets = ", ".join(f"target.{quoted(column)} = last.{quoted(column)}" for column in changes)
         return (
             f"UPDATE {target.identifier} AS target JOIN ({last}) AS last"
-            f" ON {self.equal('target', 'last', self.merge.keys)} SET {sets}{self._kept()}"
+            f" ON {self.equal('target', 'last', self.merge.keys)}{self.not_older()} SET {sets}{self._kept()}"
         )
 
     def _insert(self, target: Target, last: str, written: Sequence[str]) -> str:

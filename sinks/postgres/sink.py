@@ -51,6 +51,7 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
         keys: Sequence[str] = (),
         order_by: str | None = None,
         delete_marker: str | None = None,
+        keep_newer: bool = False,
         rounding: Rounding = "refuse",
         create_table: bool = False,
         lock_timeout: float = 10.0,
@@ -66,6 +67,7 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
           `order_by`, replaces the row of that key, or deletes it if the boolean column `delete_marker` is true. Without
           `order_by` a key may come only once in a checkpoint. Neither `delete_marker` nor an `order_by` that the table
           has not is written.
+        * `keep_newer`: a change that is older, by `order_by`, than the row that the table has of its key is dropped.
         * `rounding`: "refuse" fails the checkpoint for a value that its column cannot hold as it is; "allow" lets
           PostgreSQL round it, or drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
@@ -73,7 +75,8 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """
-        merge = MergeOptions(mode, tuple([keys] if isinstance(keys, str) else keys), order_by, delete_marker, rounding)
+        unique = tuple([keys] if isinstance(keys, str) else keys)
+        merge = MergeOptions(mode, unique, order_by, delete_marker, rounding, keep_newer)
         server = Server(dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
         problems = list(merge.contradictions(strategy, "prepared"))
         if lock_timeout <= 0:

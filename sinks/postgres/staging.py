@@ -198,10 +198,14 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
         quote, table = self.server.quote, self.server.quote(target.schema, target.name)
         if marker:
             same = self.equal("target", "last", keys)
-            delete = f"DELETE FROM {table} AS target USING ({last}) AS last WHERE last.{quote(marker)} AND {same}"
-            self.server.execute(connection, delete)
+            self.server.execute(
+                connection,
+                f"DELETE FROM {table} AS target USING ({last}) AS last"
+                f" WHERE last.{quote(marker)} AND {same}{self.not_older()}",
+            )
         changed = [quote(column) for column in written if column not in {*keys, *target.always_identity}]
-        action = f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in changed)}" if changed else "NOTHING"
+        sets = ", ".join(f"{name} = excluded.{name}" for name in changed)
+        action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changed else "NOTHING"
         self.server.execute(
             connection,
             f"{self._into(target, written)} SELECT {self.quoted(written)} FROM ({last}) AS last{self._kept('last')}"
@@ -210,7 +214,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
 
     def _into(self, target: Target, written: Sequence[str]) -> str:
         table = self.server.quote(target.schema, target.name)
-        return f"INSERT INTO {table} ({self.quoted(written)}){target.overriding(written)}"
+        return f"INSERT INTO {table} AS target ({self.quoted(written)}){target.overriding(written)}"
 
     def _kept(self, table: str) -> str:
         """The condition for rows that are no deletes. Without a WHERE the parser takes ON CONFLICT for a join's."""

@@ -12,13 +12,15 @@ import pyarrow as pa
 class MergeOptions:
     """What to do with rows: append them, or keep the last one of each key (by `order_by`), which replaces the row of
     that key, or deletes it if `delete_marker` is true in it. With `rounding="refuse"` a value that the column cannot
-    hold as it is fails the checkpoint; with "allow" it is stored as the database rounds it."""
+    hold as it is fails the checkpoint; with "allow" it is stored as the database rounds it. With `keep_newer` a change
+    that is older, by `order_by`, than the row that the table has is dropped."""
 
     mode: str = "append"
     keys: tuple[str, ...] = ()
     order_by: str | None = None
     delete_marker: str | None = None
     rounding: str = "refuse"
+    keep_newer: bool = False
 
     def contradictions(self, strategy: str, two_phase: str) -> Iterable[str]:
         """What cannot be meant, told without asking the server. `two_phase` is the name of the strategy in which each
@@ -34,15 +36,17 @@ class MergeOptions:
                 yield 'mode="upsert" needs keys=[…], the columns of a unique index'
             if strategy == two_phase:
                 yield 'mode="upsert" needs strategy="staged": two prepared transactions with one key block each other'
-        elif self.keys or self.order_by or self.delete_marker:
-            yield 'keys, order_by and delete_marker belong to mode="upsert"'
+            if self.keep_newer and not self.order_by:
+                yield "keep_newer=True needs order_by, the column that tells which change is newer"
+        elif self.keys or self.order_by or self.delete_marker or self.keep_newer:
+            yield 'keys, order_by, delete_marker and keep_newer belong to mode="upsert"'
         if len(set(self.keys)) < len(self.keys):
             yield f"keys={list(self.keys)} names a column twice"
         if self.delete_marker in {*self.keys, self.order_by} - {None}:
             yield f"delete_marker={self.delete_marker!r} is a key or the order_by column too"
 
-    def problems(self, schema: pa.Schema) -> Iterable[str]:
-        """Why rows of `schema` are not what the options speak of."""
+    def problems(self, schema: pa.Schema, target: Collection[str]) -> Iterable[str]:
+        """Why rows of `schema`, or a table with the columns `target`, are not what the options speak of."""
         for role, column in [
             *(("keys", key) for key in self.keys),
             ("order_by", self.order_by),
@@ -53,6 +57,8 @@ class MergeOptions:
         if self.delete_marker in schema.names and not pa.types.is_boolean(schema.field(self.delete_marker).type):
             kind = schema.field(self.delete_marker).type
             yield f"delete_marker {self.delete_marker!r} is {kind}, and must be boolean"
+        if self.keep_newer and self.order_by not in target:
+            yield f"keep_newer=True needs the column {self.order_by!r} of order_by in the table, to compare with"
 
     def written(self, columns: Sequence[str], target: Collection[str]) -> list[str]:
         """Those of the batch's columns that go into a table with the columns `target`."""

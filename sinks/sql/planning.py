@@ -55,7 +55,7 @@ class Planner(Generic[C, TargetT, T]):
         merge = self.dialect.merge
         written = merge.written(batch.names, target.names)
         columns = self.dialect.mismatches(pa.schema([field for field in batch if field.name in written]), target)
-        others = [*merge.problems(batch), *self.dialect.problems(connection, target, self.ledger)]
+        others = [*merge.problems(batch, target.names), *self.dialect.problems(connection, target, self.ledger)]
         if columns or others:
             kind = ConfigurationError if others else SchemaMismatch
             reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])

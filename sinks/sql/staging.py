@@ -161,6 +161,13 @@ class StagingDialect(Dialect[C, TargetT, T]):
         order = [column for column in (self.merge.order_by, self.merge.delete_marker) if column]
         return [*written, *(column for column in order if column not in written)], order
 
+    def not_older(self, change: str = "last") -> str:
+        """With `keep_newer`, what a change has to meet beside the key to replace the row `target`."""
+        if not self.merge.keep_newer:
+            return ""
+        by = self.server.quote(str(self.merge.order_by))
+        return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"
+
     def union(self, staging: Sequence[str], columns: str) -> str:
         return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in staging)
 

@@ -241,6 +241,8 @@ def _move(connection: Connection, target: sa.Table, merge: MergeOptions, staged:
     mine = staging.c[PARTICIPANT].in_(tags)
     written = merge.written([c.name for c in staging.columns if c.name != PARTICIPANT], target.columns.keys())
     rows: sa.Select[Any] = sa.select(*(staging.c[name] for name in written)).where(mine)
+    if merge.keep_newer:
+        connection.execute(staging.delete().where(mine, _is_older(target, merge, staging)))
     if merge.mode == "upsert":
         connection.execute(target.delete().where(_in_batch(target, merge, staging, mine)))
         rows = _last(merge, staging, mine, written)
@@ -256,6 +258,14 @@ def _in_batch(
         return target.c[key].in_(sa.select(staging.c[key]).where(mine))
     equal = (staging.c[key] == target.c[key] for key in merge.keys)
     return sa.exists(sa.select(sa.literal(1)).select_from(staging).where(mine, *equal))
+
+
+def _is_older(target: sa.Table, merge: MergeOptions, staging: sa.Table) -> sa.ColumnElement[bool]:
+    """Whether the target has a newer row of a staged row's key."""
+    stored, change = target.c[str(merge.order_by)], staging.c[str(merge.order_by)]
+    equal = (staging.c[key] == target.c[key] for key in merge.keys)
+    newer = sa.or_(change.is_(None), stored > change)
+    return sa.exists(sa.select(sa.literal(1)).select_from(target).where(*equal, stored.is_not(None), newer))
 
 
 def _last(

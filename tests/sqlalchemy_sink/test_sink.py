@@ -335,6 +335,18 @@ def test_siblings_of_a_lost_participant_are_held(db: Play) -> None:
     assert db.commit(sink, again, kept) == [CommitOutcome.COMMITTED] * 2
 
 
+def test_with_keep_newer_an_older_change_of_a_later_batch_is_dropped(db: Play) -> None:
+    db.run("CREATE TABLE stock (sku text PRIMARY KEY, pieces int, at bigint)")
+    sink = db.sink("stock", mode="upsert", keys=["sku"], order_by="at", delete_marker="gone", keep_newer=True)
+    db.write(sink, STOCK, [("a", 1, 5, False), ("b", 1, 5, False), ("c", 1, 5, False), ("d", 1, None, False)])
+    later = [("a", 2, 4, False), ("b", 2, 4, True), ("c", 2, 5, False), ("d", 2, 1, False), ("c", 3, None, False)]
+    db.write(sink, STOCK, later, [("e", 2, None, False)])
+    kept = [("a", 1, 5), ("b", 1, 5), ("c", 2, 5), ("d", 2, 1), ("e", 2, None)]
+    assert db.run("SELECT * FROM stock ORDER BY sku") == kept
+    with pytest.raises(ConfigurationError, match="keep_newer=True needs order_by"):
+        db.sink("stock", mode="upsert", keys=["sku"], keep_newer=True)
+
+
 def test_staged_rows_that_somebody_changed_are_lost_and_never_half_moved(db: Play) -> None:
     sink = db.sink()
     sink.check(ORDERS)
