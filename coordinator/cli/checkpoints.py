@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.memories import Location, side_by_side
+from coordinator.cli.memories import Location, Memory, side_by_side
 from coordinator.cli.output import (
+    FOUND,
     JOB_FILE,
     AsJson,
     Job,
@@ -92,32 +93,38 @@ def show(
         }
         if as_json:
             show_json(about)
-            return
-        facts = {key: value for key, value in about.items() if value != "" and not isinstance(value, (dict, list))}
-        facts |= {"took": f"{facts.pop('duration_ms') / 1000:.1f} s"}
-        facts |= {key: ago(getattr(rounds[0], key)) for key in ("triggered_at", "completed_at")}
-        facts |= {key: by_sink(about[key]) for key in ("rows", "partitions", "participants")}
-        facts |= {f"offsets of source {at}": text for at, text in enumerate(about["offsets"])}
-        show_table(["", ""], facts.items())
-        show_table(
-            ["round", "sink", "subtask", "rows", "hash", "transaction"],
+        else:
+            _show(rounds[0], about, memories)
+        if not all(memory.agrees for memory in memories):
+            raise typer.Exit(FOUND)
+
+
+def _show(record: Record, about: dict[str, Any], memories: Sequence[Memory]) -> None:
+    facts = {key: value for key, value in about.items() if value != "" and not isinstance(value, (dict, list))}
+    facts |= {"took": f"{facts.pop('duration_ms') / 1000:.1f} s"}
+    facts |= {key: ago(getattr(record, key)) for key in ("triggered_at", "completed_at")}
+    facts |= {key: by_sink(about[key]) for key in ("rows", "partitions", "participants")}
+    facts |= {f"offsets of source {at}": text for at, text in enumerate(about["offsets"])}
+    show_table(["", ""], facts.items())
+    show_table(
+        ["round", "sink", "subtask", "rows", "hash", "transaction"],
+        [
             [
-                [
-                    one["round"],
-                    one["sink"],
-                    one["subtask"],
-                    one["fingerprint"]["rows"],
-                    one["fingerprint"]["hash"],
-                    shown(one["transaction"]),
-                ]
-                for one in about["committables"]
-            ],
-        )
-        show_table(
-            ["memory", "newest checkpoint", "beside storage"],
-            [[m.name, "?" if m.newest is None else "none" if m.newest < 0 else m.newest, m.verdict] for m in memories],
-        )
-        show_losses(losses_of(rounds))
+                one["round"],
+                one["sink"],
+                one["subtask"],
+                one["fingerprint"]["rows"],
+                one["fingerprint"]["hash"],
+                shown(one["transaction"]),
+            ]
+            for one in about["committables"]
+        ],
+    )
+    show_table(
+        ["memory", "newest checkpoint", "beside storage"],
+        [[m.name, "?" if m.newest is None else "none" if m.newest < 0 else m.newest, m.verdict] for m in memories],
+    )
+    show_losses(about["accepted"])
 
 
 def losses(job: Job = JOB_FILE, as_json: AsJson = False) -> None:

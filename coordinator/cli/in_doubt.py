@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from coordinator.cli.memories import set_back
 from coordinator.cli.output import (
     FOUND,
     JOB_FILE,
@@ -91,8 +92,11 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
             show_json(about | {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors})
         else:
             _show(coordinator, seen)
+        other_memories = set_back(coordinator)
+        for memory in other_memories:
+            say(memory)
         missing = isinstance(coordinator.protocol.store.storage, MissingStorage)
-        if missing or seen.errors or any(one.decision is not Decision.OPEN for one in seen.found):
+        if missing or other_memories or seen.errors or any(one.decision is not Decision.OPEN for one in seen.found):
             raise typer.Exit(FOUND)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -35,12 +35,30 @@ def side_by_side(coordinator: CheckpointCoordinator, location: str | None) -> It
     newest = history[-1].checkpoint_id if history else -1
     yield Memory("storage", newest, "" if history else "holds no checkpoint of this job", True)
     if location is not None:
-        yield Memory("checkpointLocation", *_of(of_location(_next_batch(location), history)))
+        yield Memory("checkpointLocation", *_of_location(location, history))
     for name, answer in asked.items():
         if isinstance(answer, Exception):
             yield Memory(f"sink {name}", None, f"cannot be asked: {answer}", False)
         else:
             yield Memory(f"sink {name}", *_of(of_sink(name, answer, history)))
+
+
+def set_back(coordinator: CheckpointCoordinator) -> list[str]:
+    """A sentence on each sink that remembers other checkpoints than storage. Who cannot be asked is left out."""
+    return [
+        f"{memory.name}: newest checkpoint {memory.newest}, {memory.verdict} (docs/runbook.md)."
+        for memory in side_by_side(coordinator, None)
+        if not memory.agrees and memory.newest is not None
+    ]
+
+
+def _of_location(location: str, history: Sequence[Complete]) -> tuple[int | None, str, bool]:
+    files = open_location(location).files()
+    if not files:
+        return None, "there is none: mistyped, or deleted", False
+    commits = [file.removeprefix("commits/") for file in files if file.startswith("commits/")]
+    next_batch = max((int(name) for name in commits if name.isdecimal()), default=-1) + 1
+    return _of(of_location(next_batch, history))
 
 
 def _of(verdict: Verdict) -> tuple[int | None, str, bool]:
@@ -55,9 +73,3 @@ def _ask(coordinator: CheckpointCoordinator, name: str) -> dict[str, int] | Exce
         return None if answer is None else dict(answer)
     except Exception as error:
         return error
-
-
-def _next_batch(location: str) -> int:
-    """The one after the last that Spark's commit log names."""
-    names = [path.removeprefix("commits/") for path in open_location(location).files() if path.startswith("commits/")]
-    return max((int(name) for name in names if name.isdecimal()), default=-1) + 1

@@ -12,6 +12,7 @@ import typer
 
 from coordinator.cli.checkpoints import losses_of, show_losses
 from coordinator.cli.in_doubt import look, say_left
+from coordinator.cli.memories import set_back
 from coordinator.cli.output import (
     FOUND,
     JOB_FILE,
@@ -59,6 +60,9 @@ def resolve(
         decided = {(one.sink, one.named.subtask) for one in seen.found if one.named}
         complete, errors = operators.ask(coordinator.protocol)
         assert complete
+        other_memories = set_back(coordinator)
+        for memory in other_memories:
+            say(memory)
         if accept_loss:
             if not why:
                 fail("Say --why: the reason is kept.", USAGE)
@@ -88,7 +92,7 @@ def resolve(
         undecided = [one for one in seen.found if not one.named]
         if not as_json:
             say_left(coordinator, replace(seen, found=undecided), "Not touched: ")
-        if errors or _missing(complete):
+        if errors or _missing(complete) or (other_memories and not accept_loss):
             raise typer.Exit(FOUND)
 
 

@@ -88,7 +88,8 @@ def set_back(job: Job, part: str) -> None:
 
 
 def memories(job: Job) -> dict[str, tuple[int | None, str]]:
-    shown = job.json("checkpoints", "show", "--checkpoint-location", str(job.folder / "query"))
+    code = int(bool(doctors_errors(job)))
+    shown = job.json("checkpoints", "show", "--checkpoint-location", str(job.folder / "query"), code=code)
     return {one["name"]: (one["newest"], one["verdict"]) for one in shown["memories"]}
 
 
@@ -135,6 +136,16 @@ def test_the_memory_that_was_set_back_is_named(db_job: Job, part: str, told: dic
     set_back(db_job, part)
     assert memories(db_job).items() >= told.items()
     assert len(doctors_errors(db_job)) == len(told)
+    for command in ("in-doubt", "list"), ("resolve",):
+        said = db_job.cli(*command, code=int("sink o" in told)).stderr
+        assert all(f"newest checkpoint {n}, {words}" in said for name, (n, words) in told.items() if name == "sink o")
+
+
+def test_a_mistyped_checkpoint_location_is_named(db_job: Job) -> None:
+    where = "--checkpoint-location", str(db_job.folder / "qeury")
+    told = db_job.cli("checkpoints", "show", *where, code=1).stdout
+    assert "there is none: mistyped, or deleted" in told
+    assert "checkpointLocation: ?, there is none" in " ".join(db_job.cli("doctor", *where, code=1).stdout.split())
 
 
 def test_a_system_without_a_memory(file_job: Job) -> None:
