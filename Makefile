@@ -51,7 +51,7 @@ spark-%: .cache/pyspark/% $(READY) | java
 PYTHONS ?= 3.10 3.11 3.12 3.13
 ON_EACH_PYTHON := tests/test_structure.py tests/test_config.py tests/protocol/test_protocol.py tests/protocol/test_rules.py \
 	tests/cli tests/postgres/test_encode.py tests/kafka/test_messages.py tests/mysql/test_types.py \
-	tests/spark/test_spark.py::test_two_sinks_in_one_checkpoint
+	tests/spark/test_spark.py::test_driver_and_executors_killed_and_restarted
 
 test-pythons: $(addprefix python-,$(PYTHONS))
 

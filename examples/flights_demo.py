@@ -356,7 +356,9 @@ class Outcome:
     seconds: float
 
 
-def run(dsn: str, folder: Path, *, rows: int | None = None, jdbc: bool = True) -> list[Outcome]:
+def run(
+    dsn: str, folder: Path, *, rows: int | None = None, moments: Sequence[Moment] = EXACTLY_ONCE, jdbc: bool = True
+) -> list[Outcome]:
     """The demo on an empty database, with its files in `folder`. Prints progress, and the page at the end. The outcome
     of `PostgresSink` comes first. Raises DemoError if the job fails other than by being killed."""
     clock = Clock()
@@ -378,7 +380,7 @@ def run(dsn: str, folder: Path, *, rows: int | None = None, jdbc: bool = True) -
     with psycopg.connect(dsn, autocommit=True) as database:
         database.execute("SET work_mem = '256MB'")
         database.execute("SET TimeZone = 'UTC'")
-        pipeline("CheckpointCoordinator + PostgresSink", "flights", EXACTLY_ONCE)
+        pipeline("CheckpointCoordinator + PostgresSink", "flights", moments)
         if jdbc:
             try:
                 driver = jdbc_driver(ROOT / ".cache")

@@ -15,6 +15,7 @@ import signal
 import tempfile
 import uuid
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -65,7 +66,14 @@ def job(args: argparse.Namespace) -> None:
     spark.stop()
 
 
-def run(bootstrap: str, postgres: str, mysql: str, folder: Path, orders: int = ORDERS) -> dict[str, Counter[int]]:
+def run(
+    bootstrap: str,
+    postgres: str,
+    mysql: str,
+    folder: Path,
+    orders: int = ORDERS,
+    kills: Mapping[str, str] = KILLS,
+) -> dict[str, Counter[int]]:
     """Returns how often each order is visible in each system."""
     source, target = f"orders-{uuid.uuid4().hex[:8]}", f"events-{uuid.uuid4().hex[:8]}"
     table = source.replace("-", "_")
@@ -75,7 +83,7 @@ def run(bootstrap: str, postgres: str, mysql: str, folder: Path, orders: int = O
     print(f"{orders:,} orders from Kafka into PostgreSQL, MySQL and Kafka", flush=True)
     options = ["--bootstrap", bootstrap, "--postgres", postgres, "--mysql", mysql, "--source", source]
     options += ["--target", target, "--table", table, "--folder", str(folder)]
-    for moment, words in KILLS.items():
+    for moment, words in kills.items():
         killed = [*options, "--die-at", moment]
         run_job("examples.orders_fan_out", killed, expected=-signal.SIGKILL)
         seen = {name: sum(found.values()) for name, found in visible(bootstrap, target, postgres, mysql, table).items()}

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -41,6 +42,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _scope(item: pytest.Item) -> str:
     return item.nodeid.rpartition("::")[0]
+
+
+SHARE_A_DRIVER = frozenset(
+    f"tests/{module}.py"
+    for module in (
+        "restart/test_run",
+        "savepoint/test_spark",
+        "spark/test_arrow",
+        "spark/test_controls",
+        "spark/test_internals",
+        "spark/test_layout",
+        "spark/test_newer_spark",
+        "spark/test_setup",
+        "spark/test_shared",
+        "spark/test_spark",
+        "storage/test_hdfs",
+        "test_config",
+    )
+)
+"""What asks for the session `spark`, or runs jobs in a driver that goes on after them: one test process runs them all,
+since each other one would have to start Spark too."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "a driver" if nodeid.partition("::")[0] in SHARE_A_DRIVER else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

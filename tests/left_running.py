@@ -1,8 +1,9 @@
-"""Run by test_reaper.py, which kills it: servers that run while a test does."""
+"""Run by test_reaper.py, which kills it: what runs while a test does."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,5 +18,17 @@ def test_servers_run(tmp_path: Path) -> None:
         stack.enter_context(PostgresServer())
         stack.enter_context(ConnectServer(tmp_path))
         stack.enter_context(standalone_cluster(tmp_path))
-        Path(os.environ["ALL_RUN"]).write_text(os.environ["TEST_RUN"])
-        time.sleep(200)
+        be_killed()
+
+
+def test_orphans_run() -> None:
+    """Neither ends by itself, and one of them is in no process group of the run."""
+    with PostgresServer():
+        for new_session in (False, True):
+            subprocess.Popen(["sleep", "300"], start_new_session=new_session)
+        be_killed()
+
+
+def be_killed() -> None:
+    Path(os.environ["ALL_RUN"]).write_text(os.environ["TEST_RUN"])
+    time.sleep(200)

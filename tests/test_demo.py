@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -22,12 +23,26 @@ from sinks.testing.servers.postgres import PostgresService
 TABLE = SCHEMA.replace("STRING", "text").replace("DOUBLE", "float8").replace("TIMESTAMP", "timestamptz")
 
 
+AFTER = {
+    "PRE_COMMITTED": (4, {"aborted": 4}, True, 0),
+    "COMPLETE": (4, {"committed": 4}, False, 0),
+    "COMMITTED": (0, {}, False, 20_000 / 12),
+}
+"""A kill at this step: the transactions in doubt, what became of them, whether the batch was written again, and how
+many of its rows were visible."""
+
+
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_every_flight_once_over_three_kills(
-    pg_database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "moments",
+    [demo.EXACTLY_ONCE[1:2], pytest.param(demo.EXACTLY_ONCE, marks=pytest.mark.large)],
+    ids=["one kill", "three kills"],
+)
+def test_every_flight_once(
+    pg_database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], moments: Sequence[demo.Moment]
 ) -> None:
-    outcomes = demo.run(pg_database, tmp_path, rows=20_000, jdbc=False)
+    outcomes = demo.run(pg_database, tmp_path, rows=20_000, moments=moments, jdbc=False)
 
     with psycopg.connect(pg_database, options="-c TimeZone=UTC") as connection:
         assert (
@@ -42,13 +57,11 @@ def test_every_flight_once_over_three_kills(
 
     [ours] = outcomes
     assert ours.comparison == demo.Comparison(rows=20_000, lost=0, duplicated=0, in_doubt=0)
-    orphans, decided, visible = ours.kills
-    assert (len(orphans.in_doubt), orphans.became, orphans.written_again) == (4, {"aborted": 4}, True)
-    assert orphans.visible == 0
-    assert (len(decided.in_doubt), decided.became, decided.written_again) == (4, {"committed": 4}, False)
-    assert decided.visible == 0
-    assert (len(visible.in_doubt), visible.became, visible.written_again) == (0, {}, False)
-    assert visible.visible == pytest.approx(20_000 / 12, abs=1)
+    assert [kill.moment for kill in ours.kills] == list(moments)
+    for kill in ours.kills:
+        in_doubt, became, written_again, visible = AFTER[kill.moment.step]
+        assert (len(kill.in_doubt), kill.became, kill.written_again) == (in_doubt, became, written_again)
+        assert kill.visible == pytest.approx(visible, abs=1 if visible else 0)
     assert min(kill.processes for kill in ours.kills) >= 4, "driver, JVM, the workers' parent and a worker"
     assert capsys.readouterr().out.endswith("0 lost, 0 duplicated\n")
 

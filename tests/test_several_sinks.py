@@ -14,7 +14,6 @@ import pytest
 
 from coordinator import Step
 from sinks.base import TwoPhaseCommitSink
-from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
 from sinks.testing.conformance import example_input, ids
@@ -23,7 +22,6 @@ from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.mariadb import MySQLService
 from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
-from tests.spark.job import KillGroupAt, SparkJob, write_input
 
 
 class Targets:
@@ -96,43 +94,3 @@ def test_killed_at_random_moments(targets: Targets, tmp_path: Path, seed: int) -
         driver(targets, tmp_path, kill_after=moments.uniform(0.05, 1.2)).run()
     assert driver(targets, tmp_path).run() == 0
     exactly_once(targets)
-
-
-def as_event(df: Any) -> Any:
-    from pyspark.sql import functions
-
-    return df.select(functions.to_json(functions.struct("id")).alias("value"))
-
-
-def without_amount(df: Any) -> Any:
-    return df.drop("amount")
-
-
-def by_remainder(df: Any) -> Any:
-    return df.selectExpr("id % 10 AS remainder", "id")
-
-
-class Projecting(SparkJob):
-    """Transforms are the driver's own, and do not travel with a pickled sink."""
-
-    def run_here(self) -> None:
-        for sink, transform in zip(self.sinks, (as_event, without_amount, by_remainder), strict=True):
-            sink.transform = transform
-        super().run_here()
-
-
-@pytest.mark.slow
-@pytest.mark.chaos
-def test_each_sink_writes_its_own_projection_of_a_spark_stream(targets: Targets, tmp_path: Path) -> None:
-    written = write_input(tmp_path / "input")
-    sinks: list[TwoPhaseCommitSink[Any]] = [
-        KafkaSink(targets.kafka.bootstrap, targets.topic),
-        PostgresSink(targets.postgres, "staged", create_table=True),
-        MySQLSink(targets.mysql, "orders", create_table=True),
-    ]
-    killed = Projecting(tmp_path, sinks, listeners=[KillGroupAt(Step.COMMITTING, 1)])
-    assert killed.run() == KILLED, killed.output()
-    last = Projecting(tmp_path, sinks)
-    assert last.run() == 0, last.output()
-    assert targets.visible() == {system: Counter(written) for system in ("kafka", "staged", "mysql")}
-    targets.nothing_in_doubt(sinks, last.job)

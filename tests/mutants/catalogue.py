@@ -33,6 +33,7 @@ MYSQL = _of("mysql", "sink", "faults")
 KAFKA = _of("kafka", "sink")
 KAFKA_MEMORY = ("tests/kafka/test_memory.py",)
 SQLALCHEMY = _of("sqlalchemy_sink", "sink")
+KILLED = ("tests/spark/test_killed.py",)
 
 MUTANTS = (
     # ------------------------------------------------------------------ the protocol
@@ -476,6 +477,35 @@ MUTANTS = (
         "rows = _ledger(ledger).staged(connection, token(job), token(sink)) if ledger else {}",
         "rows: dict[str, str] = {}",
         SQLALCHEMY,
+    ),
+    # ------------------------------------------------------------------ Spark
+    Mutant(
+        "Spark: a sink's transform is passed over",
+        "coordinator/spark",
+        "return sink.transform(self._df) if sink.transform else self._df",
+        "return self._df",
+        KILLED,
+    ),
+    Mutant(
+        "Spark: a task is known by its number among all tasks",
+        "sinks",
+        "task.partitionId(), task.taskAttemptId()",
+        "task.taskAttemptId(), task.taskAttemptId()",
+        KILLED,
+    ),
+    Mutant(
+        "Spark: two executors compute a partition for two sinks",
+        "coordinator/spark",
+        "if len(tasks) > 1:",
+        "if False:",
+        ("tests/spark/test_executors.py",),
+    ),
+    Mutant(
+        "Spark: a checkpoint that expired goes on",
+        "coordinator/spark",
+        "self._df.sparkSession.sparkContext.cancelJobsWithTag(self._job_tag)",
+        "pass",
+        ("tests/spark/test_controls.py",),
     ),
     # ------------------------------------------------------------------ Kafka
     Mutant(

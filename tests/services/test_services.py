@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
-from pyspark.sql import SparkSession
 
 from sinks.testing.servers.postgres import ExternalPostgres, PostgresServer, PostgresService, jdbc_url, postgres_service
 
@@ -189,26 +188,6 @@ def test_server_from_the_environment(server: PostgresServer, monkeypatch: pytest
             service.restart()
     assert server.running
     assert isinstance(postgres_service({"max_prepared_transactions": "9"}), PostgresServer)
-
-
-def test_spark_writes_to_postgres_by_arrow_tasks(spark: SparkSession, pg_database: str) -> None:
-    """Python workers run in this environment and reach the database."""
-
-    def write(batches: Iterator[object]) -> Iterator[object]:
-        for batch in batches:
-            with psycopg.connect(pg_database) as connection:
-                connection.execute("INSERT INTO seen VALUES (%s, %s)", [batch.num_rows, sys.prefix])  # type: ignore[attr-defined]
-            yield batch
-
-    with psycopg.connect(pg_database) as connection:
-        connection.execute("CREATE TABLE seen (rows int, prefix text)")
-    assert spark.range(10, numPartitions=2).mapInArrow(write, "id long").count() == 10
-    with psycopg.connect(pg_database) as connection:
-        assert connection.execute("SELECT sum(rows), min(prefix), max(prefix) FROM seen").fetchone() == (
-            10,
-            sys.prefix,
-            sys.prefix,
-        )
 
 
 def test_jdbc_url_holds_no_password(server: PostgresServer) -> None:

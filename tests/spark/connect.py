@@ -7,8 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +85,12 @@ class ConnectJob(SparkJob):
     """Below `folder`; None: the coordinator is not told."""
     end: Callable[[Any, Any, Any], None] = lambda spark, query, coordinator: query.awaitTermination()
     """What the client does once the query runs."""
-    transforms: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """By sink name; beside the sinks, since a sink's pickle, by which this job gets into its process, leaves it out."""
 
     def is_followed(self) -> bool:
-        return False
+        return True
+
+    def kind(self) -> object:
+        return self.url
 
     def run_here(self) -> None:
         from pyspark.sql import SparkSession
@@ -105,12 +106,20 @@ class ConnectJob(SparkJob):
         for sink in self.sinks:
             sink.transform = self.transforms.get(sink.name)
         with CheckpointCoordinator(self.job, self.sinks, storage, config, self.listeners) as coordinator:
-            query = (
-                coordinator.write_stream(df)
-                .outputMode(self.output_mode)
-                .option("checkpointLocation", str(self.folder / "spark"))
-                .trigger(availableNow=True)
-                .start()
-            )
+            writer = coordinator.write_stream(df).outputMode(self.output_mode).trigger(availableNow=True)
+            query = started(writer.option("checkpointLocation", str(self.folder / "spark")))
             self.end(spark, query, coordinator)
         spark.stop()
+
+
+def started(writer: Any, attempts: int = 6) -> Any:
+    """The query. Spark gives a worker of its server ten seconds to start, too few where the machine is busy."""
+    from pyspark.errors import PySparkException
+
+    while True:
+        attempts -= 1
+        try:
+            return writer.start()
+        except PySparkException as error:
+            if "Python worker failed to connect back" not in str(error) or not attempts:
+                raise

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,24 @@ class KillGroupAt(CheckpointListener):
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         if step is self.step and checkpoint_id == self.checkpoint_id:
             die_with_all()
+
+
+@dataclass
+class KillGroupTogether(CheckpointListener):
+    """Stands still at its step, for ever: when as many as that stand at theirs, the last one to come kills all."""
+
+    step: Step
+    checkpoint_id: int
+    meeting: Path
+    count: int
+    name: str
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if step is self.step and checkpoint_id == self.checkpoint_id:
+            (self.meeting / self.name).touch()
+            if len(os.listdir(self.meeting)) == self.count:
+                die_with_all()
+            threading.Event().wait()
 
 
 @dataclass
@@ -107,11 +126,39 @@ class SparkJob:
     """SparkSession -> streaming DataFrame."""
     shape: Callable[[Any], Any] | None = None
     """DataFrame -> DataFrame between source and sinks."""
+    transforms: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    """By sink name; beside the sinks, since a sink's pickle, by which this job gets into its process, leaves it out."""
     output_mode: str = "append"
     files_per_batch: int = 3
+    beside: Sequence[SparkJob] = ()
+    """Other jobs, that run at the same time in the same driver, with this one's master and settings of the JVM."""
     log: Path = field(init=False)
 
     def run_here(self) -> None:
+        with ExitStack() as stack:
+            queries = [job.begin_here(stack) for job in (self, *self.beside)]
+            while queries:
+                queries = [query for query in queries if not query.awaitTermination(0.1)]
+
+    def begin_here(self, stack: ExitStack) -> Any:
+        """The query; whoever closes `stack` ends its coordinator."""
+        spark = self.session()
+        df = self.source(spark) if self.source else self._files(spark)
+        df = self.shape(df) if self.shape else df
+        storage = f"file://{self.folder / 'storage'}"
+        for sink in self.sinks:
+            sink.transform = self.transforms.get(sink.name)
+        coordinator = CheckpointCoordinator(self.job, self.sinks, storage, self.config, self.listeners)
+        return (
+            df.writeStream.foreachBatch(stack.enter_context(coordinator))
+            .outputMode(self.output_mode)
+            .option("checkpointLocation", str(self.folder / "spark"))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    def session(self) -> Any:
+        """One of its own; that logs nothing."""
         from pyspark.sql import SparkSession
 
         builder = SparkSession.builder.master(self.master).config("spark.local.dir", str(self.folder / "local"))
@@ -122,18 +169,7 @@ class SparkJob:
             if key not in self._of_the_jvm():
                 spark.conf.set(key, value)
         spark.sparkContext.setLogLevel("OFF")
-        df = self.source(spark) if self.source else self._files(spark)
-        df = self.shape(df) if self.shape else df
-        storage = f"file://{self.folder / 'storage'}"
-        with CheckpointCoordinator(self.job, self.sinks, storage, self.config, self.listeners) as coordinator:
-            query = (
-                df.writeStream.foreachBatch(coordinator)
-                .outputMode(self.output_mode)
-                .option("checkpointLocation", str(self.folder / "spark"))
-                .trigger(availableNow=True)
-                .start()
-            )
-            query.awaitTermination()
+        return spark
 
     def _files(self, spark: Any) -> Any:
         reader = spark.readStream.schema("id long, name string, amount double")
@@ -146,20 +182,20 @@ class SparkJob:
         host.last()
         return host.process
 
-    def run(self, timeout: float = 120) -> int:
-        """Its exit code: 0, 1 if it failed, `KILLED`."""
+    def run(self, timeout: float = 120, meanwhile: Callable[[], object] = lambda: None) -> int:
+        """Its exit code: 0, 1 if it failed, `KILLED`. While it runs, `meanwhile` is called again and again."""
         host, code = Host.warm(self.kind()), None
         try:
             host.begin(self)
-            code = host.wait(timeout)
+            code = host.wait(timeout, meanwhile)
             return code
         finally:
             if code not in (0, 1) or not self.is_followed():
                 host.end()
 
     def is_followed(self) -> bool:
-        """Whether its process may run another job; not if that holds executors or belongs to a cluster."""
-        return self.master.startswith("local[")
+        """Whether its process may run another job; not if that belongs to a cluster, which the test ends."""
+        return self.master.startswith("local")
 
     def kind(self) -> object:
         """Jobs of one kind may follow each other."""
@@ -225,9 +261,12 @@ class Host:
         """After the job that has begun, the process ends with its exit code."""
         self._tell("")
 
-    def wait(self, timeout: float) -> int:
-        if not select.select([self._answers], [], [], timeout)[0]:
-            raise TimeoutError(f"the job has not ended within {timeout:g} s")
+    def wait(self, timeout: float, meanwhile: Callable[[], object]) -> int:
+        end = time.monotonic() + timeout
+        while not select.select([self._answers], [], [], 0.05)[0]:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the job has not ended within {timeout:g} s")
+            meanwhile()
         answer = os.read(self._answers, 1)
         return int(answer) if answer else self.process.wait()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +22,9 @@ from sinks import Identity
 from sinks.postgres import PostgresSink
 from sinks.testing import Hooked
 from sinks.testing.driver import die
+from tests.postgres.play import Observer
 from tests.spark.connect import ConnectJob, ConnectServer
-from tests.spark.job import KILLED, KillGroupAt, Once, end_group, write_input
-from tests.spark.test_postgres import LEFT, query
+from tests.spark.job import Once, end_group, write_input
 from tests.spark.test_spark import ROCKSDB, assert_exactly_once, count_by_remainder, linger, visible, withdraw_one
 
 
@@ -57,10 +61,11 @@ def test_two_sinks_of_their_own_shape(tmp_path: Path, sink: FileSink, server: Co
     job = ConnectJob(tmp_path, [sink, table], url=server.url, transforms={table.name: small_ids})
     assert job.run() == 0, job.output()
     assert_exactly_once(sink, ids)
-    assert Counter(query(pg_database, "SELECT id, name = upper(name) FROM orders")) == Counter(
-        (id, True) for id in ids if id < 2000
-    )
-    assert query(pg_database, LEFT) == []
+    with closing(Observer(pg_database)) as observer:
+        assert Counter(observer.run("SELECT id, name = upper(name) FROM orders")) == Counter(
+            (id, True) for id in ids if id < 2000
+        )
+        assert observer.pending() == 0
 
 
 def wait_for(what: Callable[[], object], timeout: float = 120) -> None:
@@ -82,35 +87,50 @@ class Blocked:
         (self.folder / "went-on").touch()
 
 
+@dataclass
+class Standing:
+    """Tells its process' id, and stays."""
+
+    file: Path
+
+    def __call__(self) -> None:
+        self.file.with_suffix(".new").write_text(f"{os.getpid()}")
+        self.file.with_suffix(".new").rename(self.file)
+        threading.Event().wait()
+
+
 def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_database: str) -> None:
-    """SIGKILL to the server and its workers, after pre-commit. Then to the server alone: its worker, a zombie that has
-    decided its checkpoint, goes on beside the next run."""
-    ids = write_input(tmp_path / "input", batches=2)
-    sink = PostgresSink(pg_database, "orders", create_table=True)
+    """SIGKILL to the server under two queries. The worker of one dies with it, after pre-commit. That of the other, a
+    zombie that has decided its checkpoint, goes on beside the next run."""
+    dead, zombie = tmp_path / "dead", tmp_path / "zombie"
+    ids = [write_input(folder / "input", batches=2) for folder in (dead, zombie)]
 
-    def start(*listeners: CheckpointListener) -> ConnectJob:
-        return ConnectJob(tmp_path, [sink], url=server.url, listeners=listeners)
+    def job(folder: Path, *listeners: CheckpointListener) -> ConnectJob:
+        sink = PostgresSink(pg_database, folder.name, create_table=True)
+        return ConnectJob(folder, [sink], folder.name, url=server.url, listeners=listeners)
 
-    client = start(KillGroupAt(Step.PRE_COMMITTED, 0)).start()
-    assert server.process.wait(120) == KILLED
-    end_group(client)
-    assert len(query(pg_database, LEFT)) == 3
-
-    server.start()
-    client = start(CallAt(Step.COMPLETE, 0, Blocked(tmp_path))).start()
-    wait_for((tmp_path / "reached").exists)
+    clients = [
+        job(dead, CallAt(Step.PRE_COMMITTED, 0, Standing(dead / "worker"))).start(),
+        job(zombie, CallAt(Step.COMPLETE, 0, Blocked(zombie))).start(),
+    ]
+    wait_for(lambda: (dead / "worker").exists() and (zombie / "reached").exists())
     group = server.process
-    server.process.kill()
-    end_group(client)
-    server.start()
     try:
-        job = start(CallAt(Step.TRIGGERED, 1, (tmp_path / "let-go").touch))
-        assert job.run() == 0, job.output()
-        assert (tmp_path / "went-on").exists()
+        server.process.kill()
+        os.kill(int((dead / "worker").read_text()), signal.SIGKILL)
+        for client in clients:
+            end_group(client)
+        with closing(Observer(pg_database)) as observer:
+            assert observer.pending() == 6
+        server.start()
+        for last in (job(dead), job(zombie, CallAt(Step.TRIGGERED, 1, (zombie / "let-go").touch))):
+            assert last.run() == 0, last.output()
+        assert (zombie / "went-on").exists()
     finally:
         end_group(group)
-    assert Counter(id for (id,) in query(pg_database, "SELECT id FROM orders")) == Counter(ids)
-    assert query(pg_database, LEFT) == []
+    with closing(Observer(pg_database)) as observer:
+        assert [Counter(observer.ids(folder.name)) for folder in (dead, zombie)] == list(map(Counter, ids))
+        assert observer.pending() == 0
 
 
 @pytest.mark.large

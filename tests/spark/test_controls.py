@@ -194,7 +194,7 @@ def test_replayable_source_and_durable_settings_are_exactly_once(
 def test_a_query_that_is_not_deterministic_needs_checked_shuffles(
     spark: SparkSession, tmp_path: Path, sink: FileSink
 ) -> None:
-    """test_lost_shuffle.py shows what the check is for: without it rows were lost and doubled there."""
+    """test_executors.py shows what the check is for: without it rows were lost and doubled there."""
     session = spark.newSession()
     for number, (expression, checked) in enumerate([("rand()", "true"), ("rand()", "false"), ("value + 1", "false")]):
         session.conf.set("spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch", checked)

@@ -37,22 +37,13 @@ def numbers_only(df: Any) -> Any:
     return df.drop("name")
 
 
-class TwoTransforms(SparkJob):
-    """Both sinks get a column that Python computes."""
-
-    def run_here(self) -> None:
-        for sink in self.sinks:
-            sink.transform = in_python
-        super().run_here()
-
-
 @pytest.mark.parametrize("shape", [None, numbers_only], ids=["rows", "columns"])
 def test_python_in_the_transforms_of_two_sinks(tmp_path: Path, sink: FileSink, shape: Any) -> None:
     """Several sinks read the batch from Spark's cache. Spark 4.2.0 hangs where a UDF reads columns from there."""
     ids = write_input(tmp_path / "input")
     (tmp_path / "others").mkdir()
     sinks: list[TwoPhaseCommitSink[Any]] = [sink, FileSink(tmp_path / "others", name="others")]
-    job = TwoTransforms(tmp_path, sinks, shape=shape)
+    job = SparkJob(tmp_path, sinks, shape=shape, transforms={each.name: in_python for each in sinks})
     assert job.run() == 0, job.output()
     for each in sinks:
         assert isinstance(each, FileSink)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -24,7 +25,7 @@ from examples.custom_sink import FileSink
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
-from tests.spark.job import CONF, SparkJob, wait_for
+from tests.spark.job import SparkJob, wait_for
 
 
 def numbers(spark: SparkSession) -> DataFrame:
@@ -159,22 +160,24 @@ class Stopped(SparkJob):
     """Many a query, each stopped right when Spark gets to write into its own log that a batch is through."""
 
     def run_here(self) -> None:
-        builder = SparkSession.builder.master(self.master)
-        for key, value in (CONF | self._of_the_jvm()).items():
-            builder = builder.config(key, value)
-        spark = builder.getOrCreate()
+        spark = self.session()
         spark.sparkContext.setLogLevel("WARN")
-        for n in range(5):
-            done = threading.Event()
-            folder = self.folder / str(n)
-            with CheckpointCoordinator("stopped", self.sinks, folder.as_uri(), listeners=[Tell(done)]) as coordinator:
-                start(coordinator.write_stream(numbers(spark)), folder)
-                assert done.wait(60)
+        with open(f"/proc/{spark._sc._gateway.proc.pid}/fd/2", errors="replace") as log_of_the_jvm:
+            log_of_the_jvm.seek(0, os.SEEK_END)
+            spark._jvm.org.apache.logging.log4j.LogManager.getLogger("test").warn("Spark's log is read")
+            for n in range(5):
+                done = threading.Event()
+                at, listener = self.folder / str(n), Tell(done)
+                with CheckpointCoordinator("stopped", self.sinks, at.as_uri(), listeners=[listener]) as coordinator:
+                    start(coordinator.write_stream(numbers(spark)), at)
+                    assert done.wait(60)
+            print(log_of_the_jvm.read())
 
 
 def test_a_stop_interrupts_no_write_of_spark_itself(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
-    job = Stopped(tmp_path, [FileSink(tmp_path / "rows")], conf={"spark.app.name": "stopped"})
+    job = Stopped(tmp_path, [FileSink(tmp_path / "rows")])
     assert job.run() == 0, job.output()
+    assert "Spark's log is read" in job.output()
     assert "Interrupted" not in job.output()
     assert "\tat " not in job.output()

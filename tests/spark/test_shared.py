@@ -11,8 +11,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from coordinator import CheckpointCoordinator
 from coordinator.spark.arrow import setting
 from examples.custom_sink import FileSink
-from tests.spark.job import SparkJob, wait_for, write_input
-from tests.spark.test_spark import visible
+from tests.spark.job import wait_for
 
 
 def two_sinks(folder: Path) -> list[FileSink]:
@@ -26,17 +25,6 @@ def two_sinks(folder: Path) -> list[FileSink]:
 def with_random_id(df: Any) -> Any:
     """Another id each time that a row is computed, as Spark's own uuid(), which has a seed, does not give."""
     return df.withColumn("random", functions.expr("reflect('java.util.UUID', 'randomUUID')"))
-
-
-def test_sinks_on_two_executors_get_the_same_rows(tmp_path: Path) -> None:
-    """Three partitions and four cores: tasks of both sinks run at once, on two executors."""
-    write_input(tmp_path / "input")
-    sinks = two_sinks(tmp_path)
-    job = SparkJob(tmp_path, sinks, master="local-cluster[2,2,1024]", shape=with_random_id)
-    assert job.run() == 0, job.output()
-    one, other = ({row["id"]: row["random"] for row in visible(sink)} for sink in sinks)
-    assert len(one) == 450
-    assert one == other
 
 
 def test_a_batch_that_the_user_keeps_is_kept(spark: SparkSession, tmp_path: Path) -> None:

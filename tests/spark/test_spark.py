@@ -1,4 +1,4 @@
-"""The protocol inside real Spark queries, with a sink that needs no server."""
+"""The protocol inside real Spark queries, with a sink that needs no server. `test_killed.py` kills their drivers."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ ROCKSDB = {
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
 }
 
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.efficiency.enabled": "false",
+    "spark.executor.memory": "512m",
+    "spark.executorEnv.PYTHONPATH": os.getcwd(),  # where a user would install the packages on the workers
+}
+
 
 @pytest.fixture
 def sink(tmp_path: Path) -> FileSink:
@@ -44,17 +54,10 @@ def assert_exactly_once(sink: FileSink, ids: list[int], job: str = "spark-job") 
     assert list(sink.in_doubt(job)) == []
 
 
-@pytest.mark.parametrize(
-    ("step", "master"),
-    [
-        pytest.param(Step.PRE_COMMITTED, "local[2,4]", marks=pytest.mark.large),
-        (Step.COMPLETE, "local-cluster[2,1,1024]"),
-        pytest.param(Step.DONE, "local[2,4]", marks=pytest.mark.large),
-    ],
-)
-def test_killed_and_restarted(tmp_path: Path, sink: FileSink, step: Step, master: str) -> None:
-    ids = write_input(tmp_path / "input")
-    assert SparkJob(tmp_path, [sink], master=master, listeners=[KillGroupAt(step, 1)]).run() == KILLED
+@pytest.mark.large
+def test_driver_and_executors_killed_and_restarted(tmp_path: Path, sink: FileSink) -> None:
+    ids, master = write_input(tmp_path / "input"), "local-cluster[2,1,1024]"
+    assert SparkJob(tmp_path, [sink], master=master, listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
     job = SparkJob(tmp_path, [sink], master=master)
     assert job.run() == 0, job.output()
     assert_exactly_once(sink, ids)
@@ -62,29 +65,6 @@ def test_killed_and_restarted(tmp_path: Path, sink: FileSink, step: Step, master
 
 def count_by_remainder(df: Any) -> Any:
     return df.groupBy((df.id % 10).alias("key")).count()
-
-
-@pytest.mark.parametrize(
-    "conf", [pytest.param({}, id="hdfs-backed", marks=pytest.mark.large), pytest.param(ROCKSDB, id="rocksdb-v2")]
-)
-def test_stateful_query_killed_between_complete_and_sparks_commit(
-    tmp_path: Path, sink: FileSink, conf: dict[str, str]
-) -> None:
-    """R10: the restart has nothing to write for that batch, yet Spark needs it to run for the state store."""
-    ids = write_input(tmp_path / "input")
-
-    def job(**options: Any) -> SparkJob:
-        return SparkJob(tmp_path, [sink], shape=count_by_remainder, output_mode="update", conf=conf, **options)
-
-    assert job(listeners=[KillGroupAt(Step.DONE, 1)]).run() == KILLED
-    assert job(listeners=[KillGroupAt(Step.COMPLETE, 2)]).run() == KILLED
-    last = job()
-    assert last.run() == 0, last.output()
-    final: dict[int, int] = {}
-    for row in visible(sink):
-        final[row["key"]] = max(final.get(row["key"], 0), row["count"])
-    assert final == Counter(id % 10 for id in ids)
-    assert len(visible(sink)) == 3 * 10, "each of the three checkpoints emits each key once"
 
 
 @pytest.mark.parametrize(("method", "after"), [("write", True), ("pre_commit", False), ("pre_commit", True)])
@@ -117,66 +97,18 @@ def linger() -> None:
 def test_speculative_loser(tmp_path: Path, sink: FileSink) -> None:
     """On a standalone cluster: the copy wins, and the straggler's transaction never becomes visible."""
     ids = write_input(tmp_path / "input", batches=2)
-    conf = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "100ms",
-        "spark.speculation.multiplier": "1.1",
-        "spark.speculation.quantile": "0.5",
-        "spark.speculation.efficiency.enabled": "false",
-        "spark.executor.memory": "512m",
-        "spark.executorEnv.PYTHONPATH": os.getcwd(),  # where a user would install the packages on the workers
-    }
     hooked = Hooked(sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))
     with standalone_cluster(tmp_path) as master:
-        job = SparkJob(tmp_path, [hooked], master=master, conf=conf)
+        job = SparkJob(tmp_path, [hooked], master=master, conf=SPECULATION)
         assert job.run() == 0, job.output()
     assert (tmp_path / "lingered").exists()
     assert_exactly_once(sink, ids)
     assert len(os.listdir(sink.folder)) > 6, "there was no loser"
 
 
-@pytest.mark.large
-def test_two_sinks_in_one_checkpoint(tmp_path: Path, sink: FileSink) -> None:
-    ids = write_input(tmp_path / "input")
-    (tmp_path / "others").mkdir()
-    other = FileSink(tmp_path / "others", name="others")
-    assert SparkJob(tmp_path, [sink, other], listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
-    job = SparkJob(tmp_path, [sink, other])
-    assert job.run() == 0, job.output()
-    assert_exactly_once(sink, ids)
-    assert_exactly_once(other, ids)
-
-
 def withdraw_one(folder: Path) -> None:
     sink = FileSink(folder)
     sink.abort(sorted(sink.in_doubt("spark-job"), key=str)[0])
-
-
-@pytest.mark.large
-def test_a_lost_transaction_is_replayed_from_the_same_partition(tmp_path: Path, sink: FileSink) -> None:
-    ids = write_input(tmp_path / "input")
-    assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
-    withdraw_one(sink.folder)
-    job = SparkJob(tmp_path, [sink])
-    assert job.run() == 0, job.output()
-    assert_exactly_once(sink, ids)
-
-
-def test_replay_under_another_partition_layout_stops_and_names_the_settings(tmp_path: Path, sink: FileSink) -> None:
-    """R13"""
-    ids = write_input(tmp_path / "input")
-    assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
-    withdraw_one(sink.folder)
-    job = SparkJob(
-        tmp_path,
-        [sink],
-        conf={"spark.sql.files.maxPartitionBytes": "100000000", "spark.sql.files.minPartitionNum": "1"},
-    )
-    assert job.run() == 1
-    assert "was written in 3 partitions, the batch now has 1" in job.output()
-    job = SparkJob(tmp_path, [sink])
-    assert job.run() == 0, job.output()
-    assert_exactly_once(sink, ids)
 
 
 def test_replaced_checkpoint_location(tmp_path: Path, sink: FileSink) -> None:

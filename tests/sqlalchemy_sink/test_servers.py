@@ -1,10 +1,9 @@
-"""SqlAlchemySink on servers: strategies, upserts, what they refuse, and a Spark stream that is killed."""
+"""SqlAlchemySink on servers: strategies, upserts and what they refuse."""
 
 from __future__ import annotations
 
 import datetime as dt
 import re
-from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -14,15 +13,10 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from coordinator import Step
 from sinks import Checkpoint, CommitOutcome
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
-from sinks.sqlalchemy import SqlAlchemySink
-from sinks.testing import Hooked
-from sinks.testing.driver import die
 from sinks.testing.servers.postgres import PostgresService
 from sinks.transaction import CommitState
-from tests.spark.job import KILLED, KillGroupAt, Once, SparkJob, write_input
 from tests.sqlalchemy_sink.test_sink import ORDERS, STOCK, Play
 from tests.table import context, why_unknown
 
@@ -172,23 +166,6 @@ def test_a_value_that_the_column_refuses(server: Server) -> None:
     for row in [(40_000, "a"), (1, "abcd")]:
         with pytest.raises(BadValue, match="table orders: partition 0 of checkpoint 0, rows 1 to 1, was refused"):
             server.pre_commit(sink, ORDERS, [row])
-
-
-@pytest.mark.large
-def test_a_spark_stream_killed_at_the_worst_moments(tmp_path: Path) -> None:
-    """Into SQLite: after pre-commit, after the decision, and a Python worker between its COMMIT and its ack."""
-    ids = write_input(tmp_path / "input")
-    db = Play(tmp_path / "shop.db")
-    sink = SqlAlchemySink(db.url, "orders", create_table=True)
-    assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(Step.PRE_COMMITTED, 0)]).run() == KILLED
-    assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
-    assert db.run("SELECT count(*) FROM tpc_ledger WHERE committed IS NULL") == [(3,)]
-    worker = Hooked(sink, "pre_commit", after=True, hook=Once(tmp_path / "killed", die))
-    job = SparkJob(tmp_path, [worker])
-    assert job.run() == 0, job.output()
-    assert (tmp_path / "killed").exists()
-    assert Counter(row[0] for row in db.run("SELECT id FROM orders")) == Counter(ids)
-    assert db.run("SELECT count(*) FROM tpc_ledger WHERE committed IS NULL") == [(0,)]
 
 
 ALTERED = {

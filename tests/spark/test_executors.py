@@ -1,4 +1,4 @@
-"""An executor that dies with its shuffle files, while a part of the sink's tasks has pre-committed."""
+"""Executors that are processes: what they share, and what is lost with one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,21 @@ from coordinator import CheckpointConfig
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from tests.spark.job import Once, SparkJob, write_input
-from tests.spark.test_shared import with_random_id
-from tests.spark.test_spark import assert_exactly_once
+from tests.spark.test_shared import two_sinks, with_random_id
+from tests.spark.test_spark import assert_exactly_once, visible
+
+TWO_EXECUTORS = "local-cluster[2,2,1024]"
+
+
+def test_sinks_on_two_executors_get_the_same_rows(tmp_path: Path) -> None:
+    """Three partitions and four cores: tasks of both sinks run at once, on two executors."""
+    write_input(tmp_path / "input")
+    sinks = two_sinks(tmp_path)
+    job = SparkJob(tmp_path, sinks, master=TWO_EXECUTORS, shape=with_random_id)
+    assert job.run() == 0, job.output()
+    one, other = ({row["id"]: row["random"] for row in visible(sink)} for sink in sinks)
+    assert len(one) == 450
+    assert one == other
 
 
 def kill_executor() -> None:
@@ -25,18 +38,19 @@ def kill_executor() -> None:
 
 
 def round_robin(df: Any) -> Any:
-    return df.repartition(8)
+    return df.repartition(16)
 
 
 def by_chance(df: Any) -> Any:
     """Rows go to other partitions when they are computed again."""
-    return with_random_id(df).repartition(8, "random")
+    return with_random_id(df).repartition(16, "random")
 
 
 @pytest.mark.parametrize("shape", [pytest.param(round_robin, marks=pytest.mark.large), by_chance])
 def test_executor_dies_with_its_shuffle_files(tmp_path: Path, shape: Any) -> None:
-    """Spark computes them again, and runs those of the sink's tasks that it has not seen end; or, where that would
-    mix rows of two computations, it fails the job, and the checkpoint is tried again as a whole."""
+    """While a part of the sink's tasks has pre-committed. Spark computes the files again, and runs those tasks that it
+    has not seen end; or, where that would mix rows of two computations, it fails the job, and the checkpoint is tried
+    again as a whole."""
     (tmp_path / "rows").mkdir()
     sink = FileSink(tmp_path / "rows")
     ids = write_input(tmp_path / "input", batches=1, files=4)
@@ -44,7 +58,7 @@ def test_executor_dies_with_its_shuffle_files(tmp_path: Path, shape: Any) -> Non
     job = SparkJob(
         tmp_path,
         [hooked],
-        master="local-cluster[2,1,1024]",
+        master=TWO_EXECUTORS,
         shape=shape,
         files_per_batch=4,
         config=CheckpointConfig(tolerable_failed_checkpoints=3),
