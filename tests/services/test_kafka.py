@@ -132,19 +132,28 @@ def test_topics_are_not_made_by_themselves(server: KafkaServer) -> None:
         _produce(server, "nobody_made_this", "a", **{"topic.metadata.propagation.max.ms": "500"})
 
 
-def test_settings_reach_the_broker() -> None:
+def test_settings_reach_the_broker_and_nothing_is_left_after_exit() -> None:
     with KafkaServer({"transaction.max.timeout.ms": "5000"}) as server:
+        home, pid = server.home, server.broker().pid
+        assert home.is_dir()
         assert ExternalKafka(server.bootstrap).has({"transaction.max.timeout.ms": "5000"})
         assert not ExternalKafka(server.bootstrap).has({"transaction.max.timeout.ms": "6000"})
         producer = Producer(server.client_options() | {"transactional.id": "t", "transaction.timeout.ms": "6000"})
         with pytest.raises(KafkaException, match="INVALID_TRANSACTION_TIMEOUT"):
             producer.init_transactions(20)
+    assert _gone(pid)
+    assert not home.exists()
 
 
-def test_kill_keeps_what_was_acknowledged(server: KafkaServer) -> None:
-    with server.topic(partitions=3) as topic:
+def test_kill_keeps_what_was_acknowledged_and_a_flushed_transaction_open(server: KafkaServer) -> None:
+    with server.topic(partitions=3) as topic, server.topic() as other:
         values = sorted(f"{number:04}" for number in range(1000))
         _produce(server, topic, *values)
+        producer = Producer(server.client_options() | {"transactional.id": "outlives-the-broker"})
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce(other, "a")
+        producer.flush(20)
         port, pid = server.broker().port, server.broker().pid
         server.kill()
         assert [server.running, _gone(pid)] == [False, True]
@@ -156,20 +165,9 @@ def test_kill_keeps_what_was_acknowledged(server: KafkaServer) -> None:
         assert server.broker().port == port
         assert server.broker().pid != pid
         assert _read(server, topic, 1000) == values
-
-
-def test_kill_keeps_a_flushed_transaction_open(server: KafkaServer) -> None:
-    with server.topic() as topic:
-        producer = Producer(server.client_options() | {"transactional.id": "outlives-the-broker"})
-        producer.init_transactions(20)
-        producer.begin_transaction()
-        producer.produce(topic, "a")
-        producer.flush(20)
-        server.kill()
-        server.start()
-        _produce(server, topic, "b")
+        _produce(server, other, "b")
         producer.commit_transaction(30)
-        assert _read(server, topic, 2) == ["a", "b"]
+        assert _read(server, other, 2) == ["a", "b"]
 
 
 def test_restart_on_the_same_port(server: KafkaServer) -> None:
@@ -252,15 +250,7 @@ def test_broker_that_does_not_come_up_is_told_with_its_log() -> None:
             pass
 
 
-def test_nothing_is_left_after_exit() -> None:
-    with KafkaServer() as server:
-        home, pid = server.home, server.broker().pid
-        assert home.is_dir()
-    assert _gone(pid)
-    assert not home.exists()
-
-
-@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("paused", [pytest.param(False, marks=pytest.mark.large), True])
 def test_nothing_is_left_after_sigkill_of_the_owner(paused: bool) -> None:
     program = (
         "import sys, time; from sinks.testing.servers.kafka import KafkaServer; server = KafkaServer();"
