@@ -23,10 +23,12 @@ _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 
 @dataclass(frozen=True, kw_only=True)
 class Target(targets.Target[Column]):
-    """A table that rows go to. `local`: the server takes rows by LOAD DATA LOCAL, else only by INSERT."""
+    """A table that rows go to. `local`: the server takes rows by LOAD DATA LOCAL, else only by INSERT, whose statements
+    have less than `packet` bytes."""
 
     engine: str
     local: bool = False
+    packet: int = 2**24
 
     @property
     def identifier(self) -> str:

@@ -62,7 +62,11 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
 
     def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
         found = catalog.describe(connection, schema, name)
-        return found and replace(found, local=setting(connection, "local_infile") in ("1", "ON"))
+        return found and replace(
+            found,
+            local=setting(connection, "local_infile") in ("1", "ON"),
+            packet=int(setting(connection, "max_allowed_packet")),
+        )
 
     def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
         return catalog.similar(connection, name)
@@ -152,8 +156,10 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
 
     def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> RowEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
-        kind = LoadEncoder if target.local else InsertEncoder
-        return kind(context.schema, columns, target.label, rounding=self.merge.rounding == "allow")
+        rounding = self.merge.rounding == "allow"
+        if target.local:
+            return LoadEncoder(context.schema, columns, target.label, rounding=rounding)
+        return InsertEncoder(context.schema, columns, target.label, rounding=rounding, packet=target.packet)
 
     # ------------------------------------------------------------------ errors
     def misconfigured(self, error: Exception) -> str | None:

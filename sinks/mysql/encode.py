@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.errors import SchemaMismatch
+from sinks.errors import BadValue, SchemaMismatch
 from sinks.mysql.server import listed, quoted
 from sinks.mysql.types import Column, Form, conversion, mismatches
 from sinks.sql.values import Refused, bad_value, require_same_columns
@@ -57,9 +57,11 @@ class RowEncoder(ABC):
         require_same_columns(batch, self._schema, f"table {self.table}", self.rows)
         rows = min(_ROWS_AT_ONCE, max(1, batch.num_rows * self.bytes_at_once // max(batch.nbytes, 1)))
         for start in range(0, batch.num_rows, rows):
-            piece = batch.slice(start, rows)
-            yield _bytes(self._join(self._texts(piece))), piece.num_rows
-            self.rows += piece.num_rows
+            yield from self._piece(batch.slice(start, rows))
+
+    def _piece(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
+        yield _bytes(self._join(self._texts(batch))), batch.num_rows
+        self.rows += batch.num_rows
 
     def _texts(self, batch: pa.RecordBatch) -> list[pa.Array]:
         texts = []
@@ -115,6 +117,37 @@ class InsertEncoder(RowEncoder):
 
     null = "NULL"
     bytes_at_once = 2**20
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        columns: Sequence[Column],
+        table: str,
+        *,
+        rounding: bool = False,
+        packet: int = 2**24,
+    ) -> None:
+        """`packet` is the server's max_allowed_packet, in bytes."""
+        super().__init__(schema, columns, table, rounding=rounding)
+        self._packet = packet
+        self._most = packet - len(self.statement("x" * 300).encode())
+
+    def _piece(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
+        """In halves, where one statement would be too long for the server."""
+        data = _bytes(self._join(self._texts(batch)))
+        if len(data) < self._most:
+            yield data, batch.num_rows
+            self.rows += batch.num_rows
+        elif batch.num_rows > 1:
+            half = batch.num_rows // 2
+            yield from self._piece(batch.slice(0, half))
+            yield from self._piece(batch.slice(half))
+        else:
+            raise BadValue(
+                f"table {self.table}: row {self.rows + 1} needs an INSERT of {len(data)} bytes, and the server takes "
+                f"less than max_allowed_packet = {self._packet}: raise it, or set local_infile=ON at the server, with "
+                "which rows come by LOAD DATA in pieces"
+            )
 
     def statement(self, into: str) -> str:
         return f"INSERT INTO {into} ({listed([column.name for column in self.columns])}) VALUES "

@@ -13,7 +13,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.sql import triggers
 from sinks.sql.server import LEDGER_COLUMNS, LedgerRow, Row, Server
 
@@ -50,11 +50,16 @@ _BLOCKED = re.compile(
     re.IGNORECASE,
 )
 # Some drivers answer a refused row with OperationalError (MySQL: CHECK constraint, no default).
-_REFUSED = re.compile(r"constraint|doesn't have a default value|out of range|Incorrect .* value", re.IGNORECASE)
+_REFUSED = re.compile(
+    r"constraint|doesn't have a default value|out of range|Incorrect .* value|has no partition|generated column"
+    r"|max_allowed_packet",
+    re.IGNORECASE,
+)
 
 
-# SQLite's and MySQL's words for a table that is not as it was, which their drivers give as OperationalError.
-_CHANGED = re.compile(r"no such (table|column)|has no column|Unknown column", re.IGNORECASE)
+# SQLite's and MySQL's words for a table that is not as it was, or is not to be written, which their drivers give as
+# OperationalError.
+_CHANGED = re.compile(r"no such (table|column)|has no column|Unknown column|read.?only", re.IGNORECASE)
 
 
 class Database(Server[Connection]):
@@ -210,12 +215,11 @@ class Database(Server[Connection]):
         try:
             yield
         except exc.SQLAlchemyError as error:
-            translated = self._explain(error, where)
-            if translated is None:
-                raise
-            raise translated from None
+            raise self.explain(error, where) from None
 
-    def _explain(self, error: exc.SQLAlchemyError, where: str) -> SinkError | None:
+    def explain(self, error: exc.SQLAlchemyError, where: str) -> Exception:
+        """The error in the sinks' words, or, if it is about the connection or the like, at least without the
+        statement."""
         text = self.said(error)
         if isinstance(error, exc.DBAPIError) and _BLOCKED.search(text):
             return TransactionBlocked(
@@ -229,7 +233,8 @@ class Database(Server[Connection]):
             isinstance(error, exc.OperationalError) and _CHANGED.search(text)
         ):
             return ConfigurationError(f"{where} failed at {self}: {text}")
-        return None
+        packet = " (or a row is larger than its max_allowed_packet: raise that)" if "has gone away" in text else ""
+        return RuntimeError(f"{where} failed at {self}: {text}{packet}")
 
     def refuses(self, error: BaseException) -> bool:
         """Whether the error is about the rows, so that trying again cannot help."""

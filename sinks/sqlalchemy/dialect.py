@@ -62,8 +62,10 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
         if not sa.inspect(connection).has_table(name, schema=schema or None):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
-        columns = []
+        columns, collations = [], self._collations(connection, table)
         for column in table.columns:
+            if column.name in collations and isinstance(column.type, sa.String):
+                column.type.collation = collations[column.name]
             if isinstance(column.type, sa.JSON):
                 column.type.none_as_null = True  # a NULL is none, and not the JSON value null
             counter = column is table.autoincrement_column
@@ -82,6 +84,18 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
         filled = {column.name: column for column in columns}
         types = changes.types_of(connection, changes.columns_of(connection, table))
         return Target(schema, name, tuple(columns), table=table, types=types, filled=filled)
+
+    def _collations(self, connection: Connection, table: sa.Table) -> dict[str, str]:
+        """By which SQLite compares the keys, which SQLAlchemy does not tell."""
+        if self.server.dialect != "sqlite" or not self.merge.keys:
+            return {}
+        unique = 'SELECT name FROM pragma_index_list(%s) WHERE "unique"'
+        parts = "SELECT name, coll FROM pragma_index_xinfo(%s) WHERE key AND coll <> 'BINARY'"
+        found = [
+            dict(self.server.query(connection, parts, [i]))
+            for (i,) in self.server.query(connection, unique, [table.name])
+        ]
+        return {name: coll for one in found for name, coll in one.items() if name in self.merge.keys}
 
     def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
         return difflib.get_close_matches(name, sa.inspect(connection).get_table_names(schema=schema or None))

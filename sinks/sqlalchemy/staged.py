@@ -124,9 +124,12 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         try:
             with self.database.explained(f"table {plan.target.label}"):
                 self._require_same(connection, plan, tables)
+            with self.database.explained(f"table {plan.target.label}: a checkpoint"):
+                _move(connection, plan.target.table, self.merge, _gathered(connection, tables))
         except ConfigurationError as error:
             raise strategies.TargetRefuses(f"{error}. Change it back") from error
-        _move(connection, plan.target.table, self.merge, _gathered(connection, tables))
+        except BadValue as error:
+            raise strategies.TargetRefuses(str(error)) from error
 
     def _require_same(self, connection: Connection, plan: Plan, tables: Sequence[Rows]) -> None:
         _require_same(connection, plan, self.merge, tables)
@@ -136,8 +139,8 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         try:
             return super().commit_all(plan, committables)
         except exc.SQLAlchemyError as error:
-            if not self.database.refuses(error):
-                raise  # the connection, a lock, a full disk: ask again
+            if not self.database.refuses(error):  # the connection, a lock, a full disk: to be asked again
+                raise self.database.explain(error, f"table {plan.target.label}: a checkpoint") from None
             reason = f"table {plan.target.label} refuses rows: {self.database.said(error)}"
             return self.refused(committables, reason)
 

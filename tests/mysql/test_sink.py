@@ -801,6 +801,18 @@ def test_a_referenced_row_cannot_be_deleted_and_that_is_found_before_the_decisio
 
 
 # ---------------------------------------------------------------------- like every table
+@pytest.mark.usefixtures("without_local")
+def test_rows_that_no_statement_of_the_server_has_room_for(db: Observer) -> None:
+    """INSERTs of several rows are halved until they fit; for a row alone there is advice."""
+    db.run("ALTER TABLE orders MODIFY name longtext")
+    sink = make(db, strategy="staged")
+    rows = [{"id": n, "name": "x" * (6 * 2**20 if n > 996 else 1)} for n in range(1000)]
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, batch(rows, SCHEMA))]) == [COMMITTED]
+    assert db.run("SELECT count(*), sum(length(name)) FROM orders") == [(1000, 997 + 18 * 2**20)]
+    with pytest.raises(BadValue, match=r"row 2 needs an INSERT of \d+ bytes.* max_allowed_packet = 16777216: raise it"):
+        pre_commit(sink, batch([{"id": 1, "name": ""}, {"id": 2, "name": "x" * 17 * 2**20}], SCHEMA), checkpoint=1)
+
+
 class TestTable(TableSuite):
     make = staticmethod(make)
     held = staticmethod(held)

@@ -335,6 +335,26 @@ def test_siblings_of_a_lost_participant_are_held(db: Play) -> None:
     assert db.commit(sink, again, kept) == [CommitOutcome.COMMITTED] * 2
 
 
+def test_keys_are_compared_as_the_index_does(db: Play) -> None:
+    db.run("CREATE TABLE stock (sku text COLLATE NOCASE PRIMARY KEY, pieces int, at bigint)")
+    sink = db.sink("stock", mode="upsert", keys=["sku"], order_by="at", delete_marker="gone")
+    db.write(sink, STOCK, [("a", 1, 1, False), ("b", 1, 1, False)], [("A", 2, 2, False)])
+    assert db.run("SELECT * FROM stock ORDER BY sku") == [("A", 2, 2), ("b", 1, 1)]
+    db.write(sink, STOCK, [("a", 3, 3, False), ("B", 3, 3, True)])
+    assert db.run("SELECT * FROM stock ORDER BY sku") == [("a", 3, 3)]
+
+
+def test_an_error_that_is_about_no_row_shows_no_statement(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "a")])
+    sink.close()
+    db.run("ALTER TABLE tpc_ledger RENAME TO elsewhere")
+    [outcome] = sink.commit_all(Checkpoint("job", "l1", 0), [committable])
+    assert "no such table: tpc_ledger" in str(outcome)
+    assert "SELECT" not in str(outcome)
+
+
 def test_with_keep_newer_an_older_change_of_a_later_batch_is_dropped(db: Play) -> None:
     db.run("CREATE TABLE stock (sku text PRIMARY KEY, pieces int, at bigint)")
     sink = db.sink("stock", mode="upsert", keys=["sku"], order_by="at", delete_marker="gone", keep_newer=True)
