@@ -89,13 +89,12 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
         """By which SQLite compares the keys, which SQLAlchemy does not tell."""
         if self.server.dialect != "sqlite" or not self.merge.keys:
             return {}
-        unique = 'SELECT name FROM pragma_index_list(%s) WHERE "unique"'
-        parts = "SELECT name, coll FROM pragma_index_xinfo(%s) WHERE key AND coll <> 'BINARY'"
-        found = [
-            dict(self.server.query(connection, parts, [i]))
-            for (i,) in self.server.query(connection, unique, [table.name])
-        ]
-        return {name: coll for one in found for name, coll in one.items() if name in self.merge.keys}
+        columns = (
+            "SELECT c.name, coll FROM pragma_index_list(%s) AS i, pragma_index_xinfo(i.name) AS c"
+            " WHERE \"unique\" AND key AND coll <> 'BINARY'"
+        )
+        found = self.server.query(connection, columns, [table.name])
+        return {name: collation for name, collation in found if name in self.merge.keys}
 
     def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
         return difflib.get_close_matches(name, sa.inspect(connection).get_table_names(schema=schema or None))
