@@ -28,7 +28,22 @@ def pytest_configure(config: pytest.Config) -> None:
         reaper.start()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _is_of_every_step_of_the_first_checkpoint(item) and item.path.name != "test_custom_sink.py":
+            item.add_marker(pytest.mark.large)
+    _in_turn(items)
+
+
+def _is_of_every_step_of_the_first_checkpoint(item: pytest.Item) -> bool:
+    """A case of the conformance kit. One sink is enough for what it says of the protocol, and the kills inside a sink's
+    methods meet what that does in its first checkpoint."""
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return getattr(item, "originalname", "") == "test_driver_killed_at_every_step" and params["checkpoint"] == 0
+
+
+def _in_turn(items: list[pytest.Item]) -> None:
     """Long files, most of which keep a processor busy with Spark, in turn with others, most of which wait for servers;
     and before the last of these, so that at the end no process of `make test` waits for the other."""
     long = {item.path for item in items if "spark" in item.location[0] or item.get_closest_marker("slow")}

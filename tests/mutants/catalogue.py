@@ -312,8 +312,8 @@ MUTANTS = (
     Mutant(
         "a task that fails leaves its transaction",
         "sinks",
-        "                    self.sink.rollback(transaction)",
-        "                    pass",
+        "                self.sink.rollback(transaction)",
+        "                pass",
         PROTOCOL,
     ),
     Mutant(
