@@ -61,6 +61,7 @@ class CheckpointConfig:
     commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
     sweep_interval: time between sweeps for orphaned transactions while the query runs.
     heartbeat_interval: time between two signs of life that the driver leaves in storage, for operators.
+    history_size: how many checkpoints' statistics are kept in storage (`coordinator history`); 0: none.
     adopt: accept a query that has already run without this coordinator, at its next batch.
     """
 
@@ -81,6 +82,7 @@ class CheckpointConfig:
     commit_timeout: float = 600.0
     sweep_interval: float = 60.0
     heartbeat_interval: float = 30.0
+    history_size: int = 1000
     adopt: bool = False
 
     def __post_init__(self) -> None:
@@ -95,6 +97,8 @@ class CheckpointConfig:
             raise ValueError(
                 f"retained_checkpoints must be >= 2 (the newest and its predecessor), not {self.retained_checkpoints}"
             )
+        if self.history_size < 0:
+            raise ValueError(f"history_size must be >= 0, not {self.history_size}")
         for name in ("interval", "timeout", "commit_timeout", "sweep_interval", "heartbeat_interval"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0 seconds, not {value:g}")

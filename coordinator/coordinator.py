@@ -14,7 +14,7 @@ from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup
 from coordinator.errors import CheckpointError, SavepointError
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
-from coordinator.listener import CheckpointListener, Listeners
+from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query, Sink
 from coordinator.protocol.clock import Clock
@@ -29,10 +29,13 @@ from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers
 from coordinator.spark.start import StartedQuery, noticing
+from coordinator.statistics.history import CheckpointHistory
+from coordinator.statistics.metrics import exposition, open_telemetry, prometheus
+from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage
-from coordinator.tally import Tally
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -82,14 +85,17 @@ class CheckpointCoordinator:
         self.sinks = {sink.name: sink for sink in sinks}
         self.config = config
         self._clock = clock or Clock()
-        self._tally = Tally()
         store = CheckpointStore(open_storage(storage), job)
+        history = CheckpointHistory(store, config.history_size)
+        self.statistics = CheckpointStatisticsTracker(job, self._clock)
+        """Of this driver's checkpoints."""
+        self.statistics.reporters += [history, *open_telemetry(self.statistics)]
         self.protocol = CheckpointProtocol(
             job,
             self.sinks,
             store,
             config,
-            Listeners(job, [self._tally, *listeners]),
+            Listeners(job, [self.statistics, *listeners]),
             self._clock,
             claim=self._claim,
         )
@@ -108,7 +114,7 @@ class CheckpointCoordinator:
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
         self._http: HttpServer | None = None
-        self._heartbeat = Heartbeat(store, config.heartbeat_interval)
+        self._heartbeat = Heartbeat(store, config.heartbeat_interval, history.flush)
 
     def _claim(self, query: Query | None) -> int:
         address = self._http.address if self._http else ""
@@ -213,6 +219,8 @@ class CheckpointCoordinator:
                 self._require_once(batch)
                 self.protocol.process(batch)
             except Exception as error:
+                if batch.active:
+                    self.protocol.listeners.tell(Step.HALTED, batch.facts.checkpoint_id, error=error)
                 self._heartbeat.end(f"{type(error).__name__}: {error}" if batch.active else "the query was stopped")
                 raise
             self._done = batch
@@ -306,8 +314,13 @@ class CheckpointCoordinator:
             if targets is None:
                 targets = [self.config.savepoint_dir] if self.config.savepoint_dir else []
             file = token_file(self.job, self.protocol.store.storage.uri)
-            self._http = HttpServer(self, host, port, targets, token, file)
+            self._http = HttpServer(self, host, port, targets, token, file, exposition(self.statistics))
         return self._http.address
+
+    def register_metrics(self, registry: CollectorRegistry) -> None:
+        """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on. The
+        driver's own HTTP server does so at /metrics, for those who have the token."""
+        self.statistics.reporters.append(prometheus(self.statistics, registry))
 
     def newest_checkpoint(self) -> dict[str, Any]:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
@@ -370,7 +383,7 @@ class CheckpointCoordinator:
                     logger.warning("sink %r could not be closed", name, exc_info=True)
             self.protocol.store.storage.close()
             if self._query or self._started:
-                logger.info("job %s %s", self.job, self._tally)
+                logger.info("job %s %s", self.job, self.statistics.totals())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reduced(type(self), self._made_of)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -22,11 +23,13 @@ _LAST_WORD = 5.0
 
 
 class Heartbeat:
-    """Gives signs in a thread of its own: also while a batch takes long, or waits for a database."""
+    """Gives signs in a thread of its own: also while a batch takes long, or waits for a database. `flush` is called
+    after each sign."""
 
-    def __init__(self, store: CheckpointStore, interval: float) -> None:
+    def __init__(self, store: CheckpointStore, interval: float, flush: Callable[[], None]) -> None:
         self._store = store
         self._interval = interval
+        self._flush = flush
         self._ended = threading.Event()
         self._reason = ""
         self._thread: threading.Thread | None = None
@@ -56,6 +59,7 @@ class Heartbeat:
                 if not over and not query.isActive:
                     over, self._reason = True, "the query was stopped, or failed outside of the coordinator"
                 self._store.sign(generation, number, self._interval, self._reason)
+                self._flush()
             except Exception:
                 logger.info("job %s: a sign of life could not be given", self._store.job, exc_info=True)
             number += 1

@@ -28,12 +28,14 @@ _ACK_ARROW = pa.schema([("subtask", pa.int32()), ("ack", pa.string())])
 
 @dataclass(frozen=True)
 class Ack:
-    """One participant's acknowledgement. `committable` is None for a partition without rows and after an error."""
+    """One participant's acknowledgement. `committable` is None for a partition without rows and after an error; `bytes`
+    are those of the record batches."""
 
     subtask: int
     fingerprint: Fingerprint
     committable: Committable | None = None
     error: SinkError | None = None
+    bytes: int = 0
 
     def to_json(self) -> str:
         return json.dumps(
@@ -42,6 +44,7 @@ class Ack:
                 "fingerprint": self.fingerprint.to_json(),
                 "committable": self.committable and self.committable.to_json(),
                 "error": self.error and self.error.to_json(),
+                "bytes": self.bytes,
             }
         )
 
@@ -53,6 +56,7 @@ class Ack:
             Fingerprint.from_json(value["fingerprint"]),
             value["committable"] and Committable.from_json(value["committable"]),
             value["error"] and SinkError.from_json(value["error"]),
+            value["bytes"],
         )
 
 
@@ -103,7 +107,7 @@ class SinkTask:
     def _participate(self, batches: Iterator[pa.RecordBatch], subtask: int, task_attempt: int, slot: int) -> Ack:
         filled = (batch for batch in batches if batch.num_rows)
         first = next(filled, None)
-        fingerprint = Fingerprint()
+        fingerprint, size = Fingerprint(), 0
         if first is None:
             return Ack(subtask, fingerprint)
         schema = first.schema.remove(first.num_columns - 1)
@@ -116,13 +120,15 @@ class SinkTask:
                         "a row takes more than its share of a record batch (64 MiB / maxRecordsPerBatch); from here "
                         "on this driver lets Spark's maxBytesPerBatch bound record batches instead"
                     )
-                self.sink.write(transaction, pa.RecordBatch.from_arrays(columns, schema=schema))
+                rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+                self.sink.write(transaction, rows)
+                size += rows.nbytes
                 fingerprint = fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())
             if not self.exactly_once:
                 self.sink.commit_directly(transaction)
-                return Ack(subtask, fingerprint)
+                return Ack(subtask, fingerprint, bytes=size)
             committable = self.sink.snapshot_state(transaction)
-            return Ack(subtask, fingerprint, committable.of(self.sink.name, subtask, fingerprint))
+            return Ack(subtask, fingerprint, committable.of(self.sink.name, subtask, fingerprint), bytes=size)
         except BaseException:
             try:
                 self.sink.rollback(transaction)

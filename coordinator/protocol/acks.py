@@ -30,5 +30,10 @@ class Acks:
         return sorted(errors, key=lambda error: error.retryable)
 
     @property
+    def bytes(self) -> dict[str, int]:
+        """Of the record batches."""
+        return {sink: sum(ack.bytes for ack in acks) for sink, acks in self.by_sink.items()}
+
+    @property
     def rows(self) -> dict[str, int]:
         return {sink: sum(ack.fingerprint.rows for ack in acks) for sink, acks in self.by_sink.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -331,7 +332,14 @@ class CheckpointProtocol:
     def _validate(self, n: int, acks: Acks) -> None:
         if errors := acks.errors:
             raise errors[0]
-        self.listeners.tell(Step.PRE_COMMITTED, n, participants=len(acks.committables), rows=acks.rows)
+        self.listeners.tell(
+            Step.PRE_COMMITTED,
+            n,
+            participants=len(acks.committables),
+            rows=acks.rows,
+            bytes=acks.bytes,
+            transactions={name: len(acks.of(name)) for name in self.sinks},
+        )
         self._require_remembered()
         for name, sink in self.sinks.items():
             if committables := acks.of(name):
@@ -413,7 +421,9 @@ class CheckpointProtocol:
         """Ask for every outcome that is not final, again and again within the commit timeout; but not long when the
         query of `batch` is being stopped, since the next start does the same."""
         n, started = permit.complete.checkpoint_id, self.clock.monotonic()
-        self.listeners.tell(Step.COMMITTING, n, participants=len(permit.complete.pending()))
+        pending = permit.complete.pending()
+        by_sink = Counter(sink for sink, _ in pending)
+        self.listeners.tell(Step.COMMITTING, n, participants=len(pending), transactions=by_sink)
         permit, errors = self.ask(permit)
         tries = 1
         self._tell_outages(errors)
@@ -421,6 +431,7 @@ class CheckpointProtocol:
             if not self._wait_to_ask_again(tries, started, batch):
                 waited = self.clock.monotonic() - started
                 raise decisions.still_asked(permit.complete, errors, waited) from next(iter(errors.values()))
+            self.listeners.tell(Step.ASKING_AGAIN, n, tries=tries, errors=errors)
             self.sweep()  # R7: what is in the way may be an orphan
             permit, errors = self.ask(permit)
             self._tell_outages(errors)
@@ -485,7 +496,8 @@ class CheckpointProtocol:
         self._check_schemas(batch)
         reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in sorted(lost)}
         logger.warning("checkpoint %d: writing lost transactions again: %s", n, reasons)
-        self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number)
+        by_sink = Counter(sink for sink, _ in lost)
+        self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
         partitions = {name: batch.partitions(self.sinks[name]) for name in {sink for sink, _ in lost}}
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
         started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, number, lost)

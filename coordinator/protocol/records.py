@@ -5,6 +5,7 @@ JOB/generation/NUMBER               one claim per driver incarnation or restore;
 JOB/LINEAGE/checkpoint/N.ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
 JOB/loss/LINEAGE.N.ROUND            copy of a record that gives participants up; never deleted
 JOB/alive/GENERATION.NUMBER         the last sign of life of a driver
+JOB/statistics/N.COUNT.RANDOM       statistics of so many tries of checkpoints; no decision depends on them
 """
 
 from __future__ import annotations
@@ -296,6 +297,42 @@ class CheckpointStore:
             if data := self.storage.get(keys[-1]):  # None: a newer one has just taken its place
                 return SignOfLife(**unseal(data, self._where(keys[-1]))["sign"])
         return claim.sign
+
+    # ------------------------------------------------------------------ statistics
+    def add_statistics(self, new: Sequence[Mapping[str, Any]], *, together: int, keep: int) -> None:
+        """Put them with those of the newest object, if it has fewer than `together`, and delete the oldest objects that
+        are not needed for the newest `keep`. Two drivers at once leave some twice, and lose none."""
+        there = self._statistics()
+        number, count, newest = there[-1] if there else (0, 0, "")
+        before: list[Mapping[str, Any]] = []
+        if newest and count < together:
+            before = self._statistics_in(newest)
+        else:
+            number, newest = number + 1, ""
+        count = len(before) + len(new)
+        key = f"{self._root}/statistics/{number:010d}.{count:06d}.{secrets.token_hex(4)}"
+        self.storage.put_if_absent(key, seal({"job": self.job, "checkpoints": [*before, *new]}))
+        if newest:
+            self.storage.delete(newest)
+        for _, older, old in reversed([one for one in there if one[2] != newest]):
+            if count >= keep:
+                self.storage.delete(old)
+            count += older
+
+    def statistics(self) -> list[Mapping[str, Any]]:
+        """Oldest first; some may be there twice."""
+        return [value for _, _, key in self._statistics() for value in self._statistics_in(key)]
+
+    def _statistics(self) -> list[tuple[int, int, str]]:
+        """Number, count and key of each object."""
+        keys = self.storage.list(f"{self._root}/statistics")
+        return [(int(number), int(count), key) for key in keys for number, count, _ in [key.split("/")[-1].split(".")]]
+
+    def _statistics_in(self, key: str) -> list[Mapping[str, Any]]:
+        data = self.storage.get(key)
+        body = unseal(data, self._where(key)) if data else {"job": self.job, "checkpoints": []}
+        self._require_own(str(body["job"]), key)
+        return list(body["checkpoints"])
 
     def _sign(self, next: float = 0.0, ended: str = "") -> SignOfLife:
         who = f"host {socket.gethostname()}, process {os.getpid()}"

@@ -1,4 +1,4 @@
-"""Savepoints over HTTP, answered by the driver itself.
+"""Savepoints and metrics over HTTP, answered by the driver itself.
 
 The standard library's server, with what it lacks for a door that anybody may knock at: a request is read within ten
 seconds and 64 KiB in all, eight at a time, one savepoint at a time, and nothing is done before its sender is known.
@@ -27,6 +27,9 @@ from coordinator.storage.uris import redacted, within
 logger = logging.getLogger(__name__)
 
 _BYTES, _SECONDS, _THREADS = 1 << 16, 10.0, 8
+Exposition = Callable[[], tuple[str, bytes]]
+"""The metrics for Prometheus, after their content type."""
+
 _NONCE = re.compile(r"/identity\?nonce=([0-9a-f]{32,64})")
 
 
@@ -42,21 +45,29 @@ class Coordinator(Protocol):
 
 
 class HttpServer:
-    """`POST /savepoints` with `{"target": URI, "stop": false, "cancel": false}` and `GET /checkpoints`, both with the
-    header `Authorization: Bearer TOKEN`, and `GET /identity?nonce=HEX`, which proves that the driver has the token.
-    Answers JSON; an error is `{"error": text, "type": name}`.
+    """`POST /savepoints` with `{"target": URI, "stop": false, "cancel": false}`, `GET /checkpoints` and, with the extra
+    `prometheus`, `GET /metrics`, all with the header `Authorization: Bearer TOKEN`; `GET /identity?nonce=HEX` proves
+    that the driver has the token. Answers JSON (the metrics are text); an error is `{"error": text, "type": name}`.
 
     `targets` are the storages that savepoints may go to; one that is not named in a request goes to the first.
     """
 
     def __init__(
-        self, coordinator: Coordinator, host: str, port: int, targets: Sequence[str], token: str | None, file: Path
+        self,
+        coordinator: Coordinator,
+        host: str,
+        port: int,
+        targets: Sequence[str],
+        token: str | None,
+        file: Path,
+        exposition: Exposition | None = None,
     ) -> None:
         """Listens at once; `port` 0 takes a free one. Without a `token` a new one is left in `file`."""
         if host in ("", "0.0.0.0", "::"):
             raise ValueError(f"host has to be the address that others reach this driver by, not {host!r}")
         host = "127.0.0.1" if host == "localhost" else host  # a name that stands for two addresses proves nothing
-        self.coordinator, self._targets, self._file = coordinator, tuple(targets), file
+        self.coordinator, self.exposition = coordinator, exposition
+        self._targets, self._file = tuple(targets), file
         self._saving = threading.Lock()
         self._server = _Server((host, port), self)
         place = f"[{host}]" if ":" in host else host
@@ -122,8 +133,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif self._is_known():
             if self.path == "/checkpoints":
                 self._answer(200, self.door.coordinator.newest_checkpoint)
+            elif self.path == "/metrics" and self.door.exposition:
+                self._send_bytes(200, *self.door.exposition())
             else:
-                self._refuse(404, "there are GET /checkpoints and POST /savepoints")
+                metrics = "" if self.door.exposition else " (with the extra `prometheus`)"
+                self._refuse(404, f"there are GET /checkpoints, GET /metrics{metrics} and POST /savepoints")
 
     def do_POST(self) -> None:
         if not self._is_sent_here() or not self._is_known():
@@ -171,11 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, body)
 
     def _send(self, status: int, body: Any) -> None:
+        self._send_bytes(status, "application/json", json.dumps(body).encode())
+
+    def _send_bytes(self, status: int, kind: str, data: bytes) -> None:
         logger.info("%s from %s: %d", self.command, self.client_address[0], status)
-        data = json.dumps(body).encode()
         self.connection.settimeout(_SECONDS)
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import CheckpointCoordinator
 from coordinator.errors import SavepointError
@@ -49,13 +50,26 @@ class Client:
         answer = connection.getresponse()
         text = answer.read()
         connection.close()
-        return answer.status, json.loads(text)
+        is_json = answer.getheader("Content-Type") == "application/json"
+        return answer.status, json.loads(text) if is_json else text.decode()
 
     def raw(self, data: bytes) -> bytes:
         host, port = self.place.split(":")
         with socket.create_connection((host, int(port)), timeout=30) as connection:
             connection.sendall(data)
             return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_metrics_over_http(job: Job) -> None:
+    with job.coordinator() as coordinator:
+        client = Client(coordinator)
+        assert client.ask("GET", "/metrics", Authorization=None)[0] == 401
+        job.query(2).run(coordinator)
+        status, text = client.ask("GET", "/metrics")
+        assert status == 200
+        assert 'checkpointing_checkpoints_total{job_name="job",status="completed"} 2.0' in text.splitlines()
+        names = {family.name for family in text_string_to_metric_families(text)}
+        assert {"checkpointing_rows", "checkpointing_phase_duration_seconds", "checkpointing_in_doubt"} <= names
 
 
 @pytest.fixture

@@ -1,0 +1,45 @@
+"""The statistics of the last checkpoints in checkpoint storage, so that they outlive their driver."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from coordinator.protocol.records import CheckpointStore
+from coordinator.statistics.model import CheckpointStatistics
+
+_TOGETHER = 100
+"""Checkpoints that are kept in one object: the more, the fewer objects, and the more is written again by a flush."""
+
+
+class CheckpointHistory:
+    """Keeps what it is told until the next `flush`; what a driver that is killed had not flushed is lost. `size`: of so
+    many checkpoints, more or less; of none if it is 0."""
+
+    def __init__(self, store: CheckpointStore, size: int) -> None:
+        self._store, self._size = store, size
+        self._new: deque[CheckpointStatistics] = deque(maxlen=size)
+        self._flushing = threading.Lock()
+
+    def report(self, statistics: CheckpointStatistics) -> None:
+        self._new.append(statistics)
+
+    def flush(self) -> None:
+        """Add what is new to the newest object, or begin another. From any thread. Raises `StorageError`; the next
+        flush tries again."""
+        with self._flushing:
+            new = [self._new.popleft() for _ in range(len(self._new))]
+            if new:
+                try:
+                    values = [one.to_json() for one in new]
+                    self._store.add_statistics(values, together=_TOGETHER, keep=self._size)
+                except BaseException:
+                    self._new.extendleft(reversed(new))
+                    raise
+
+
+def load_history(store: CheckpointStore) -> list[CheckpointStatistics]:
+    """In the order of their ends. Raises `StorageError`, `CorruptRecord`."""
+    found = [CheckpointStatistics.from_json(value) for value in store.statistics()]
+    unique = {(one.generation, one.checkpoint_id, one.attempt, one.triggered_at): one for one in found}
+    return sorted(unique.values(), key=lambda one: one.ended_at)

@@ -1,0 +1,213 @@
+"""Metrics and spans, defined once for OpenTelemetry and Prometheus.
+
+An OpenTelemetry name such as `checkpointing.commit.retries` is `checkpointing_commit_retries_total` in Prometheus; a
+unit of seconds or bytes becomes part of it there. Every metric has the label `job_name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from opentelemetry import metrics, trace
+
+from coordinator.statistics.model import CheckpointStatistics, Status
+from coordinator.statistics.tracker import CheckpointStatisticsTracker, Reporter
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+_SCOPE = "coordinator"
+JOB = "job_name"
+"""The label of the job: `job` is Prometheus' own."""
+_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    unit: str
+    description: str
+    labels: tuple[str, ...] = ()
+
+
+CHECKPOINTS = Metric("checkpointing.checkpoints", "", "Tries of checkpoints that have ended", ("status",))
+ROWS = Metric("checkpointing.rows", "", "Rows that became visible", ("sink",))
+BYTES = Metric("checkpointing.data", "By", "Size of these rows as Arrow record batches", ("sink",))
+TRANSACTIONS = Metric(
+    "checkpointing.transactions", "", "Transactions by outcome: committed, aborted, lost", ("sink", "outcome")
+)
+COMMIT_RETRIES = Metric("checkpointing.commit.retries", "", "Times that outcomes had to be asked for again")
+COUNTERS = (CHECKPOINTS, ROWS, BYTES, TRANSACTIONS, COMMIT_RETRIES)
+
+DURATION = Metric(
+    "checkpointing.checkpoint.duration", "s", "From trigger to all rows visible, of completed checkpoints"
+)
+PHASE = Metric("checkpointing.phase.duration", "s", "Of prepare, validate, decide, commit and recover", ("phase",))
+HISTOGRAMS = (DURATION, PHASE)
+
+GAUGES: Mapping[Metric, Callable[[CheckpointStatisticsTracker], float]] = {
+    Metric("checkpointing.checkpoint.last", "", "Number of the newest visible checkpoint, -1 before the first"): (
+        lambda tracker: tracker.newest.checkpoint_id if tracker.newest else -1
+    ),
+    Metric("checkpointing.checkpoint.last.timestamp", "s", "When it became visible, since the epoch"): (
+        lambda tracker: tracker.newest.ended_at / 1000 if tracker.newest else 0
+    ),
+    Metric("checkpointing.checkpoint.last.duration", "s", "How long it took"): (
+        lambda tracker: tracker.newest.duration if tracker.newest else 0
+    ),
+    Metric("checkpointing.checkpoint.under_way", "s", "How long the current one has been under way; 0 between two"): (
+        lambda tracker: tracker.under_way_seconds
+    ),
+    Metric("checkpointing.in_doubt", "", "Decided transactions that are not known to be visible"): (
+        lambda tracker: tracker.in_doubt.total()
+    ),
+    Metric("checkpointing.in_doubt.age", "s", "How long they have been in doubt"): (
+        lambda tracker: tracker.in_doubt_seconds
+    ),
+    Metric("checkpointing.generation", "", "Number of the driver among all of the job"): (
+        lambda tracker: tracker.generation
+    ),
+    Metric("checkpointing.exactly_once", "", "1 if the guarantee is exactly-once"): (
+        lambda tracker: tracker.exactly_once
+    ),
+}
+
+
+class Meter(Protocol):
+    def add(self, metric: Metric, value: float, **labels: str) -> None: ...
+    def record(self, metric: Metric, value: float, **labels: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class MetricsReporter:
+    meter: Meter
+
+    def report(self, statistics: CheckpointStatistics) -> None:
+        _count(statistics, self.meter)
+
+
+def open_telemetry(tracker: CheckpointStatisticsTracker) -> tuple[Reporter, ...]:
+    """Metrics and spans, into whichever SDK the process has set up; without one they do nothing."""
+    return MetricsReporter(_OpenTelemetryMeter(tracker)), SpanReporter()
+
+
+def prometheus(tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> Reporter:
+    """Metrics into a registry of `prometheus-client` (extra `prometheus`). Raises ValueError if they are there."""
+    return MetricsReporter(_PrometheusMeter(tracker, registry))
+
+
+def exposition(tracker: CheckpointStatisticsTracker) -> Callable[[], tuple[str, bytes]] | None:
+    """Makes Prometheus' text of all metrics, after its content type. None without `prometheus-client`."""
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+    except ModuleNotFoundError:
+        return None
+    registry = CollectorRegistry()
+    tracker.reporters.append(prometheus(tracker, registry))
+    return lambda: (CONTENT_TYPE_LATEST, generate_latest(registry))
+
+
+def _count(statistics: CheckpointStatistics, meter: Meter) -> None:
+    meter.add(CHECKPOINTS, 1, status=statistics.status.value)
+    meter.add(COMMIT_RETRIES, statistics.commit_retries)
+    for phase, seconds in statistics.phases.items():
+        meter.record(PHASE, seconds, phase=phase)
+    for outcome, counts in (("aborted", statistics.aborted), ("lost", statistics.replayed)):
+        for sink, count in counts.items():
+            meter.add(TRANSACTIONS, count, sink=sink, outcome=outcome)
+    if statistics.status is Status.COMPLETED:
+        meter.record(DURATION, statistics.duration)
+        for sink, rows in statistics.rows.items():
+            meter.add(ROWS, rows, sink=sink)
+            meter.add(BYTES, statistics.bytes[sink], sink=sink)
+            meter.add(TRANSACTIONS, statistics.transactions[sink], sink=sink, outcome="committed")
+
+
+class _OpenTelemetryMeter:
+    def __init__(self, tracker: CheckpointStatisticsTracker) -> None:
+        meter = metrics.get_meter(_SCOPE)
+        self._job = {JOB: tracker.job}
+        self._counters = {each: meter.create_counter(each.name, each.unit, each.description) for each in COUNTERS}
+        self._histograms = {
+            each: meter.create_histogram(
+                each.name, each.unit, each.description, explicit_bucket_boundaries_advisory=_BUCKETS
+            )
+            for each in HISTOGRAMS
+        }
+        for each, read in GAUGES.items():
+            meter.create_observable_gauge(each.name, [self._observer(tracker, read)], each.unit, each.description)
+
+    def _observer(
+        self, tracker: CheckpointStatisticsTracker, read: Callable[[CheckpointStatisticsTracker], float]
+    ) -> Callable[[metrics.CallbackOptions], Iterable[metrics.Observation]]:
+        return lambda _: [metrics.Observation(read(tracker), self._job)]
+
+    def add(self, metric: Metric, value: float, **labels: str) -> None:
+        self._counters[metric].add(value, {**self._job, **labels})
+
+    def record(self, metric: Metric, value: float, **labels: str) -> None:
+        self._histograms[metric].record(value, {**self._job, **labels})
+
+
+class _PrometheusMeter:
+    def __init__(self, tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        self._job = tracker.job
+        self._metrics: dict[Metric, Any] = {}
+        for each in COUNTERS:
+            self._metrics[each] = Counter(*_named(each), [JOB, *each.labels], registry=registry)
+        for each in HISTOGRAMS:
+            self._metrics[each] = Histogram(*_named(each), [JOB, *each.labels], registry=registry, buckets=_BUCKETS)
+        for each, read in GAUGES.items():
+            gauge = Gauge(*_named(each), [JOB], registry=registry).labels(self._job)
+            gauge.set_function(partial(read, tracker))
+        self.add(COMMIT_RETRIES, 0)
+        for status in Status:
+            if status is not Status.IN_PROGRESS:  # an alert on the first failure needs the 0 before it
+                self.add(CHECKPOINTS, 0, status=status.value)
+
+    def add(self, metric: Metric, value: float, **labels: str) -> None:
+        self._metrics[metric].labels(**{JOB: self._job}, **labels).inc(value)
+
+    def record(self, metric: Metric, value: float, **labels: str) -> None:
+        self._metrics[metric].labels(**{JOB: self._job}, **labels).observe(value)
+
+
+_UNITS = {"s": "_seconds", "By": "_bytes"}
+
+
+def _named(metric: Metric) -> tuple[str, str]:
+    name = metric.name.replace(".", "_") + _UNITS.get(metric.unit, "")
+    return name, metric.description
+
+
+class SpanReporter:
+    """One span for a try of a checkpoint, and one in it for each of its phases, once it has ended."""
+
+    def __init__(self) -> None:
+        self._tracer = trace.get_tracer(_SCOPE)
+
+    def report(self, statistics: CheckpointStatistics) -> None:
+        at = statistics.triggered_at * 1_000_000
+        attributes: dict[str, str | int] = {
+            "checkpointing.job": statistics.job,
+            "checkpointing.checkpoint": statistics.checkpoint_id,
+            "checkpointing.generation": statistics.generation,
+            "checkpointing.status": statistics.status.value,
+            "checkpointing.rows": sum(statistics.rows.values()),
+        }
+        span = self._tracer.start_span("checkpoint", start_time=at, attributes=attributes)
+        if statistics.error:
+            span.set_status(trace.StatusCode.ERROR, statistics.error)
+        around = trace.set_span_in_context(span)
+        begin = at
+        for phase, seconds in statistics.phases.items():
+            end = begin + int(seconds * 1e9)
+            self._tracer.start_span(phase, around, start_time=begin).end(end)
+            begin = end
+        span.end(at + int(statistics.duration * 1e9))

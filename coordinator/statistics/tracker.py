@@ -1,0 +1,161 @@
+"""Makes statistics of the protocol's steps, and of nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from coordinator.errors import reason
+from coordinator.listener import CheckpointListener, Step
+from coordinator.protocol.clock import Clock
+from coordinator.statistics.model import CheckpointStatistics, Status
+
+logger = logging.getLogger(__package__)
+
+_PHASE_ENDED_BY = {
+    Step.PRE_COMMITTED: "prepare",
+    Step.VALIDATED: "validate",
+    Step.COMPLETE: "decide",
+    Step.COMMITTED: "commit",
+}
+
+
+class Reporter(Protocol):
+    def report(self, statistics: CheckpointStatistics) -> None:
+        """A try of a checkpoint has ended."""
+
+
+class LogReporter:
+    """One line for each, INFO if all is well. A formatter that writes JSON finds all facts in the record's attribute
+    `checkpoint`."""
+
+    def report(self, statistics: CheckpointStatistics) -> None:
+        well = statistics.status in (Status.COMPLETED, Status.RESTORED)
+        level = logging.INFO if well else logging.WARNING
+        logger.log(level, "job %s: %s", statistics.job, statistics, extra={"checkpoint": statistics.to_json()})
+
+
+class CheckpointStatisticsTracker(CheckpointListener):
+    """Follows one coordinator, tells the reporters about every try that has ended, and knows what is under way."""
+
+    def __init__(self, job: str, clock: Clock) -> None:
+        self.job, self._clock = job, clock
+        self.reporters: list[Reporter] = [LogReporter()]
+        self.generation = 0
+        self.exactly_once = False
+        self.newest: CheckpointStatistics | None = None
+        """The newest that is all visible."""
+        self.in_doubt: Counter[str] = Counter()
+        """Transactions that are decided and not known to be visible, by sink."""
+        self.rows: Counter[str] = Counter()
+        """By sink, of the checkpoints that this driver has seen from pre-commit to visible."""
+        self.first = -1
+        """The first of them."""
+        self._current: CheckpointStatistics | None = None
+        self._started = self._step_ended = self._decided = 0.0
+        self._is_recovering = False
+        self._offsets: tuple[str, ...] = ()
+        self._failed_tries = 0
+        self._aborted: Counter[str] = Counter()
+
+    @property
+    def in_doubt_seconds(self) -> float:
+        """How long what is in doubt has been decided."""
+        return self._clock.monotonic() - self._decided if self.in_doubt else 0.0
+
+    @property
+    def under_way_seconds(self) -> float:
+        """How long the current checkpoint has been under way; 0 between two."""
+        return self._clock.monotonic() - self._started if self._current else 0.0
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if step is Step.SWEPT:
+            self._aborted.update({sink: len(identities) for sink, identities in facts["aborted"].items()})
+        elif step is Step.GENERATION_CLAIMED:
+            self.generation, self._is_recovering, self._failed_tries = facts["generation"], True, 0
+            self._begin(-1)
+        elif step is Step.LOADED and self._is_recovering:
+            if facts["checkpoint"] < 0:
+                self._is_recovering, self._current = False, None
+            elif self._current:
+                self._current.checkpoint_id = facts["checkpoint"]
+        elif step is Step.COMMITTING:
+            self.in_doubt, self._decided = Counter(facts["transactions"]), self._clock.monotonic()
+        elif step is Step.RECOVERED and self._is_recovering:
+            self._is_recovering = False
+            self._phase("recover")
+            self._end(Status.RESTORED)
+        elif step is Step.GUARANTEED:
+            self.exactly_once = facts["exactly_once"]
+        elif step is Step.TRIGGERED:
+            self._begin(checkpoint_id, facts["offsets"])
+        else:
+            if step is Step.REPLAYING and self._current is None:  # of a checkpoint that an earlier driver completed
+                self._begin(checkpoint_id)
+            if self._current:
+                self._go_on(self._current, step, facts)
+
+    def _begin(self, checkpoint_id: int, offsets: Sequence[str] = ()) -> None:
+        self._started = self._step_ended = self._clock.monotonic()
+        self._current = CheckpointStatistics(
+            self.job,
+            checkpoint_id,
+            self.generation,
+            attempt=self._failed_tries + 1,
+            triggered_at=self._clock.milliseconds(),
+            offsets_from=self._offsets,
+            offsets_to=tuple(offsets),
+        )
+
+    def _go_on(self, current: CheckpointStatistics, step: Step, facts: Mapping[str, Any]) -> None:
+        if phase := _PHASE_ENDED_BY.get(step):
+            self._phase(phase)
+        if step is Step.PRE_COMMITTED:
+            current.rows, current.bytes = dict(facts["rows"]), dict(facts["bytes"])
+            current.transactions = dict(facts["transactions"])
+        elif step is Step.COMPLETE:
+            current.adopted = facts["adopted"]
+        elif step is Step.ASKING_AGAIN:
+            current.commit_retries += 1
+        elif step is Step.REPLAYING:
+            current.replayed = dict(Counter(current.replayed) + Counter(facts["transactions"]))
+        elif step is Step.COMMITTED:
+            self._offsets, self._failed_tries = current.offsets_to or self._offsets, 0
+            self._end(Status.COMPLETED)
+        elif step in (Step.FAILED, Step.HALTED):
+            self._failed_tries += 1
+            current.error = reason(facts["error"])
+            self._end(Status.HALTED if self.in_doubt or "decide" in current.phases else Status.FAILED)
+
+    def _phase(self, name: str) -> None:
+        now = self._clock.monotonic()
+        if self._current:
+            self._current.phases[name] = now - self._step_ended
+        self._step_ended = now
+
+    def _end(self, status: Status) -> None:
+        ended, self._current = self._current, None
+        if ended is None:
+            return
+        ended.status, ended.exactly_once = status, self.exactly_once
+        ended.ended_at, ended.duration = self._clock.milliseconds(), self._clock.monotonic() - self._started
+        ended.aborted, self._aborted = dict(self._aborted), Counter()
+        if status in (Status.COMPLETED, Status.RESTORED):
+            self.newest, self.in_doubt = ended, Counter()
+        if status is Status.COMPLETED:
+            self.first = ended.checkpoint_id if self.first < 0 else self.first
+            self.rows.update(ended.rows)
+        for reporter in self.reporters:
+            try:
+                reporter.report(ended)
+            except Exception:
+                logger.exception("%r could not report checkpoint %d", reporter, ended.checkpoint_id)
+
+    def totals(self) -> str:
+        """What has been written since this object was made, for a person."""
+        if self.first < 0 or self.newest is None:
+            return "wrote no checkpoint"
+        rows = ", ".join(f"{count:,} into {sink}" for sink, count in self.rows.items())
+        return f"wrote checkpoints {self.first} to {self.newest.checkpoint_id}; rows: {rows or 'none'}"

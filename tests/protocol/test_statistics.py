@@ -1,0 +1,294 @@
+"""What is told of a checkpoint agrees with what happened to it: in the log, in storage, as metrics and as spans."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from coordinator import CheckpointListener, Step
+from coordinator.errors import CheckpointFailed, CorruptRecord, InDoubtError
+from coordinator.protocol.records import CheckpointStore
+from coordinator.statistics.history import CheckpointHistory, load_history
+from coordinator.statistics.model import CheckpointStatistics, Status
+from coordinator.storage import StorageError, open_storage
+from examples.custom_sink import FileSink
+from sinks.testing import Hooked
+from sinks.transaction import Checkpoint, Committable
+from tests.protocol.play import CrashError, Job, complete_but_one_lost, crash_at, fail
+from tests.storage.wrapped import WrappedStorage
+
+
+class Told:
+    """A reporter that remembers."""
+
+    def __init__(self) -> None:
+        self.all: list[CheckpointStatistics] = []
+
+    def report(self, statistics: CheckpointStatistics) -> None:
+        self.all.append(statistics)
+
+
+def followed(job: Job, batches: int | None = None, **options: Any) -> list[CheckpointStatistics]:
+    """Of one run, which may fail."""
+    told = Told()
+    with job.coordinator(**options) as coordinator:
+        coordinator.statistics.reporters.append(told)
+        try:
+            job.query(batches).run(coordinator)
+        except (CheckpointFailed, InDoubtError, CrashError) as error:
+            logging.info("ended with %r", error)
+    return told.all
+
+
+def rows_of(job: Job, n: int) -> int:
+    return sum(table.num_rows for table in job.input[n])
+
+
+# ---------------------------------------------------------------------- what is told
+def test_an_undisturbed_run(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    told = followed(job, storage=f"file://{job.folder / 'storage'}")
+    assert [(one.checkpoint_id, one.status, one.attempt) for one in told] == [
+        (n, Status.COMPLETED, 1) for n in range(len(job.input))
+    ]
+    for n, one in enumerate(told):
+        assert one.rows == {"files": rows_of(job, n)}
+        assert one.transactions == {"files": sum(bool(table.num_rows) for table in job.input[n])}
+        assert one.bytes["files"] > 8 * one.rows["files"]
+        assert (one.generation, one.exactly_once, one.adopted) == (1, True, False)
+        assert list(one.phases) == ["prepare", "validate", "decide", "commit"]
+        assert 0 < sum(one.phases.values()) <= one.duration < 60
+        assert 0 < one.triggered_at <= one.ended_at
+        assert one.offsets_to == (f'{{"end":{n}}}',)
+        assert one.offsets_from == (told[n - 1].offsets_to if n else ())
+    lines = [record for record in caplog.records if record.name == "coordinator.statistics"]
+    assert [line.levelname for line in lines] == ["INFO"] * len(told)
+    assert lines[0].getMessage().startswith("job job: checkpoint 0 completed in ")
+    assert f"rows: {rows_of(job, 0)} into files; {told[0].transactions['files']} transactions" in lines[0].getMessage()
+    assert vars(lines[0])["checkpoint"] == told[0].to_json()
+
+
+def test_a_failed_try_and_the_next(job: Job) -> None:
+    failing = Hooked(job.sink, "write", hook=fail)
+    told = followed(job, 1, sink=failing, config={"tolerable_failed_checkpoints": 1})
+    assert [(one.status, one.attempt) for one in told] == [(Status.FAILED, 1), (Status.COMPLETED, 2)]
+    assert "not today" in told[0].error
+    assert "commit" not in told[0].phases
+    assert "failed tries before" in str(told[1])
+
+
+def test_a_checkpoint_that_a_killed_driver_left_complete(job: Job) -> None:
+    with pytest.raises(CrashError):
+        job.run(2, listeners=[crash_at(Step.COMPLETE, 1)])
+    told = followed(job)
+    assert [(one.checkpoint_id, one.status) for one in told] == [(1, Status.RESTORED), (2, Status.COMPLETED)]
+    assert list(told[0].phases) == ["recover"]
+    assert told[1].generation == 2
+    job.assert_exactly_once()
+
+
+def test_orphans_and_what_is_lost(job: Job) -> None:
+    complete_but_one_lost(job)
+    told = followed(job, 1)
+    assert [(one.status, one.replayed) for one in told] == [(Status.RESTORED, {}), (Status.COMPLETED, {"files": 1})]
+    with pytest.raises(CrashError):
+        job.run(2, listeners=[crash_at(Step.PRE_COMMITTED, 1)])
+    orphans = len(list(job.sink.in_doubt("job")))
+    assert orphans
+    told = followed(job, 2)
+    assert sum(one.aborted.get("files", 0) for one in told) == orphans
+
+
+class Refusing(FileSink):
+    def commit_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Any:
+        raise OSError("not today")
+
+
+def test_what_cannot_be_committed_for_now(job: Job) -> None:
+    in_doubt = []
+
+    class Look(CheckpointListener):
+        def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+            if step is Step.ASKING_AGAIN:
+                in_doubt.append((statistics.in_doubt.total(), statistics.in_doubt_seconds))
+
+    told = Told()
+    coordinator = job.coordinator(Refusing(job.sink.folder), listeners=[Look()])
+    statistics = coordinator.statistics
+    statistics.reporters.append(told)
+    with pytest.raises(InDoubtError):
+        job.query(1).run(coordinator)
+    [one] = told.all
+    assert one.status is Status.HALTED
+    assert one.commit_retries == len(in_doubt) > 1
+    assert {count for count, _ in in_doubt} == {one.transactions["files"]}
+    ages = [age for _, age in in_doubt]
+    assert ages == sorted(ages)
+    assert ages[-1] > 1, "of the two seconds of the commit timeout"
+    assert "not today" in one.error
+
+
+def test_a_reporter_that_fails_changes_nothing(job: Job) -> None:
+    class Broken:
+        def report(self, statistics: CheckpointStatistics) -> None:
+            raise RuntimeError
+
+    with job.coordinator() as coordinator:
+        coordinator.statistics.reporters.insert(0, Broken())
+        job.query().run(coordinator)
+    job.assert_exactly_once()
+    assert len(load_history(CheckpointStore(job.storage, "job"))) == len(job.input)
+
+
+# ---------------------------------------------------------------------- the history in storage
+def test_the_history_outlives_its_drivers(job: Job) -> None:
+    first, second = followed(job, 1), followed(job)
+    assert load_history(CheckpointStore(job.storage, "job")) == first + second
+    assert len(statistics_keys(job)) == 1
+
+
+def statistics_keys(job: Job) -> list[str]:
+    return [key for key in job.storage.list("") if "/statistics/" in key]
+
+
+def numbered(n: int) -> CheckpointStatistics:
+    return CheckpointStatistics("job", n, 1, Status.COMPLETED, ended_at=n + 1)
+
+
+def test_the_history_is_bounded_and_takes_few_objects(job: Job) -> None:
+    store = CheckpointStore(job.storage, "job")
+    history = CheckpointHistory(store, 250)
+    for n in range(1000):
+        history.report(numbered(n))
+        if n % 7 == 0:
+            history.flush()
+    history.flush()
+    found = [one.checkpoint_id for one in load_history(store)]
+    assert found == list(range(found[0], 1000))
+    assert 250 <= len(found) <= 360
+    assert len(statistics_keys(job)) <= 4
+    none = CheckpointHistory(CheckpointStore(open_storage(f"memory:{uuid.uuid4().hex}"), "job"), 0)
+    none.report(numbered(1))
+    none.flush()
+
+
+def test_two_drivers_that_flush_at_once_lose_nothing(job: Job) -> None:
+    histories = [CheckpointHistory(CheckpointStore(job.storage, "job"), 1000) for _ in range(2)]
+
+    def flush(generation: int) -> None:
+        for n in range(40):
+            histories[generation].report(replace(numbered(n), generation=generation))
+            histories[generation].flush()
+
+    threads = [threading.Thread(target=flush, args=[generation]) for generation in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = load_history(CheckpointStore(job.storage, "job"))
+    assert Counter(one.generation for one in found) == {0: 40, 1: 40}
+
+
+def test_a_storage_that_refuses_statistics_is_asked_again(job: Job) -> None:
+    class Refuses(WrappedStorage):
+        refused = 0
+
+        def put_if_absent(self, key: str, value: bytes) -> bool:
+            if "/statistics/" in key and self.refused < 2:
+                self.refused += 1
+                raise StorageError(self.uri, key, "not today")
+            return super().put_if_absent(key, value)
+
+    history = CheckpointHistory(CheckpointStore(Refuses(job.storage), "job"), 10)
+    for n in range(2):
+        history.report(numbered(n))
+        with pytest.raises(StorageError):
+            history.flush()
+    history.flush()
+    assert [one.checkpoint_id for one in load_history(CheckpointStore(job.storage, "job"))] == [0, 1]
+
+
+def test_an_altered_history_is_refused_and_stops_no_query(job: Job) -> None:
+    followed(job, 1)
+    [key] = statistics_keys(job)
+    data = job.storage.get(key)
+    assert data
+    job.storage.delete(key)
+    job.storage.put_if_absent(key, data.replace(b'"completed"', b'"failed"   '))
+    with pytest.raises(CorruptRecord, match="changed after it was written"):
+        load_history(CheckpointStore(job.storage, "job"))
+    followed(job)
+    job.assert_exactly_once()
+
+
+# ---------------------------------------------------------------------- metrics
+def test_prometheus(job: Job) -> None:
+    registry = CollectorRegistry()
+    with job.coordinator(storage=f"file://{job.folder / 'storage'}") as coordinator:
+        coordinator.register_metrics(registry)
+
+        def value(name: str, **labels: str) -> float | None:
+            return registry.get_sample_value(f"checkpointing_{name}", {"job_name": "job", **labels})
+
+        assert value("checkpoints_total", status="failed") == 0
+        assert value("checkpoint_last") == -1
+        job.query().run(coordinator)
+        newest = coordinator.statistics.newest
+        assert newest
+        batches = len(job.input)
+        assert value("checkpoints_total", status="completed") == batches
+        assert value("rows_total", sink="files") == sum(rows_of(job, n) for n in range(batches))
+        assert (value("data_bytes_total", sink="files") or 0) > 0
+        assert (value("transactions_total", sink="files", outcome="committed") or 0) >= batches
+        assert value("checkpoint_duration_seconds_count") == batches
+        assert value("phase_duration_seconds_count", phase="decide") == batches
+        assert value("checkpoint_last") == batches - 1
+        assert value("checkpoint_last_timestamp_seconds") == newest.ended_at / 1000
+        assert (value("in_doubt"), value("in_doubt_age_seconds"), value("exactly_once")) == (0, 0, 1)
+        assert (value("generation"), value("checkpoint_under_way_seconds")) == (1, 0)
+        with pytest.raises(ValueError, match="Duplicated"):
+            coordinator.register_metrics(registry)
+
+
+@pytest.fixture
+def telemetry(monkeypatch: pytest.MonkeyPatch) -> tuple[InMemoryMetricReader, InMemorySpanExporter]:
+    reader, exporter = InMemoryMetricReader(), InMemorySpanExporter()
+    meters, tracers = MeterProvider([reader], shutdown_on_exit=False), TracerProvider(shutdown_on_exit=False)
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(metrics, "get_meter", meters.get_meter)
+    monkeypatch.setattr(trace, "get_tracer", tracers.get_tracer)
+    return reader, exporter
+
+
+def test_open_telemetry(job: Job, telemetry: tuple[InMemoryMetricReader, InMemorySpanExporter]) -> None:
+    reader, exporter = telemetry
+    told = followed(job)
+    data = reader.get_metrics_data()
+    assert data
+    [scope] = data.resource_metrics[0].scope_metrics
+    points = {metric.name: list(metric.data.data_points) for metric in scope.metrics}
+    [completed] = points["checkpointing.checkpoints"]
+    assert vars(completed)["attributes"] == {"job_name": "job", "status": "completed"}
+    assert vars(completed)["value"] == len(job.input)
+    assert [vars(point)["value"] for point in points["checkpointing.checkpoint.last"]] == [len(job.input) - 1]
+    spans = exporter.get_finished_spans()
+    roots = [span for span in spans if span.name == "checkpoint"]
+    assert [dict(span.attributes or {})["checkpointing.checkpoint"] for span in roots] == [0, 1, 2]
+    for root, one in zip(roots, told, strict=True):
+        inside = [span for span in spans if span.parent and span.parent.span_id == root.context.span_id]
+        assert [span.name for span in inside] == list(one.phases)
+        assert root.start_time == one.triggered_at * 1_000_000

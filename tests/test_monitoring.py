@@ -1,0 +1,146 @@
+"""What docs/monitoring.md ships agrees with what a driver tells, by a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.savepoints import access
+from coordinator.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from sinks.testing.servers.common import ServerProcess
+from sinks.testing.servers.maven import cache_folder
+from tests.protocol.play import Job
+from tests.table import eventually
+
+DOCS = Path(__file__).parents[1] / "docs"
+ALERTS, DASHBOARD, PAGE = DOCS / "alerts.yaml", DOCS / "grafana-dashboard.json", DOCS / "monitoring.md"
+UNITS = {"s": "_seconds", "By": "_bytes", "": ""}
+
+
+def series() -> set[str]:
+    """What Prometheus stores."""
+    names = {metric: metric.name.replace(".", "_") + UNITS[metric.unit] for metric in [*COUNTERS, *HISTOGRAMS, *GAUGES]}
+    told = {f"{names[metric]}_total" for metric in COUNTERS} | {names[metric] for metric in GAUGES}
+    return told | {names[metric] + part for metric in HISTOGRAMS for part in ("_bucket", "_sum", "_count")}
+
+
+def named(text: str) -> set[str]:
+    return set(re.findall(r"\bcheckpointing_\w+", text))
+
+
+@pytest.mark.parametrize("file", [ALERTS, DASHBOARD], ids=["alerts", "dashboard"])
+def test_alerts_and_dashboard_ask_for_what_there_is(file: Path) -> None:
+    assert named(file.read_text())
+    assert named(file.read_text()) <= series()
+
+
+def test_the_page_names_every_metric() -> None:
+    stored = {re.sub("_(bucket|sum|count)$", "", name) for name in series()}
+    assert named(PAGE.read_text()) == stored
+    for metric in [*COUNTERS, *HISTOGRAMS, *GAUGES]:
+        assert f"`{metric.name}`" in PAGE.read_text()
+
+
+# ---------------------------------------------------------------------- with a real server
+@pytest.fixture(scope="module")
+def binaries() -> Path:
+    """The folder of Debian's `prometheus` and `promtool`."""
+    if found := shutil.which("prometheus"):
+        return Path(found).parent
+    folder = cache_folder() / "prometheus"
+    if not (folder / "usr/bin/prometheus").exists():
+        if not (shutil.which("apt-get") and shutil.which("dpkg")):
+            pytest.skip("there is no Prometheus, and no apt-get to fetch it")
+        folder.mkdir(parents=True, exist_ok=True)
+        fetched = subprocess.run(
+            ["apt-get", "download", "-q", "prometheus"], cwd=folder, capture_output=True, text=True, timeout=120
+        )
+        packages = list(folder.glob("prometheus_*.deb"))
+        if fetched.returncode or not packages:
+            pytest.skip(f"apt-get has no Prometheus: {fetched.stderr.strip()[-200:]}")
+        subprocess.run(["dpkg", "-x", packages[0], folder], check=True, timeout=60)
+    return folder / "usr/bin"
+
+
+class Prometheus(ServerProcess):
+    """Reads one driver."""
+
+    def __init__(self, binaries: Path, place: str, token: str | None) -> None:
+        super().__init__()
+        self._binary, self._place, self._token = binaries / "prometheus", place, token
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def _command(self) -> Sequence[str]:
+        config = {
+            "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms"},
+            "rule_files": [str(ALERTS)],
+            "scrape_configs": [
+                {
+                    "job_name": "spark",
+                    "authorization": {"credentials": self._token},
+                    "static_configs": [{"targets": [self._place]}],
+                }
+            ],
+        }
+        file = self.home / "prometheus.yml"
+        file.write_text(json.dumps(config))  # which is YAML
+        storage = self.home / "tsdb"
+        return [
+            str(self._binary),
+            f"--config.file={file}",
+            f"--storage.tsdb.path={storage}",
+            f"--web.listen-address={self.address}",
+        ]
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    def ask(self, expression: str) -> list[dict[str, Any]]:
+        query = urllib.parse.urlencode({"query": expression})
+        with urllib.request.urlopen(f"http://{self.address}/api/v1/query?{query}", timeout=10) as answer:
+            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+            return result
+
+    def wait_for(self, expression: str) -> list[dict[str, Any]]:
+        eventually(lambda: bool(self.ask(expression)), 60)
+        return self.ask(expression)
+
+
+@pytest.mark.large
+def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    checked = subprocess.run([binaries / "promtool", "check", "rules", ALERTS], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    job = Job(tmp_path)
+    with job.coordinator() as coordinator:
+        address = coordinator.serve_http()
+        token = access.read(access.token_file("job", coordinator.protocol.store.storage.uri))
+        with Prometheus(binaries, address.removeprefix("http://"), token) as prometheus:
+            job.query(2).run(coordinator)
+            [newest] = prometheus.wait_for('checkpointing_checkpoint_last{job_name="job"} == 1')
+            assert newest["metric"]["job"] == "spark"
+            # the storage in memory is what this job's guarantee lacks
+            [alert] = prometheus.wait_for('ALERTS{alertname="NotExactlyOnce"}')
+            assert alert["metric"]["job_name"] == "job"
+            panels = json.loads(DASHBOARD.read_text())["panels"]
+            for expression in [target["expr"] for panel in panels for target in panel["targets"]]:
+                prometheus.ask(expression.replace("$job", "job"))  # an error is an HTTP status
+            assert prometheus.ask('checkpointing_rows_total{job_name="job",sink="files"}')[0]["value"][1] == str(
+                sum(table.num_rows for batch in job.input[:2] for table in batch)
+            )
