@@ -23,6 +23,8 @@ from sinks.task import SinkTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_DESCRIPTION = "spark.job.description"
+
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Py4J logs the stack of whatever leaves foreachBatch, also where it only tells Spark of a clean stop. Errors of
@@ -101,12 +103,15 @@ class SparkBatch(DataFrameBatch):
         return not known[self.run_id]
 
     @contextmanager
-    def _tagged(self) -> Iterator[None]:
+    def _tagged(self, doing: str) -> Iterator[None]:
         context = self._df.sparkSession.sparkContext
+        of_batch = context.getLocalProperty(_DESCRIPTION) or ""
         context.addJobTag(self._job_tag)
+        context.setLocalProperty(_DESCRIPTION, f"{of_batch}<br/>checkpoint {self.facts.checkpoint_id}: {doing}")
         try:
             yield
         finally:
+            context.setLocalProperty(_DESCRIPTION, of_batch)
             context.removeJobTag(self._job_tag)
 
     def _thread(self, target: Callable[..., None], *args: Any) -> Thread:

@@ -99,7 +99,7 @@ class ConnectBatch(DataFrameBatch):
         return False  # before Spark 4.3 the session is the user's own, and stays as a killed worker leaves it
 
     @contextmanager
-    def _tagged(self) -> Iterator[None]:
+    def _tagged(self, doing: str) -> Iterator[None]:
         session = self._df.sparkSession
         session.addTag(self.run_id)
         try:

@@ -33,7 +33,7 @@ class DataFrameBatch(ABC):
         return arrow_schema(self._written(sink))
 
     def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
-        with self._tagged(), self._computed_once():
+        with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
             if len(tasks) > 1:
                 self.drain()  # else two executors may compute a partition, each for a sink of its own, with other rows
             hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
@@ -52,8 +52,9 @@ class DataFrameBatch(ABC):
         return self._df.sameSemantics(other._df)
 
     @abstractmethod
-    def _tagged(self) -> AbstractContextManager[None]:
-        """Spark jobs that this thread begins, and threads that inherit from it, can be cancelled."""
+    def _tagged(self, doing: str) -> AbstractContextManager[None]:
+        """Spark jobs that this thread begins, and threads that inherit from it, can be cancelled. `doing`: for
+        Spark's UI, where that shows it."""
 
     @abstractmethod
     def _thread(self, target: Callable[..., None], *args: Any) -> Thread:

@@ -143,6 +143,8 @@ class NotingSink(FileSink):
         assert task is not None
         with (self.folder.parent / f"limits-{self.name}").open("a") as notes:
             notes.write(f"{context.checkpoint_id} {task.getLocalProperty(arrow.MAX_BYTES)}\n")
+        with (self.folder.parent / f"descriptions-{self.name}").open("a") as notes:
+            notes.write(f"{task.getLocalProperty('spark.job.description')}\n")
         return super().begin_transaction(context)
 
 
@@ -197,6 +199,9 @@ def test_two_sinks_side_by_side(spark: SparkSession, tmp_path: Path) -> None:
     for sink in run(spark, tmp_path, lambda df: df, names=("a", "b")):
         assert {limit for each in limits(sink).values() for limit in each} == {arrow.UNLIMITED}
         assert sorted(row["id"] for row in visible(sink)) == list(range(30))
+    descriptions = (tmp_path / "descriptions-a").read_text()
+    for n in range(3):  # after Spark's own, with the ids of query and run
+        assert f"batch = {n}<br/>checkpoint {n}: pre-commit a, b" in descriptions
 
 
 def test_a_large_row_has_its_checkpoint_written_again(
