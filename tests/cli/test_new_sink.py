@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from coordinator.cli.app import app
+from tests.kit_run import run_kit
 
 
 def new_sink(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["new-sink", *arguments])
 
 
-def test_the_skeleton_passes_its_test(tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.large)], ids=["short", "whole"])
+def test_the_skeleton_passes_its_test(tmp_path: Path, whole: bool) -> None:
     result = new_sink("AuditLog", "--folder", str(tmp_path))
     assert result.exit_code == 0
     assert {file.name for file in tmp_path.iterdir()} == {"audit_log_sink.py", "test_audit_log_sink.py"}
     texts = [file.read_text() for file in tmp_path.iterdir()]
     assert all("AuditLogSink" in text and "keleton" not in text for text in texts)
-    python, *command = result.stdout.split()
-    assert python == "python"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-    options = ["-q", "-p", "no:cacheprovider", "-W", "error"]
-    done = subprocess.run(
-        [sys.executable, *command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert " passed" in done.stdout
+    test = tmp_path / "test_audit_log_sink.py"
+    assert result.stdout == f"python -m pytest {test}\n"
+    run_kit(tmp_path, test.name, whole=whole)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,20 @@
+"""The conformance kit as an author runs it: pytest, in a folder with a sink and its test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REST = "killed_at_every_step or killed_inside or by_an_operator or zombie"
+"""Of `make test-all` only: what the kit's tests of other sinks cover."""
+
+
+def run_kit(folder: Path, test: str, *, whole: bool) -> None:
+    options = ["-q", "-W", "error", "-W", "ignore:Unknown pytest.mark", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, test, *([] if whole else ["-k", f"not ({REST})"])]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
