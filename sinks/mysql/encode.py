@@ -158,8 +158,8 @@ class InsertEncoder(RowEncoder):
 
     @staticmethod
     def _quoted(form: Form, text: pa.Array) -> pa.Array:
-        if form in (Form.NUMBER, Form.BITS):
-            return text
+        if form in (Form.NUMBER, Form.BITS):  # -0 without an exponent is the integer 0
+            return pc.if_else(pc.equal(text, "-0"), pa.scalar("-0e0", text.type), text)
         if form is Form.TEXT and (_used(text) == ord("'")).any():
             text = pc.replace_substring(text, "'", "''")
         return _around("X'" if form is Form.HEX else "'", text, "'")

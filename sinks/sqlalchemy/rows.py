@@ -86,8 +86,10 @@ class RowTransaction:
             converted = self._convert[name](array)
             try:
                 values: list[Any] = converted.to_pylist()
-            except (ValueError, OverflowError):
-                raise Refused(_first_unreadable(converted), "the year is not within 1 to 9999") from None
+            except (ValueError, OverflowError) as error:
+                text = isinstance(error, UnicodeDecodeError)
+                reason = "the text is not UTF-8" if text else "the year is not within 1 to 9999"
+                raise Refused(_first_unreadable(converted), reason) from None
             return values
         except Refused as refused:
             raise bad_value(self.where, self._row, batch, name, refused) from None

@@ -802,6 +802,16 @@ def test_a_referenced_row_cannot_be_deleted_and_that_is_found_before_the_decisio
 
 # ---------------------------------------------------------------------- like every table
 @pytest.mark.usefixtures("without_local")
+def test_a_zero_keeps_its_sign_in_an_insert(db: Observer) -> None:
+    db.run("ALTER TABLE orders ADD amount double")
+    schema = pa.schema([("id", pa.int64()), ("amount", pa.float64())])
+    sink = make(db, check=schema)
+    rows: list[dict[str, Any]] = [{"id": 0, "amount": -0.0}, {"id": 1, "amount": 0.0}, {"id": 2, "amount": None}]
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, batch(rows, schema))]) == [COMMITTED]
+    assert [str(amount) for (amount,) in db.run("SELECT amount FROM orders ORDER BY id")] == ["-0.0", "0.0", "None"]
+
+
+@pytest.mark.usefixtures("without_local")
 def test_rows_that_no_statement_of_the_server_has_room_for(db: Observer) -> None:
     """INSERTs of several rows are halved until they fit; for a row alone there is advice."""
     db.run("ALTER TABLE orders MODIFY name longtext")

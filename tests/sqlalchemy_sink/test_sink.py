@@ -19,7 +19,7 @@ from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.transaction import CommitState, Fingerprint, TransactionId
-from tests.table import why_unknown
+from tests.table import context, why_unknown
 
 ORDERS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
 STOCK = pa.schema(
@@ -333,6 +333,17 @@ def test_siblings_of_a_lost_participant_are_held(db: Play) -> None:
     assert db.run("SELECT * FROM orders") == []
     again = db.pre_commit(sink, ORDERS, [(0, "x")], 0)
     assert db.commit(sink, again, kept) == [CommitOutcome.COMMITTED] * 2
+
+
+def test_text_that_is_not_utf8_is_told(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    offsets, data = pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")
+    bad = pa.Array.from_buffers(pa.string(), 1, [None, offsets, data])
+    transaction = sink.begin_transaction(context(sink, schema=ORDERS))
+    with pytest.raises(BadValue, match='row 1, column "name": the text is not UTF-8'):
+        sink.write(transaction, pa.RecordBatch.from_arrays([pa.array([1]), bad], schema=ORDERS))
+    sink.rollback(transaction)
 
 
 def test_keys_are_compared_as_the_index_does(db: Play) -> None:
