@@ -28,12 +28,12 @@ else:
     import tomli as tomllib
 
 SINKS = {
-    "postgres": ("sinks.postgres:PostgresSink", "postgres"),
-    "mysql": ("sinks.mysql:MySQLSink", "mysql"),
-    "kafka": ("sinks.kafka:KafkaSink", "kafka"),
-    "sqlalchemy": ("sinks.sqlalchemy:SqlAlchemySink", ""),
+    "postgres": "sinks.postgres:PostgresSink",
+    "mysql": "sinks.mysql:MySQLSink",
+    "kafka": "sinks.kafka:KafkaSink",
+    "sqlalchemy": "sinks.sqlalchemy:SqlAlchemySink",
 }
-"""What `type` names: the class, and the extra of this package that its driver comes with."""
+"""What `type` names."""
 
 _FUNCTIONS = ("transform", "value_serializer")
 _KEYS = ("job", "storage", "checkpointing", "sinks")
@@ -106,18 +106,12 @@ def _sink(section: Any, where: str) -> TwoPhaseCommitSink[Any]:
 
 
 def _class(kind: str, where: str) -> type[TwoPhaseCommitSink[Any]]:
-    place, extra = SINKS.get(kind, (kind, ""))
+    place = SINKS.get(kind, kind)
     if ":" not in place:
         near = get_close_matches(kind, SINKS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SINKS)} and package.module:Class"
         raise JobFileError(f"{where}: there is no type {kind!r}; {hint}")
-    if extra:
-        try:
-            found = _attribute(place, where)
-        except JobFileError as error:
-            raise JobFileError(f"{error}. Install this library with its extra {extra!r}") from error
-    else:
-        found = _attribute(place, where)
+    found = _attribute(place, where)
     if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink)):
         raise JobFileError(f"{where}: {kind} is no subclass of sinks.TwoPhaseCommitSink")
     return found

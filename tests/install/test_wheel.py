@@ -63,6 +63,14 @@ def test_each_extra_is_enough_for_its_sink(
     assert has_spark == "False"
 
 
+@pytest.mark.parametrize("extra", ["postgres", "mysql", "kafka"])
+def test_a_sink_without_its_extra_names_it(extra: str, base: Environment, tmp_path: Path) -> None:
+    code = f"import sinks.{extra}"
+    done = subprocess.run([base.python, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"Install this library with its extra `{extra}`" in done.stderr.splitlines()[-1]
+
+
 def test_the_command_without_spark(wheel: Path, base: Environment, tmp_path: Path) -> None:
     without = subprocess.run([base.folder / "bin" / "coordinator"], capture_output=True, text=True, env=ENVIRONMENT)
     assert without.returncode == 1

@@ -1,0 +1,19 @@
+"""The extras of this package, by which the drivers of the sinks are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Around the imports of what comes with an extra: where one fails, the error says how it is installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("sinks", "coordinator"):
+            raise
+        raise ModuleNotFoundError(
+            f"{error}. Install this library with its extra `{name}` (README, Installation)", name=error.name
+        ) from error
