@@ -43,6 +43,8 @@ _SQL_MODE = ",".join(
         "NO_BACKSLASH_ESCAPES",  # in SQL text a quote is doubled, and nothing else is special
     ]
 )
+SORTED_BYTES = 4096
+"""By so many a text is sorted; an index holds 3,072 at most."""
 _LEDGER = "ledger of exactly-once sinks"
 _SESSION = {
     "autocommit": "1",  # init_connect of the server may have changed what the driver thinks it is
@@ -54,6 +56,7 @@ _SESSION = {
     "max_error_count": "64",
     "foreign_key_checks": "1",
     "unique_checks": "1",
+    "max_sort_length": str(SORTED_BYTES),
     "sql_safe_updates": "0",
     "sql_select_limit": "18446744073709551615",
     "wait_timeout": _WAIT_TIMEOUT,

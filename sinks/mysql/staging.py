@@ -16,13 +16,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pymysql
 
-from sinks.errors import SinkError, TransactionBlocked
+from sinks.errors import BadValue, SinkError, TransactionBlocked
 from sinks.mysql import catalog
 from sinks.mysql.catalog import Target
 from sinks.mysql.dialect import MySQLDialect
 from sinks.mysql.failures import SHAPE, Writing, code_of, describe, refuses
 from sinks.mysql.loading import RowTransaction
-from sinks.mysql.server import Connection, execute, literal, query, quoted
+from sinks.mysql.server import SORTED_BYTES, Connection, execute, literal, query, quoted
 from sinks.mysql.types import Column, target_type
 from sinks.sql.dialect import Plan
 from sinks.sql.staging import StagingDialect, identity_of
@@ -138,6 +138,18 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, RowTransacti
             where = f"({staged}) AS staged WHERE {quoted(name)} IS NULL{kept}"
             if query(connection, f"SELECT 1 FROM {where} LIMIT 1"):
                 yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
+
+    def clashes(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+        super().clashes(connection, target, staging, written)
+        by = self.merge.order_by
+        if by is None or any(column.name == by and not column.collation for column in target.columns):
+            return
+        staged = f"({self.union(staging, quoted(by))}) AS staged"
+        if query(connection, f"SELECT 1 FROM {staged} WHERE LENGTH({quoted(by)}) > {SORTED_BYTES} LIMIT 1"):
+            raise BadValue(
+                f'table {target.label}: a value of the order_by column "{by}" is longer than {SORTED_BYTES} bytes, and '
+                "the server sorts by no more: order by a number, a time or a shorter text"
+            )
 
     # ------------------------------------------------------------------ the move
     def move(

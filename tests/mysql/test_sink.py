@@ -801,6 +801,22 @@ def test_a_referenced_row_cannot_be_deleted_and_that_is_found_before_the_decisio
 
 
 # ---------------------------------------------------------------------- like every table
+@pytest.mark.parametrize("length", [2000, 5000])
+def test_an_order_by_that_is_long_text(db: Observer, length: int) -> None:
+    """By default the server sorts by the first 1,024 bytes, and by none of the rest."""
+    db.run("CREATE TABLE notes (id bigint PRIMARY KEY, at longtext)")
+    schema = pa.schema([("id", pa.int64()), ("at", pa.string())])
+    sink = make(db, table="notes", check=schema, mode="upsert", keys=["id"], order_by="at")
+    committables = [pre_commit(sink, batch([{"id": 1, "at": "x" * length + letter} for letter in "bcaedf"], schema))]
+    if length > 4096:
+        with pytest.raises(BadValue, match='order_by column "at" is longer than 4096 bytes'):
+            sink.validate_all(checkpoint(), committables)
+    else:
+        sink.validate_all(checkpoint(), committables)
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+        assert db.run("SELECT right(at, 1) FROM notes") == [("f",)]
+
+
 @pytest.mark.usefixtures("without_local")
 def test_a_zero_keeps_its_sign_in_an_insert(db: Observer) -> None:
     db.run("ALTER TABLE orders ADD amount double")
