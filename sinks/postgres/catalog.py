@@ -282,6 +282,16 @@ def _declared(column: Column) -> str:
     return column.declared + ("" if column.nullable else " NOT NULL") + (" with default" if column.has_default else "")
 
 
+def foreign_partitions(connection: Connection, target: Target) -> list[str]:
+    """Partitions whose rows a foreign server commits by itself."""
+    rows = connection.execute(
+        "SELECT c.oid::regclass::text FROM pg_partition_tree(%s::oid::regclass) JOIN pg_class c ON c.oid = relid"
+        " WHERE relkind = 'f' ORDER BY 1",
+        [target.oid],
+    ).fetchall()
+    return [name for (name,) in rows]
+
+
 def _indexes(connection: Connection, oid: int) -> tuple[tuple[Unique, ...], list[str]]:
     """Unique indexes over plain columns, and the names of those indexes whose verdict only the target can tell."""
     rows = connection.execute(

@@ -22,6 +22,8 @@ from sinks.sql.dialect import Dialect, Plan, declarations
 from sinks.sql.names import of_sink
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
+HIDES_ROWS = "row-level security may hide rows from the DELETE of delete_marker: let the role pass it (BYPASSRLS)"
+
 
 class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
     ADVICE = "; a name with capitals needs double quotes"
@@ -71,6 +73,10 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
                 f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, neither partial nor "
                 "deferrable"
             )
+        if foreign := catalog.foreign_partitions(connection, target):
+            yield f"its partition {foreign[0]} is a foreign table, whose rows do not belong to the transaction here"
+        if self.hides_rows(target):
+            yield HIDES_ROWS
         strategy, _ = self.choose(connection, target)
         if self.strategy == "prepared" and _limit(connection) == 0:
             yield (
@@ -90,6 +96,9 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
             statements += catalog.missing_rights(connection, target.schema, ledger, ledger_rights, create=False)
         for statement in dict.fromkeys(statements):
             yield f"a right is missing; an owner has to run: {statement}"
+
+    def hides_rows(self, target: Target) -> bool:
+        return bool(self.merge.delete_marker) and target.row_security
 
     def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
         if self.merge.mode == "upsert":

@@ -283,6 +283,44 @@ def test_a_rule_that_would_send_rows_elsewhere(db: Observer) -> None:
     sink.close()
 
 
+def test_a_partition_that_is_a_foreign_table(db: Observer) -> None:
+    db.run("CREATE TABLE parts (id bigint, name text) PARTITION BY RANGE (id)")
+    db.run("CREATE TABLE here PARTITION OF parts FOR VALUES FROM (0) TO (10)")
+    sink = PostgresSink(db.dsn, "parts", strategy="staged")
+    sink.check(SCHEMA)
+    committables = [pre_commit(sink, rows_of(1))]
+    db.run("CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w")
+    db.run("CREATE FOREIGN TABLE there PARTITION OF parts FOR VALUES FROM (10) TO (20) SERVER s")
+    with pytest.raises(ConfigurationError, match="partition there, a foreign table, is new"):
+        sink.validate_all(checkpoint(), committables)
+    with pytest.raises(ConfigurationError, match="its partition there is a foreign table"):
+        sink.check(SCHEMA)
+    sink.close()
+
+
+def test_row_level_security_that_would_hide_rows_from_deletes(db: Observer, writer: str) -> None:
+    """A DELETE passes over the rows that the role may not see, without a word."""
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id); INSERT INTO orders VALUES (1, 'one')")
+    schema = pa.schema([*SCHEMA, ("gone", pa.bool_())])
+    sink = PostgresSink(
+        db.dsn,
+        "orders",
+        mode="upsert",
+        keys=["id"],
+        delete_marker="gone",
+        connect_options={"options": f"-c role={writer}"},
+    )
+    sink.check(schema)
+    committables = [pre_commit(sink, batch([{"id": 1, "name": None, "gone": True}], schema))]
+    db.run("ALTER TABLE orders ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON orders USING (false) WITH CHECK (true)")
+    with pytest.raises(ConfigurationError, match="may hide rows from the DELETE"):
+        sink.validate_all(checkpoint(), committables)
+    assert "may hide rows from the DELETE" in why_unknown(sink.commit_all(checkpoint(), committables)[0])
+    with pytest.raises(ConfigurationError, match="may hide rows from the DELETE"):
+        sink.check(schema)
+    sink.close()
+
+
 def test_a_type_that_changes_amid_a_participant_that_is_staged_at_least_once(db: Observer) -> None:
     db.run("ALTER TABLE orders DROP name, ADD amount double precision")
     sink = PostgresSink(db.dsn, "orders", strategy="staged")
