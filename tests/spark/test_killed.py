@@ -78,6 +78,12 @@ class Query:
     alone: Callable[[Callable[..., SparkJob]], None] | None = None
     """How it goes on after the second, if not with the others."""
 
+    def expected(self, ids: Sequence[int]) -> Mapping[int, int]:
+        """What `found` says in the end; `ids` are in the files."""
+        if self.options.get("shape") is count_by_remainder:
+            return Counter(id % 10 for id in ids)
+        return Counter(range(RECORDS) if "source" in self.options else ids)
+
 
 @dataclass
 class Place:
@@ -329,9 +335,7 @@ def test_killed_twice_and_restarted(
         for folder, query in running.items():
             if query.alone:
                 query.alone(partial(job, folder, query))
-            expected = ids if "source" not in query.options else range(RECORDS)
-            counted = query.options.get("shape") is count_by_remainder
-            assert query.found() == Counter(id % 10 for id in expected) if counted else Counter(expected), folder.name
+            assert query.found() == query.expected(ids), folder.name
             assert in_doubt(query, folder.name) == 0, folder.name
             assert (folder / "killed").exists() is query.worker_killed, folder.name
         for place in places:
