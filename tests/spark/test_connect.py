@@ -109,11 +109,10 @@ def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_d
         sink = PostgresSink(pg_database, folder.name, create_table=True)
         return ConnectJob(folder, [sink], folder.name, url=server.url, listeners=listeners)
 
-    clients = [
-        job(dead, CallAt(Step.PRE_COMMITTED, 0, Standing(dead / "worker"))).start(),
-        job(zombie, CallAt(Step.COMPLETE, 0, Blocked(zombie))).start(),
-    ]
-    wait_for(lambda: (dead / "worker").exists() and (zombie / "reached").exists())
+    clients = [job(dead, CallAt(Step.PRE_COMMITTED, 0, Standing(dead / "worker"))).start()]
+    wait_for((dead / "worker").exists)
+    clients.append(job(zombie, CallAt(Step.COMPLETE, 0, Blocked(zombie))).start())
+    wait_for((zombie / "reached").exists)
     group = server.process
     try:
         server.process.kill()
