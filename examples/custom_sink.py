@@ -2,8 +2,9 @@
 
     python -m examples.custom_sink OUTPUT_FOLDER
 
-The whole sink is `FileSink`. `rename` is atomic, so a file is either hidden (pre-committed), visible (committed) or
-withdrawn (aborted), and each state stays provable. `tests/test_custom_sink.py` runs the conformance kit over it.
+The whole sink is `FileSink`. `rename` is atomic, so a file is either open, hidden (pre-committed), visible
+(committed) or withdrawn (aborted), and each state stays provable. `tests/test_custom_sink.py` runs the conformance kit
+over it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class FileSink(TwoPhaseCommitSink[tuple[str, pq.ParquetWriter]]):
 
     def begin_transaction(self, context: TransactionContext) -> tuple[str, pq.ParquetWriter]:
         file = context.transaction_id + ".parquet"
-        return file, pq.ParquetWriter(self.folder / f".{file}", context.schema)
+        return file, pq.ParquetWriter(self.folder / f".open-{file}", context.schema)
 
     def write(self, transaction: tuple[str, pq.ParquetWriter], batch: pa.RecordBatch) -> None:
         transaction[1].write_batch(batch)
@@ -36,15 +37,15 @@ class FileSink(TwoPhaseCommitSink[tuple[str, pq.ParquetWriter]]):
     def pre_commit(self, transaction: tuple[str, pq.ParquetWriter]) -> Identity:
         file, writer = transaction
         writer.close()
-        for path in (self.folder / f".{file}", self.folder):  # contents, then name
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
+        fsync(self.folder / f".open-{file}")
+        (self.folder / f".open-{file}").rename(self.folder / f".{file}")
+        fsync(self.folder)
         return {"file": file}
 
     def rollback(self, transaction: tuple[str, pq.ParquetWriter]) -> None:
         transaction[1].close()
-        (self.folder / f".{transaction[0]}").unlink(missing_ok=True)
+        for prefix in (".open-", "."):
+            (self.folder / f"{prefix}{transaction[0]}").unlink(missing_ok=True)
 
     def commit(self, committable: Committable) -> CommitOutcome:
         file = committable.transaction["file"]
@@ -78,6 +79,12 @@ class FileSink(TwoPhaseCommitSink[tuple[str, pq.ParquetWriter]]):
 
     def trial_schema(self) -> pa.Schema:
         return pa.schema([("id", pa.int64())])
+
+
+def fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def main(output: str) -> None:

@@ -17,8 +17,9 @@ from coordinator.errors import CheckpointFailed, InDoubtError
 from sinks.errors import BadValue
 from sinks.sql.sink import TableSink
 from sinks.testing import KILLED, Driver, Hooked, LocalQuery
-from sinks.testing.conformance import example_input, ids, rows
+from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import die
+from sinks.testing.kit import rows
 from tests.table import Database
 
 

@@ -1,7 +1,8 @@
 """The documented custom sink passes the conformance kit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from examples.custom_sink import FileSink
 from sinks import Checkpoint
 from sinks.testing import SinkConformance
+from sinks.testing.values import SAMPLES
 from sinks.transaction import TransactionId
 
 
@@ -31,5 +33,10 @@ class TestFileSink(SinkConformance):
         sink.purge(Checkpoint(self.job, "0badcafe", 9, oldest_retained=7))
         assert sorted(sink.folder.iterdir()) == sorted(proofs[1:])
 
-    def visible(self, sink: FileSink) -> Sequence[int]:
-        return [id for file in sink.folder.glob("[!.]*.parquet") for id in pq.read_table(file)["id"].to_pylist()]
+    types = tuple(SAMPLES)
+
+    def visible(self, sink: FileSink) -> Sequence[Mapping[str, Any]]:
+        return [row for file in sink.folder.glob("[!.]*.parquet") for row in pq.read_table(file).to_pylist()]
+
+    def leftovers(self, sink: FileSink) -> Sequence[str]:
+        return [file.name for file in sink.folder.glob(".*.parquet") if not file.name.startswith(".withdrawn-")]

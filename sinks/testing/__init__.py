@@ -3,13 +3,23 @@
 Unlike the rest of `sinks`, this package imports `coordinator`: it runs the whole protocol around the sink under test.
 """
 
-from sinks.testing.conformance import SCHEMA, SinkConformance, SinkContract, rows
-from sinks.testing.driver import KILLED, Driver, Hooked, KillAt
-from sinks.testing.local import LocalBatch, LocalQuery
+import pytest
+
+_SUITES = ("conformance", "faults", "kit", "outcomes", "two_phases", "values")
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _SUITES))
+
+from sinks.testing.clauses import Ability, Clause  # noqa: E402
+from sinks.testing.conformance import SinkConformance  # noqa: E402
+from sinks.testing.contract import SinkContract  # noqa: E402
+from sinks.testing.driver import KILLED, Driver, Hooked, KillAt  # noqa: E402
+from sinks.testing.kit import SCHEMA, rows  # noqa: E402
+from sinks.testing.local import LocalBatch, LocalQuery  # noqa: E402
 
 __all__ = [
     "KILLED",
     "SCHEMA",
+    "Ability",
+    "Clause",
     "Driver",
     "Hooked",
     "KillAt",

@@ -1,4 +1,4 @@
-"""The conformance kit: what every sink has to do right, as tests that a sink's author inherits.
+"""`SinkConformance`: the contract, and the whole protocol around a sink whose processes are killed.
 
     class TestMySink(SinkConformance):
         @pytest.fixture
@@ -6,7 +6,7 @@
             return MySink(...)                      # a fresh, empty target each time
 
         def visible(self, sink):
-            return [...]                            # the `id` of every visible row, read without the sink
+            return [...]                            # every visible row as a dict, read without the sink
 
 The target has to take rows of `SCHEMA`. Both the sink and its target must be reachable from other processes, because
 drivers are started, killed with SIGKILL and started again.
@@ -15,9 +15,8 @@ drivers are started, killed with SIGKILL and started again.
 from __future__ import annotations
 
 import json
-import pickle
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +25,14 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, Step
 from coordinator.errors import InDoubtError
-from sinks.base import TwoPhaseCommitSink
-from sinks.errors import CommittedError
-from sinks.testing.driver import KILLED, Driver, Hooked, KillAt
+from sinks.testing.clauses import Ability, Clause
+from sinks.testing.contract import SinkContract
+from sinks.testing.driver import KILLED, Driver, Hooked, KillAt, die, in_process
+from sinks.testing.kit import Sink, rows
+from sinks.testing.lines import at, lines, watched
 from sinks.testing.local import LocalQuery, Partitions
-from sinks.transaction import (
-    Checkpoint,
-    CommitOutcome,
-    CommitState,
-    Committable,
-    Fingerprint,
-    TransactionContext,
-    TransactionId,
-)
-
-Sink = TwoPhaseCommitSink[Any]
-
-SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
+from sinks.testing.two_phases import at_least_once
+from sinks.transaction import CommitState, Committable, Fingerprint, TransactionContext
 
 # steps that an undisturbed run of two checkpoints comes by
 STEPS = [
@@ -59,11 +49,6 @@ STEPS = [
 ]
 
 
-def rows(first: int, count: int) -> pa.Table:
-    ids = list(range(first, first + count))
-    return pa.table([ids, [f"user-{i}" for i in ids], [i + 0.5 for i in ids]], schema=SCHEMA)
-
-
 def example_input(batches: int = 3) -> list[Partitions]:
     """Batches of three partitions with rows and an empty one; each id once."""
     return [[*(rows(1000 * n + 100 * p, 7 + p) for p in range(3)), rows(0, 0)] for n in range(batches)]
@@ -73,162 +58,41 @@ def ids(input: Sequence[Partitions]) -> list[int]:
     return sorted(id for batch in input for table in batch for id in table["id"].to_pylist())
 
 
-class SinkContract:
-    """The tests without a driver that dies: what each method has to do, and to leave behind."""
+@dataclass
+class _Task:
+    """Writes and pre-commits; dies at a line of `pre_commit`, or after it. Tells its committable."""
 
-    job = "conformance"
+    sink: Sink
+    context: TransactionContext
+    table: pa.Table
+    told: Path
+    line: int | None = None
 
-    @pytest.fixture
-    def sink(self) -> Sink:
-        raise NotImplementedError("override the `sink` fixture")
+    def __call__(self) -> None:
+        self.sink.open()
+        transaction = self.sink.begin_transaction(self.context)
+        for batch in self.table.to_batches():
+            self.sink.write(transaction, batch)
+        with watched(self.sink, at(-1 if self.line is None else self.line, die)):
+            committable = self.sink.snapshot_state(transaction)
+        self.told.write_text(json.dumps(committable.to_json()))
+        die()
 
-    def visible(self, sink: Any) -> Sequence[int]:
-        raise NotImplementedError("override `visible`: read the ids without the sink")
 
-    # ------------------------------------------------------------------ helpers
-    def pre_committed(
-        self, sink: Sink, table: pa.Table, subtask: int = 0, attempt: int = 1, job: str = ""
-    ) -> Committable:
-        """What a task does, up to its ack."""
-        handle = self.begun(sink, subtask, attempt, job)
-        sink.write(handle, table.combine_chunks().to_batches()[0])
-        committable = sink.snapshot_state(handle)
-        sink.close()
-        return committable.of(sink.name, subtask, Fingerprint(table.num_rows))
+@dataclass
+class _Call:
+    """Calls a method of the driver; dies at a line of it."""
 
-    def begun(self, sink: Sink, subtask: int = 0, attempt: int = 1, job: str = "") -> Any:
-        name = TransactionId(job or self.job, "0badcafe", 0, sink.name, subtask, 1, 0, 0, attempt)
-        sink.open()
-        sink.check(SCHEMA)
-        return sink.begin_transaction(
-            TransactionContext(
-                job or self.job, "0badcafe", 0, sink.name, subtask, f"g1r0t0a{attempt}", SCHEMA, str(name), attempt
-            )
-        )
+    sink: Sink
+    method: str
+    argument: Any
+    line: int
 
-    def commit(self, sink: Sink, *committables: Committable) -> list[CommitOutcome]:
-        sink.open()
-        outcomes = sink.notify_checkpoint_complete(Checkpoint(self.job, "0badcafe", 0), committables)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
-        return [outcome for outcome in outcomes if isinstance(outcome, CommitOutcome)]
-
-    def doubts(self, sink: Sink, job: str = "") -> list[dict[str, Any]]:
-        sink.open()
-        return [dict(identity) for identity in sink.in_doubt(job or self.job)]
-
-    # ------------------------------------------------------------------ the two phases
-    def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
-        assert list(self.visible(sink)) == []
-        assert self.doubts(sink) == [dict(committable.transaction)]
-
-    def test_commit_makes_all_rows_visible_once(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
-        assert self.commit(sink, committable) == [CommitOutcome.COMMITTED]
-        assert sorted(self.visible(sink)) == [0, 1, 2, 3, 4]
-        assert self.doubts(sink) == []
-
-    def test_commit_is_idempotent(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
-        for _ in range(3):
-            assert self.commit(sink, committable) == [CommitOutcome.COMMITTED]
-        assert sorted(self.visible(sink)) == [0, 1, 2, 3, 4]
-
-    def test_commit_needs_only_the_pickled_sink_and_the_committable_as_json(self, sink: Sink) -> None:
-        text = json.dumps(self.pre_committed(sink, rows(0, 5)).to_json())
-        other: Sink = pickle.loads(pickle.dumps(sink))
-        assert self.commit(other, Committable.from_json(json.loads(text))) == [CommitOutcome.COMMITTED]
-        other.close()
-        assert sorted(self.visible(sink)) == [0, 1, 2, 3, 4]
-
-    def test_all_batches_of_a_transaction_belong_to_it(self, sink: Sink) -> None:
-        handle = self.begun(sink)
-        for first in (0, 10, 20):
-            sink.write(handle, rows(first, 3).to_batches()[0])
-        committable = sink.snapshot_state(handle).of(sink.name, 0, Fingerprint(9))
-        assert list(self.visible(sink)) == []
-        self.commit(sink, committable)
-        assert sorted(self.visible(sink)) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
-
-    def test_several_participants_commit_together(self, sink: Sink) -> None:
-        committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(4)]
-        assert self.commit(sink, *committables) == [CommitOutcome.COMMITTED] * 4
-        assert sorted(self.visible(sink)) == [0, 1, 10, 11, 20, 21, 30, 31]
-
-    # ------------------------------------------------------------------ abort
-    def test_rollback_leaves_nothing(self, sink: Sink) -> None:
-        handle = self.begun(sink)
-        sink.write(handle, rows(0, 5).to_batches()[0])
-        sink.rollback(handle)
-        sink.close()
-        assert list(self.visible(sink)) == []
-        assert self.doubts(sink) == []
-
-    def test_abort_leaves_nothing_and_may_be_repeated(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
-        for _ in range(2):
-            sink.open()
-            sink.abort(committable.transaction)
-        assert list(self.visible(sink)) == []
-        assert self.doubts(sink) == []
-
-    def test_commit_after_abort_is_lost_and_stays_lost(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
-        sink.open()
-        sink.abort(committable.transaction)
-        for _ in range(2):
-            assert [outcome.state for outcome in self.commit(sink, committable)] == [CommitState.LOST]
-        assert list(self.visible(sink)) == []
-
-    def test_abort_after_commit_raises_and_changes_nothing(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
-        self.commit(sink, committable)
-        sink.open()
-        with pytest.raises(CommittedError):
-            sink.abort(committable.transaction)
-        assert sorted(self.visible(sink)) == [0, 1, 2, 3, 4]
-
-    def test_two_attempts_of_one_subtask_are_told_apart(self, sink: Sink) -> None:
-        winner = self.pre_committed(sink, rows(0, 5), attempt=1)
-        loser = self.pre_committed(sink, rows(0, 5), attempt=2)
-        assert dict(winner.transaction) != dict(loser.transaction)
-        sink.open()
-        sink.abort(loser.transaction)
-        assert self.commit(sink, winner) == [CommitOutcome.COMMITTED]
-        assert sorted(self.visible(sink)) == [0, 1, 2, 3, 4]
-
-    # ------------------------------------------------------------------ in doubt
-    @pytest.mark.parametrize("other", ["conformance-2", "conformanc", "CONFORMANCE", "other job/ü", "%", "_"])
-    def test_in_doubt_lists_no_other_jobs_transactions(self, sink: Sink, other: str) -> None:
-        theirs = self.pre_committed(sink, rows(0, 2), job=other)
-        ours = self.pre_committed(sink, rows(10, 2), attempt=2)
-        assert self.doubts(sink) == [dict(ours.transaction)]
-        assert self.doubts(sink, other) == [dict(theirs.transaction)]
-
-    # ------------------------------------------------------------------ memory
-    def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
-        """Nobody can tell (None) before the first commit, if the system keeps nothing by itself."""
-
-        def remembered(job: str = self.job) -> Mapping[str, int]:
-            sink.open()
-            return sink.committed_checkpoints(job) or {}
-
-        assert remembered() == {}, "an empty target remembers a checkpoint"
-        one, other = self.pre_committed(sink, rows(0, 5)), self.pre_committed(sink, rows(5, 5), subtask=1)
-        assert remembered() == {}, "a checkpoint counts as committed when it is pre-committed"
-        sink.abort(other.transaction)
-        assert remembered() == {}, "a checkpoint counts as committed when it was aborted"
-        self.commit(sink, one)
-        if sink.committed_checkpoints(self.job) is None:
-            pytest.skip("this sink's system keeps no memory of committed checkpoints")
-        assert remembered() == {"0badcafe": 0}, "a checkpoint that is visible is not remembered"
-        assert remembered("conformance-2") == {}, "another job's checkpoint is told as one's own"
-        again = self.pre_committed(sink, rows(5, 5), subtask=1, attempt=2)
-        sink.open()
-        sink.abort(again.transaction)
-        assert remembered() == {"0badcafe": 0}, "an abort takes away what was committed before"
+    def __call__(self) -> None:
+        self.sink.open()
+        with watched(self.sink, at(self.line, die)):
+            getattr(self.sink, self.method)(self.argument)
+        die()
 
 
 class SinkConformance(SinkContract):
@@ -237,40 +101,125 @@ class SinkConformance(SinkContract):
     def driver(self, sink: Sink, folder: Path, input: Sequence[Partitions], **options: Any) -> Driver:
         return Driver(self.job, sink, f"file://{folder / 'storage'}", folder / "query", input, **options)
 
-    def finish(self, sink: Sink, folder: Path, input: Sequence[Partitions], **options: Any) -> None:
+    def killed(self, driver: Driver, when: str, clause: Clause = Clause.EXACTLY_ONCE) -> None:
+        code = driver.run()
+        assert code == KILLED, clause.broken(
+            f"the driver that was to be killed {when} ended with {code}; it said:\n{driver.said}"
+        )
+
+    def ended(self, driver: Driver, when: str, clause: Clause = Clause.EXACTLY_ONCE) -> None:
+        code = driver.run()
+        assert code == 0, clause.broken(f"the driver {when} ended with {code}; it said:\n{driver.said}")
+
+    def finish(self, sink: Sink, folder: Path, input: Sequence[Partitions], when: str) -> None:
         """Start the job undisturbed; whatever happened before, every row is visible once and nothing is in doubt."""
-        assert self.driver(sink, folder, input, **options).run() == 0
-        self.exactly_once(sink, input)
+        self.ended(self.driver(sink, folder, input), f"started {when}")
+        self.exactly_once(sink, input, when)
 
-    def exactly_once(self, sink: Sink, input: Sequence[Partitions]) -> None:
-        seen = Counter(self.visible(sink))
-        assert [id for id, count in seen.items() if count > 1] == [], "rows were doubled"
-        assert sorted(seen) == ids(input), "rows were lost"
-        assert self.doubts(sink) == [], "transactions were left in doubt"
+    def exactly_once(self, sink: Sink, input: Sequence[Partitions], when: str) -> None:
+        self.expect_rows(sink, Clause.EXACTLY_ONCE, when, *(table for batch in input for table in batch))
+        self.expect_doubts(sink, Clause.EXACTLY_ONCE, when)
 
+    # ------------------------------------------------------------------ one call
+    def test_another_process_sees_and_commits_what_a_dead_one_pre_committed(self, sink: Sink, tmp_path: Path) -> None:
+        committables = []
+        for subtask in range(2):
+            context = self.context(sink, subtask=subtask)
+            told = tmp_path / f"told-{subtask}"
+            code, said = in_process(_Task(sink, context, rows(10 * subtask, 5), told), tmp_path, type(sink))
+            assert code == KILLED, Clause.DURABLE.broken(
+                f"a task in its own process ended with {code}; it said:\n{said}"
+            )
+            committables.append(
+                Committable.from_json(json.loads(told.read_text())).of(sink.name, subtask, Fingerprint(5))
+            )
+        self.expect_doubts(sink, Clause.DURABLE, "when the tasks have died after pre_commit", *committables)
+        self.abort(sink, committables[0], Clause.DURABLE)
+        self.commit(sink, committables[1], clause=Clause.DURABLE, when="of a dead task's")
+        self.expect_rows(sink, Clause.DURABLE, "with one of two dead tasks' committed", rows(10, 5))
+
+    @pytest.mark.chaos
+    def test_a_task_killed_at_any_line_of_pre_commit(self, sink: Sink, tmp_path: Path) -> None:
+        """A sweep aborts what it left in doubt, and the next attempt writes the same rows."""
+        first = self.begun(sink)
+        self.write(sink, first, rows(0, 4))
+        numbers = lines(sink, lambda: sink.snapshot_state(first), self.stops)
+        self.rollback(sink, first, Clause.ROLLBACK_AFTER)
+        self.close(sink)
+        tables: list[pa.Table] = []
+        for number in numbers:
+            when = f"when a task was killed at line {number} of pre_commit"
+            tables.append(rows(10 * len(tables), 4))
+            task = _Task(sink, self.context(sink, slot=0), tables[-1], tmp_path / "told", number)
+            self._died(task, tmp_path, Clause.TASK_DIES, when)
+            self.expect_rows(sink, Clause.TASK_DIES, when, *tables[:-1])
+            self.sweep(sink, Clause.TASK_DIES, when)
+            again = self.pre_committed(sink, tables[-1], clause=Clause.TASK_DIES, slot=0)
+            self.commit(sink, again, clause=Clause.TASK_DIES, when=f"of the next attempt, {when}")
+            self.expect_rows(sink, Clause.TASK_DIES, f"{when}, after the next attempt", *tables)
+
+    @pytest.mark.chaos
+    def test_a_driver_killed_at_any_line_of_commit(self, sink: Sink, tmp_path: Path) -> None:
+        tables = [rows(800_000, 1)]
+        for number in self._stops(sink, "commit"):
+            tables.append(rows(10 * number, 4))
+            when = f"when a driver was killed at line {number} of commit"
+            committable = self.pre_committed(sink, tables[-1])
+            self._died(_Call(sink, "commit", committable, number), tmp_path, Clause.COMMIT_DIES, when)
+            self.commit(sink, committable, clause=Clause.COMMIT_DIES, when=when)
+            self.expect_rows(sink, Clause.COMMIT_DIES, when, *tables)
+            self.expect_doubts(sink, Clause.COMMIT_DIES, when)
+
+    @pytest.mark.chaos
+    def test_a_driver_killed_at_any_line_of_abort(self, sink: Sink, tmp_path: Path) -> None:
+        for number in self._stops(sink, "abort"):
+            when = f"when a driver was killed at line {number} of abort"
+            committable = self.pre_committed(sink, rows(0, 4))
+            self._died(_Call(sink, "abort", committable.transaction, number), tmp_path, Clause.ABORT_DIES, when)
+            self.abort(sink, committable, Clause.ABORT_DIES, when)
+            self.expect_doubts(sink, Clause.ABORT_DIES, when)
+            (outcome,) = self.outcomes(sink, committable, clause=Clause.ABORT_DIES)
+            assert outcome.state is CommitState.LOST, Clause.ABORT_DIES.broken(f"{when}, commit answers {outcome}")
+            self.expect_rows(sink, Clause.ABORT_DIES, when)
+
+    def _died(self, work: _Task | _Call, folder: Path, clause: Clause, when: str) -> None:
+        code, said = in_process(work, folder, type(work.sink))
+        assert code == KILLED, clause.broken(f"{when}: it ended with {code}; it said:\n{said}")
+
+    # ------------------------------------------------------------------ whole jobs
     def test_an_undisturbed_run(self, sink: Sink, tmp_path: Path) -> None:
-        self.finish(sink, tmp_path, example_input())
+        self.finish(sink, tmp_path, example_input(), "undisturbed")
 
-    @pytest.mark.parametrize("checkpoint", [0, 2])
     @pytest.mark.parametrize("step", STEPS)
-    def test_driver_killed_at_every_step(self, sink: Sink, tmp_path: Path, step: Step, checkpoint: int) -> None:
+    def test_driver_killed_at_every_step(self, sink: Sink, tmp_path: Path, step: Step) -> None:
+        """Of the first checkpoint, and the next driver at the same step of the third."""
         input = example_input()
-        if checkpoint and step in (Step.GENERATION_CLAIMED, Step.LOADED, Step.SWEPT):
-            assert self.driver(sink, tmp_path, input[:checkpoint]).run() == 0
-        kill = KillAt(step) if step in STEPS[:3] else KillAt(step, checkpoint_id=checkpoint)
-        assert self.driver(sink, tmp_path, input, listeners=[kill]).run() == KILLED
-        self.finish(sink, tmp_path, input)
+        when = f"killed at step {step.name}"
+        if step in STEPS[:3]:
+            self.killed(self.driver(sink, tmp_path, input, listeners=[KillAt(step)]), when)
+            self.ended(self.driver(sink, tmp_path, input[:2]), f"after one was {when}")
+            self.killed(self.driver(sink, tmp_path, input, listeners=[KillAt(step)]), when)
+        else:
+            for checkpoint in (0, 2):
+                kill = KillAt(step, checkpoint_id=checkpoint)
+                self.killed(self.driver(sink, tmp_path, input, listeners=[kill]), f"{when} of checkpoint {checkpoint}")
+        self.finish(sink, tmp_path, input, f"after drivers were {when}")
 
-    @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
     @pytest.mark.parametrize(
         "method", ["begin_transaction", "write", "pre_commit", "commit", "commit_all", "validate_all"]
     )
-    def test_process_killed_inside_the_sink(self, sink: Sink, tmp_path: Path, method: str, after: bool) -> None:
-        """Tasks run in the driver here, so this is also the executor that dies with PREPARE done and its ack unsent."""
+    def test_process_killed_inside_the_sink(self, sink: Sink, tmp_path: Path, method: str) -> None:
+        """Before its second call, and the next process after that. Tasks run in the driver here, so this is also the
+        executor that dies with its pre-commit done and its ack unsent."""
         input = example_input()
-        killed = self.driver(Hooked(sink, method, nth=2, after=after), tmp_path, input).run()
-        assert killed in (0, KILLED)  # 0: a sink that commits as a whole has no `commit` of one to die in
-        self.finish(sink, tmp_path, input)
+        for after in (False, True):
+            driver = self.driver(Hooked(sink, method, nth=2, after=after), tmp_path, input)
+            code = driver.run()  # 0: a sink that commits as a whole has no `commit` of one to die in
+            assert code in (0, KILLED), Clause.EXACTLY_ONCE.broken(
+                f"a driver that was to die {'after' if after else 'before'} {method} ended with {code}; it said:\n"
+                f"{driver.said}"
+            )
+        self.finish(sink, tmp_path, input, f"after processes were killed before and after {method}")
 
     def test_killed_again_and_again(self, sink: Sink, tmp_path: Path) -> None:
         """Recovery itself dies too, at each of its steps."""
@@ -284,14 +233,17 @@ class SinkConformance(SinkContract):
             KillAt(Step.SWEPT),
             KillAt(Step.DONE, checkpoint_id=1),
         ]:
-            assert self.driver(sink, tmp_path, input, listeners=[kill]).run() == KILLED
-        self.finish(sink, tmp_path, input)
+            self.killed(self.driver(sink, tmp_path, input, listeners=[kill]), f"at step {kill.step.name} of recovery")
+        self.finish(sink, tmp_path, input, "after recovery was killed at each of its steps")
 
+    @at_least_once
     def test_at_least_once_loses_nothing_when_killed_again_and_again(self, sink: Sink, tmp_path: Path) -> None:
         """Nor does it leave anything in doubt; and exactly-once can take over from it."""
         input = example_input()
         careless = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, commit_timeout=30)
-        assert self.driver(Hooked(sink, "write", nth=2), tmp_path, input[:2], config=careless).run() == KILLED
+        clause = Clause.AT_LEAST_ONCE
+        in_write = self.driver(Hooked(sink, "write", nth=2), tmp_path, input[:2], config=careless)
+        self.killed(in_write, "in its second write, at least once", clause)
         for kill in [
             KillAt(Step.TRIGGERED, checkpoint_id=0),
             KillAt(Step.PRE_COMMITTED, checkpoint_id=0),
@@ -300,43 +252,58 @@ class SinkConformance(SinkContract):
             KillAt(Step.DONE, checkpoint_id=1),
         ]:
             driver = self.driver(sink, tmp_path, input[:2], listeners=[kill], config=careless)
-            assert driver.run() == KILLED
-        assert self.driver(sink, tmp_path, input).run() == 0
-        seen = Counter(self.visible(sink))
-        assert sorted(seen) == ids(input), "rows were lost"
-        assert [id for id in ids(input[2:]) if seen[id] != 1] == [], "rows were doubled by exactly-once"
-        assert self.doubts(sink) == [], "transactions were left in doubt"
+            self.killed(driver, f"at step {kill.step.name}, at least once", clause)
+        then = careless if Ability.TWO_PHASE in self.cannot else CheckpointConfig(commit_timeout=30)
+        self.ended(self.driver(sink, tmp_path, input, config=then), "that takes over from at-least-once", clause)
+        seen, expected = self.seen(sink), self.counted(*(table for batch in input for table in batch))
+        lost, strange = expected - seen, [row for row in seen if row not in expected]
+        assert not lost, clause.broken(f"lost: {list(lost)[:2]}")
+        assert strange == [], clause.broken(f"rows that nobody wrote: {strange[:2]}")
+        if Ability.TWO_PHASE not in self.cannot:
+            doubled = [row for row in self.counted(*input[2]) if seen[row] > 1]
+            assert doubled == [], Clause.EXACTLY_ONCE.broken(f"doubled after at-least-once: {doubled[:2]}")
+        self.expect_doubts(sink, Clause.DIRECTLY, "after at-least-once mode")
+
+    # ------------------------------------------------------------------ losses and zombies
+    def roll_back_one(self, sink: Sink) -> None:
+        listed = self.doubts(sink)
+        assert len(listed) == 3, Clause.IN_DOUBT.broken(
+            f"when a driver was killed with three transactions decided and none committed, it lists {listed}"
+        )
+        self.abort(sink, Committable(listed[1]), when="by an operator")
 
     @pytest.mark.parametrize("step", [Step.REPLAYING, Step.REPLAY_PRE_COMMITTED, Step.REPLAY_COMPLETE, Step.COMMITTED])
     def test_a_decided_transaction_is_rolled_back_by_an_operator(self, sink: Sink, tmp_path: Path, step: Step) -> None:
         """One of a complete checkpoint's transactions is lost: it is written again, over a crash of the replay too."""
-        input = example_input()
-        assert self.driver(sink, tmp_path, input, listeners=[KillAt(Step.COMPLETE, checkpoint_id=1)]).run() == KILLED
-        sink.open()
-        sink.abort(self.doubts(sink)[1])
-        assert self.driver(sink, tmp_path, input, listeners=[KillAt(step, checkpoint_id=1)]).run() == KILLED
-        self.finish(sink, tmp_path, input)
+        input = example_input(2)
+        complete = KillAt(Step.COMPLETE, checkpoint_id=1)
+        self.killed(self.driver(sink, tmp_path, input, listeners=[complete]), "when checkpoint 1 was complete")
+        self.roll_back_one(sink)
+        replay = self.driver(sink, tmp_path, input, listeners=[KillAt(step, checkpoint_id=1)])
+        self.killed(replay, f"at step {step.name} of a replay")
+        self.finish(sink, tmp_path, input, f"after a replay was killed at step {step.name}")
 
     def test_replay_of_other_rows_stops_and_loses_nothing(self, sink: Sink, tmp_path: Path) -> None:
-        input = example_input()
-        assert self.driver(sink, tmp_path, input, listeners=[KillAt(Step.COMPLETE, checkpoint_id=0)]).run() == KILLED
-        sink.open()
-        sink.abort(self.doubts(sink)[0])
+        input = example_input(2)
+        complete = KillAt(Step.COMPLETE, checkpoint_id=0)
+        self.killed(self.driver(sink, tmp_path, input, listeners=[complete]), "when checkpoint 0 was complete")
+        self.roll_back_one(sink)
         changed = [[rows(5000, 7), rows(6000, 8), rows(7000, 9), rows(0, 0)], *input[1:]]
         with pytest.raises(InDoubtError, match="replayed"):
             self.driver(sink, tmp_path, changed).run_here()
-        self.finish(sink, tmp_path, input)
+        self.finish(sink, tmp_path, input, "after a replay of other rows was refused")
 
-    def test_a_second_driver_takes_over_from_a_zombie(self, sink: Sink, tmp_path: Path) -> None:
-        """The zombie is stopped between pre-commit and complete, and comes back after the other has finished."""
-        input = example_input()
+    @pytest.mark.parametrize("until", ["write", "pre_commit", "validate_all"])
+    def test_a_second_driver_takes_over_from_a_zombie(self, sink: Sink, tmp_path: Path, until: str) -> None:
+        """The zombie is stopped amid its tasks or after them, and comes back after the other has finished."""
+        input = example_input(2)
         storage, folder = f"file://{tmp_path / 'storage'}", tmp_path / "query"
 
         def other_driver() -> None:
             self.driver(sink, tmp_path, input).run_here()
 
-        zombie = Hooked(sink, "validate_all", hook=other_driver)
+        zombie = Hooked(sink, until, hook=other_driver)
         coordinator = CheckpointCoordinator(self.job, [zombie], storage, CheckpointConfig(commit_timeout=30))
-        with coordinator, pytest.raises(Exception, match="Two drivers"):
+        with coordinator, pytest.raises(Exception, match=r"Two drivers|nothing of it is visible"):
             LocalQuery(folder, input).run(coordinator)
-        self.exactly_once(sink, input)
+        self.exactly_once(sink, input, f"after a zombie came back to {until}")

@@ -157,24 +157,51 @@ class Driver:
             LocalQuery(self.folder, self.input).run(coordinator)
 
     def start(self) -> BaseProcess:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".log", delete=False) as file:
-            self.log = Path(file.name)
-        pickled = cloudpickle.dumps(self)  # type: ignore[no-untyped-call]
-        return fork(_drive, pickled, dict(os.environ), preload=type(self.sink).__module__)
+        self.log = _new_log(self.folder)
+        return _started(self.run_here, self.log, type(self.sink))
 
     def run(self, timeout: float = 60) -> int:
         """Run it to its end and return its exit code; `KILLED` if it was killed. What it wrote goes to stderr."""
-        process = self.start()
-        try:
-            process.join(timeout)
-            if process.exitcode is None:
-                raise TimeoutError(f"the driver has not ended within {timeout:g} s")
-            return process.exitcode
-        finally:
-            process.kill()
-            process.join()
-            sys.stderr.write(self.log.read_text(errors="replace"))
+        return _ended(self.start(), self.log, timeout)
+
+    @property
+    def said(self) -> str:
+        """The end of what the last run wrote."""
+        return _tail(self.log)
+
+
+def in_process(work: Callable[[], object], folder: Path, preload: type, timeout: float = 60) -> tuple[int, str]:
+    """`work()`, picklable, in a process of its own: its exit code, and the end of what it wrote, which goes to stderr.
+    `preload`: a class whose module it needs."""
+    log = _new_log(folder)
+    return _ended(_started(work, log, preload), log, timeout), _tail(log)
+
+
+def _new_log(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".log", delete=False) as file:
+        return Path(file.name)
+
+
+def _started(work: Callable[[], object], log: Path, preload: type) -> BaseProcess:
+    pickled = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]
+    return fork(_work, pickled, log, dict(os.environ), preload=preload.__module__)
+
+
+def _ended(process: BaseProcess, log: Path, timeout: float) -> int:
+    try:
+        process.join(timeout)
+        if process.exitcode is None:
+            raise TimeoutError(f"the driver has not ended within {timeout:g} s")
+        return process.exitcode
+    finally:
+        process.kill()
+        process.join()
+        sys.stderr.write(log.read_text(errors="replace"))
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-4_000:]
 
 
 _forkserver = multiprocessing.get_context("forkserver")
@@ -198,9 +225,9 @@ def redirect_output(file: Path) -> None:
     os.close(log)
 
 
-def _drive(pickled: bytes, environment: Mapping[str, str]) -> None:
+def _work(pickled: bytes, log: Path, environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    driver: Driver = cloudpickle.loads(pickled)
-    redirect_output(driver.log)
-    driver.run_here()
+    work: Callable[[], object] = cloudpickle.loads(pickled)
+    redirect_output(log)
+    work()

@@ -27,7 +27,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.storage import open_storage
 from sinks.base import TwoPhaseCommitSink
 from sinks.task import Ack, SinkTask
-from sinks.testing.conformance import SCHEMA
+from sinks.testing import SCHEMA
 from sinks.testing.driver import fork, redirect_output
 from sinks.testing.local import LocalBatch, LocalQuery, Partitions
 from tests.chaos import bugs, faults

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from typing import Any, ClassVar
 
 import pytest
 
 from sinks.mysql import MySQLSink
-from sinks.testing import SinkConformance
+from sinks.mysql.server import parameters
+from sinks.sql.staging import identity_of
+from sinks.testing import Ability, SinkConformance
+from sinks.transaction import Committable, Identity
 from tests.mysql.play import Observer
 
 TABLE = "CREATE TABLE orders (id bigint NOT NULL, name text, amount double) ENGINE=InnoDB"
@@ -26,14 +30,22 @@ class Conformance(SinkConformance):
         yield sink
         sink.close()
 
-    def visible(self, sink: MySQLSink) -> Sequence[int]:
+    def visible(self, sink: MySQLSink) -> Sequence[Mapping[str, Any]]:
         with closing(Observer(self.dsn)) as observer:
-            return observer.ids()
+            columns = "id", "name", "amount"
+            return [dict(zip(columns, row, strict=True)) for row in observer.visible()]
+
+    def sibling(self, sink: MySQLSink) -> MySQLSink:
+        return MySQLSink(self.dsn, "orders", strategy=self.strategy, name="orders-2")  # type: ignore[arg-type]
 
 
 class TestXA(Conformance):
     strategy = "xa"
+    cannot: ClassVar = {Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself"}
 
 
 class TestStaged(Conformance):
     strategy = "staged"
+
+    def unseen(self, made: Committable, transaction_id: str) -> Identity:
+        return identity_of(parameters(self.dsn)["database"], transaction_id)

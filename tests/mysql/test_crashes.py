@@ -14,8 +14,8 @@ from coordinator.errors import CheckpointFailed
 from sinks.errors import ConfigurationError
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.server import parameters, query
-from sinks.testing import Hooked
-from sinks.testing.conformance import SCHEMA, example_input
+from sinks.testing import SCHEMA, Hooked
+from sinks.testing.conformance import example_input
 from sinks.testing.servers.mariadb import MariaDBServer
 from tests.mysql.play import Observer
 from tests.table_crashes import At, TableCrashes, assert_exactly_once, run

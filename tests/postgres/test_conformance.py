@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from sinks.postgres import PostgresSink
-from sinks.testing import SinkConformance
+from sinks.sql.staging import identity_of
+from sinks.testing import Ability, SinkConformance
+from sinks.transaction import Committable, Identity
 
 TABLE = "CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)"
 
@@ -23,9 +27,12 @@ class Conformance(SinkConformance):
         self.dsn = pg_database
         return PostgresSink(pg_database, "orders", strategy=self.strategy)  # type: ignore[arg-type]
 
-    def visible(self, sink: PostgresSink) -> Sequence[int]:
-        with psycopg.connect(self.dsn) as connection:
-            return [id for (id,) in connection.execute("SELECT id FROM orders")]
+    def visible(self, sink: PostgresSink) -> Sequence[Mapping[str, Any]]:
+        with psycopg.connect(self.dsn, row_factory=dict_row) as connection:
+            return connection.execute("SELECT id, name, amount FROM orders").fetchall()
+
+    def sibling(self, sink: PostgresSink) -> PostgresSink:
+        return PostgresSink(self.dsn, "orders", strategy=self.strategy, name="orders-2")  # type: ignore[arg-type]
 
     @pytest.fixture(autouse=True)
     def nothing_is_left_behind(self, sink: PostgresSink):
@@ -35,7 +42,11 @@ class Conformance(SinkConformance):
 
 class TestPrepared(Conformance):
     strategy = "prepared"
+    cannot: ClassVar = {Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself"}
 
 
 class TestStaged(Conformance):
     strategy = "staged"
+
+    def unseen(self, made: Committable, transaction_id: str) -> Identity:
+        return identity_of("public", transaction_id)

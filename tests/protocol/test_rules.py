@@ -26,7 +26,8 @@ from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks.errors import BadValue, TransactionBlocked
 from sinks.testing import Hooked, LocalBatch, LocalQuery
-from sinks.testing.conformance import ids, rows
+from sinks.testing.conformance import ids
+from sinks.testing.kit import rows
 from sinks.transaction import TransactionId
 from tests.protocol.play import (
     CheckedThenPut,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
 
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.testing import SinkConformance, SinkContract
+from sinks.testing import Ability, SinkConformance, SinkContract
 
 
 class Contract(SinkContract):
@@ -20,22 +20,27 @@ class Contract(SinkContract):
     @pytest.fixture
     def sink(self, database: str) -> Iterator[SqlAlchemySink]:
         self.url = database
-        self.run("CREATE TABLE orders (id bigint NOT NULL, name varchar(100), amount double precision)")
+        self.run("CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)")
         sink = SqlAlchemySink(database, "orders", strategy=self.strategy)
         yield sink
         sink.close()
 
-    def run(self, statement: str) -> Sequence[Any]:
+    def run(self, statement: str) -> list[dict[str, Any]]:
         engine = sa.create_engine(self.url, poolclass=sa.NullPool)
         with engine.begin() as connection:
             result = connection.execute(sa.text(statement))
-            return [row[0] for row in result] if result.returns_rows else []
+            return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
-    def visible(self, sink: SqlAlchemySink) -> Sequence[int]:
-        return self.run("SELECT id FROM orders")
+    def visible(self, sink: SqlAlchemySink) -> Sequence[Mapping[str, Any]]:
+        return self.run("SELECT id, name, amount FROM orders")
+
+    def sibling(self, sink: SqlAlchemySink) -> SqlAlchemySink:
+        return SqlAlchemySink(self.url, "orders", strategy=self.strategy, name="orders-2")
 
 
 class TestSQLite(Contract, SinkConformance):
+    cannot: ClassVar = {Ability.SIDE_BY_SIDE: "SQLite has one writer at a time"}
+
     @pytest.fixture
     def database(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/shop.db"
@@ -49,6 +54,7 @@ class PostgreSQL(Contract):
 
 class TestPostgresTwoPhase(PostgreSQL, SinkConformance):
     strategy = "two_phase"
+    cannot: ClassVar = {Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself"}
 
 
 class TestPostgresStaged(PostgreSQL):

@@ -1,0 +1,112 @@
+"""The clauses of a sink's contract, and what a sink may lack. Every failure of the kit names one of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+from sinks.base import TwoPhaseCommitSink
+
+
+class Ability(Enum):
+    """What a sink may say that it cannot do (`SinkContract.cannot`). The tests of it are skipped with its reason."""
+
+    TWO_PHASE = "pre-commit and commit in two phases; without it, only at-least-once mode is tested"
+    SIDE_BY_SIDE = "hold two open transactions at once (a system with one writer makes the second wait)"
+    NULLS = "store null in `name` and `amount`"
+    AT_ONCE = "show a checkpoint as a whole (a sink that overrides `commit_all` claims it)"
+
+
+class Clause(Enum):
+    """A sentence of the contract: the method whose docstring has it, and the sentence."""
+
+    # ------------------------------------------------------------------ the object
+    PICKLED = "__getstate__", "the sink travels to tasks and drivers by pickle, opened or not, and is the same there"
+    CHECK = "check", "accepts columns that the target takes, as often as it is asked"
+    CHECK_REFUSES = "check", "raises ConfigurationError for columns that the target cannot take, naming all at once"
+    OPEN = "open", "acquires what the sink needs to work in this process, again after `close`"
+    CLOSE = "close", "releases it; called also when `open` failed or was not called, and twice"
+    CLOSE_KEEPS = "close", "must not touch pre-committed transactions"
+    WEAKNESSES = "weaknesses", "answers with a sequence of sentences"
+    # ------------------------------------------------------------------ in the task
+    BEGIN = "begin_transaction", "starts a transaction"
+    NAMES = "begin_transaction", "names it by `context.transaction_id`: each part of that tells transactions apart"
+    HANDLE = "begin_transaction", "returns the handle: two open transactions of one sink object do not meet"
+    WRITE = "write", "takes the rows of every Arrow record batch, all of them, as they are"
+    WRITE_INVISIBLE = "write", "rows must stay invisible"
+    PRE_COMMIT = "pre_commit", "makes the transaction durable but invisible"
+    PRE_COMMIT_EMPTY = "pre_commit", "a transaction of no rows is one like any other"
+    IDENTITY = "pre_commit", "returns the identity: a dict of JSON values, exactly what `in_doubt` lists"
+    DURABLE = "pre_commit", "the task may die at any moment after; any other process can commit or abort it"
+    TASK_DIES = "pre_commit", "a task that dies inside shows no row, and a sweep and another attempt get over it"
+    ROLLBACK = "rollback", "throws away a transaction that was not pre-committed, and no other"
+    ROLLBACK_AFTER = "rollback", "after a pre-commit that raised, what had taken effect is undone, or left to the sweep"
+    LEFTOVERS = "rollback", "throws it away without a trace"
+    DIRECTLY = "commit_directly", "makes the rows visible now, in the task, and leaves nothing in doubt"
+    # ------------------------------------------------------------------ commit
+    COMMIT = "commit", "makes one pre-committed transaction visible, whole"
+    COMMIT_OUTCOME = "commit", "answers with a CommitOutcome, which says why if it is LOST or UNKNOWN"
+    COMMIT_BY_NAME = "commit", "needs nothing but the committable, in any process, and ends no other transaction"
+    IDEMPOTENT = "commit", "is idempotent: COMMITTED also if it already was"
+    LOST = "commit", "LOST after an abort, and for ever"
+    LOST_PROOF = "commit", 'LOST only with proof that it was rolled back ("not found" is none)'
+    NOT_FOUND = "commit", '"not found" is no success: UNKNOWN if nobody can tell'
+    ASK_AGAIN = "commit", "exceptions mean: ask again. A system that does not answer is no outcome"
+    COMMIT_DIES = "commit", "a driver that dies inside is asked again, and then every row is visible once"
+    THREADS = "commit", "is called in many threads at once, and by two drivers"
+    COMMIT_ALL = "commit_all", "one outcome each, in order"
+    COMMIT_ALL_GOES_ON = "commit_all", "the exception of one participant keeps no other from its outcome"
+    AT_ONCE = "commit_all", "overridden, it makes a checkpoint visible as a whole: all participants or none"
+    VALIDATE = "validate_all", "may refuse a checkpoint, and decides nothing"
+    # ------------------------------------------------------------------ abort and in_doubt
+    ABORT = "abort", "rolls back a pre-committed transaction by its identity, and no other"
+    ABORT_AGAIN = "abort", "is not an error if it is gone already"
+    ABORT_UNSEEN = "abort", "is no error if it was never seen, and leaves a proof only if that bars the way of a late `pre_commit`"
+    ABORT_COMMITTED = "abort", "raises CommittedError if it finds it committed, and changes nothing"
+    ABORT_OR_COMMIT = "abort", "either it or a commit at the same time takes effect, never both"
+    ABORT_DIES = "abort", "a driver that dies inside is asked again, and then it is aborted"
+    IN_DOUBT = "in_doubt", "lists every unresolved transaction of this job and sink, of any lineage"
+    IN_DOUBT_JOB = "in_doubt", "lists no other job's"
+    IN_DOUBT_SINK = "in_doubt", "lists no other sink's"
+    IN_DOUBT_OPEN = "in_doubt", "lists what is pre-committed; an open one only if its `pre_commit` fails once it was aborted"
+    IN_DOUBT_RESOLVED = "in_doubt", "lists nothing that is committed, aborted or rolled back"
+    IN_DOUBT_READS = "in_doubt", "changes nothing"
+    PURGE = "purge", "removes proofs before `oldest_retained` of this job, lineage and sink, and nothing else"
+    # ------------------------------------------------------------------ memory, operators
+    MEMORY = "committed_checkpoints", "by lineage the newest checkpoint that has committed rows, of this job and sink"
+    MEMORY_DIRECTLY = "committed_checkpoints", "at-least-once mode leaves no trace in it"
+    DIAGNOSE = "diagnose", "yields findings, and nothing of it stays behind"
+    INSPECT = "inspect", "one answer for each transaction, in order"
+    # ------------------------------------------------------------------ the whole
+    EXACTLY_ONCE = "__doc__", "whoever dies, and wherever: every row becomes visible once, and nothing stays in doubt"
+    AT_LEAST_ONCE = "commit_directly", "at-least-once mode loses no row"
+    UPSERT = "write", "a row with the key of an older one takes its place"
+
+    def __init__(self, method: str, sentence: str) -> None:
+        self.method, self.sentence = method, sentence
+
+    def broken(self, seen: str) -> str:
+        """What a failed assertion says."""
+        return f"{self.name}: {self._called} {self.sentence}\n  seen: {seen}\n  contract: {self._where}"
+
+    @property
+    def _called(self) -> str:
+        return "a sink:" if self.method == "__doc__" else f"`{self.method}`"
+
+    @property
+    def _where(self) -> str:
+        described = TwoPhaseCommitSink if self.method == "__doc__" else getattr(TwoPhaseCommitSink, self.method)
+        _, line = inspect.getsourcelines(described)
+        name = "TwoPhaseCommitSink" + f".{self.method}" * (self.method != "__doc__")
+        return f"docstring of {name}, {Path(inspect.getfile(TwoPhaseCommitSink))}:{line}"
+
+    @contextmanager
+    def kept(self, doing: str) -> Iterator[None]:
+        """Around a call of the sink that must not raise."""
+        try:
+            yield
+        except Exception as error:
+            raise AssertionError(self.broken(f"{doing} raised {type(error).__name__}: {error}")) from error

@@ -1,0 +1,12 @@
+"""`SinkContract`: what each method of a sink has to do, and to leave behind, in one process."""
+
+from __future__ import annotations
+
+from sinks.testing.faults import Faults
+from sinks.testing.outcomes import Outcomes
+from sinks.testing.two_phases import TwoPhases
+from sinks.testing.values import Values
+
+
+class SinkContract(TwoPhases, Outcomes, Values, Faults):
+    """The tests without a process that dies: some seconds for a sink into files."""

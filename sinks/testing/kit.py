@@ -1,0 +1,290 @@
+"""What an author tells the conformance kit of a sink, and the steps that its tests are made of."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from sinks.base import TwoPhaseCommitSink
+from sinks.testing.clauses import Ability, Clause
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    Committable,
+    Fingerprint,
+    Identity,
+    TransactionContext,
+    TransactionId,
+)
+
+Sink = TwoPhaseCommitSink[Any]
+Row = tuple[Any, ...]
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
+LINEAGE = "0badcafe"
+_TRIES = 3  # of what raises: "ask again"
+_numbers = itertools.count(1)
+
+
+def rows(first: int, count: int) -> pa.Table:
+    ids = list(range(first, first + count))
+    return pa.table([ids, [f"user-{i}" for i in ids], [i + 0.5 for i in ids]], schema=SCHEMA)
+
+
+def copy_of(sink: Sink) -> Sink:
+    """The sink in another task or driver."""
+    with Clause.PICKLED.kept("pickle"):
+        copy: Sink = pickle.loads(pickle.dumps(sink))
+    assert copy.name == sink.name, Clause.PICKLED.broken(f"it is named {copy.name!r} there and {sink.name!r} here")
+    return copy
+
+
+class SinkTests:
+    """Fixtures, hooks and steps. What has no default here is what an author has to give."""
+
+    job = "conformance"
+    cannot: ClassVar[Mapping[Ability, str]] = {}
+    """What the sink cannot do, each with the reason."""
+    longest_text: ClassVar[int] = 50_000
+    """Characters of the longest value of `name` that the target takes."""
+    types: ClassVar[Sequence[pa.DataType]] = ()
+    """Further Arrow types that the sink takes, of `sinks.testing.values.SAMPLES`."""
+    outage: ClassVar[Exception] = ConnectionError("injected by the conformance kit: the system does not answer")
+    """What the client of the sink's system raises while that does not answer."""
+
+    @pytest.fixture
+    def sink(self) -> Sink:
+        raise NotImplementedError("override the fixture `sink`: a sink with a fresh, empty target for rows of SCHEMA")
+
+    def visible(self, sink: Any) -> Sequence[Mapping[str, Any]]:
+        raise NotImplementedError("override `visible`: each visible row as a dict, read without the sink")
+
+    # ------------------------------------------------------------------ hooks with a default
+    def leftovers(self, sink: Any) -> Sequence[str]:
+        """What lies about beside visible rows: temporary files, staging tables, open sessions. Default: not told."""
+        return ()
+
+    def sibling(self, sink: Any) -> Sink:
+        """Another sink of the same job, with another name, into the same target."""
+        other = copy_of(sink)
+        other.name = f"{sink.name}-2"
+        return other
+
+    def unseen(self, made: Committable, transaction_id: str) -> Identity | None:
+        """The identity that pre-commit would have answered for this transaction, which never was, where it answered
+        `made` for another. Default: None, it is told from two that were."""
+        return None
+
+    def accepting(self, sink: Any, schema: pa.Schema) -> Sink:
+        """A sink whose target takes rows of `schema`, shown by `visible`. Default: the same, for targets of any."""
+        return copy_of(sink)
+
+    def upserting(self, sink: Any) -> Sink | None:
+        """A sink like this one that replaces rows by the key `id`. Default: None, there is none."""
+        return None
+
+    # ------------------------------------------------------------------ what the sink can do
+    def needs(self, ability: Ability) -> None:
+        """Skip the test if the sink says that it cannot."""
+        if ability in self.cannot:
+            pytest.skip(f"this sink cannot {ability.value.partition(' (')[0]}: {self.cannot[ability]}")
+
+    @pytest.fixture(autouse=True)
+    def _two_phases(self, request: pytest.FixtureRequest) -> None:
+        if not getattr(request.function, "at_least_once", False):
+            self.needs(Ability.TWO_PHASE)
+
+    # ------------------------------------------------------------------ the steps of a task
+    def context(
+        self, sink: Sink, schema: pa.Schema = SCHEMA, *, slot: int = -1, exactly_once: bool = True, **parts: Any
+    ) -> TransactionContext:
+        """Of a transaction whose task attempt no other of this process has; `parts` are those of TransactionId."""
+        number = next(_numbers)
+        usual: dict[str, Any] = {"job": self.job, "lineage": LINEAGE, "checkpoint": 0, "sink": sink.name, "subtask": 0}
+        usual |= {"generation": 1, "round": 0, "attempt": 0, "task_attempt": number}
+        name = TransactionId(**(usual | parts))
+        return TransactionContext(
+            name.job,
+            name.lineage,
+            name.checkpoint,
+            name.sink,
+            name.subtask,
+            f"g{name.generation}r{name.round}t{name.attempt}a{name.task_attempt}",
+            schema,
+            str(name),
+            number if slot < 0 else slot,
+            exactly_once,
+        )
+
+    def begun(self, sink: Sink, context: TransactionContext | None = None, **parts: Any) -> Any:
+        context = context or self.context(sink, **parts)
+        self.open(sink)
+        with Clause.CHECK.kept(f"check({context.schema.names})"):
+            sink.check(context.schema)
+        with Clause.BEGIN.kept(f"begin_transaction({context.transaction_id!r})"):
+            return sink.begin_transaction(context)
+
+    def write(self, sink: Sink, transaction: Any, table: pa.Table) -> None:
+        for batch in table.to_batches():
+            with Clause.WRITE.kept(f"write of {batch.num_rows} rows"):
+                sink.write(transaction, batch)
+
+    def sealed(
+        self, sink: Sink, transaction: Any, count: int, subtask: int = 0, clause: Clause = Clause.PRE_COMMIT
+    ) -> Committable:
+        with clause.kept("pre_commit"):
+            committable = sink.snapshot_state(transaction)
+        assert isinstance(committable.transaction, Mapping), Clause.IDENTITY.broken(
+            f"an identity of type {type(committable.transaction).__name__}: {committable.transaction!r}"
+        )
+        return committable.of(sink.name, subtask, Fingerprint(count))
+
+    def pre_committed(
+        self,
+        sink: Sink,
+        table: pa.Table,
+        context: TransactionContext | None = None,
+        clause: Clause = Clause.PRE_COMMIT,
+        **parts: Any,
+    ) -> Committable:
+        """What a task does, up to its ack."""
+        transaction = self.begun(sink, context, **parts)
+        self.write(sink, transaction, table)
+        committable = self.sealed(sink, transaction, table.num_rows, parts.get("subtask", 0), clause)
+        self.close(sink)
+        return committable
+
+    def rollback(self, sink: Sink, transaction: Any, clause: Clause = Clause.ROLLBACK) -> None:
+        with clause.kept("rollback"):
+            sink.rollback(transaction)
+
+    def open(self, sink: Sink) -> None:
+        with Clause.OPEN.kept("open"):
+            sink.open()
+
+    def close(self, sink: Sink) -> None:
+        with Clause.CLOSE.kept("close"):
+            sink.close()
+
+    def never_seen(self, sink: Sink, context: TransactionContext) -> Committable:
+        """What pre-commit would answer for a transaction of this context, which never was."""
+        contexts = [self.context(sink) for _ in range(2)]
+        made = [self.pre_committed(sink, rows(900_000, 1), context) for context in contexts]
+        for committable in made:
+            self.abort(sink, committable)
+        here, there, new = (c.transaction_id.rpartition(".")[2] for c in (*contexts, context))
+        one, other, proof = map(_text, (made[0].transaction, made[1].transaction, made[0].proof))
+        identity = self.unseen(made[0], context.transaction_id)
+        if identity is None and one.replace(here, there) != other:
+            pytest.skip("identities hold more than `context.transaction_id`: override `unseen`")
+        identity = identity or json.loads(one.replace(here, new))
+        return Committable(identity, json.loads(proof.replace(here, new))).of(sink.name, 0, Fingerprint(1))
+
+    # ------------------------------------------------------------------ the steps of a driver
+    def answers(self, sink: Sink, *committables: Committable) -> list[CommitOutcome | Exception]:
+        """Those of `commit_all`, asked once."""
+        self.open(sink)
+        with Clause.COMMIT_ALL.kept("commit_all"):
+            answers = list(sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), committables))
+        assert len(answers) == len(committables), Clause.COMMIT_ALL.broken(
+            f"{len(answers)} outcomes for {len(committables)} committables"
+        )
+        for answer in answers:
+            assert isinstance(answer, CommitOutcome | Exception), Clause.COMMIT_OUTCOME.broken(f"{answer!r}")
+        return answers
+
+    def outcomes(self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT) -> list[CommitOutcome]:
+        """Asked again while one of them is an exception."""
+        for _ in range(_TRIES):
+            answers = self.answers(sink, *committables)
+            outcomes = [answer for answer in answers if isinstance(answer, CommitOutcome)]
+            if len(outcomes) == len(committables):
+                return outcomes
+        error = next(answer for answer in answers if isinstance(answer, Exception))
+        raise AssertionError(clause.broken(f"commit, asked {_TRIES} times, raised {_short(error)}")) from error
+
+    def commit(self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT, when: str = "") -> None:
+        """All have to be COMMITTED."""
+        outcomes = self.outcomes(sink, *committables, clause=clause)
+        assert all(o == CommitOutcome.COMMITTED for o in outcomes), clause.broken(f"{_told(outcomes)} {when}")
+
+    def abort(self, sink: Sink, committable: Committable, clause: Clause = Clause.ABORT, when: str = "") -> None:
+        identity = json.loads(json.dumps(dict(committable.transaction)))
+        self.open(sink)
+        with clause.kept(f"abort {when}"):
+            sink.abort(identity)
+
+    def doubts(self, sink: Sink, job: str = "") -> list[Identity]:
+        self.open(sink)
+        with Clause.IN_DOUBT.kept("in_doubt"):
+            return [dict(identity) for identity in sink.in_doubt(job or self.job)]
+
+    def sweep(self, sink: Sink, clause: Clause, when: str) -> None:
+        """Abort what is in doubt; then nothing is."""
+        for identity in self.doubts(sink):
+            self.abort(sink, Committable(identity), clause, f"of what `in_doubt` lists {when}")
+        self.expect_doubts(sink, clause, f"{when}, and a sweep")
+
+    # ------------------------------------------------------------------ what has to be seen
+    def expect_rows(self, sink: Sink, clause: Clause, when: str, *tables: pa.Table) -> None:
+        """These rows are visible, each once, and no other."""
+        with clause.kept(f"{when}, `visible`"):
+            seen = self.seen(sink, (tables[0].schema if tables else SCHEMA).names)
+        expected = self.counted(*tables)
+        assert seen == expected, clause.broken(f"{when}, {_difference(seen, expected)}")
+
+    def expect_doubts(self, sink: Sink, clause: Clause, when: str, *committables: Committable, job: str = "") -> None:
+        """These are in doubt, each once, and no other."""
+        listed = sorted(map(_text, self.doubts(sink, job)))
+        expected = sorted(_text(committable.transaction) for committable in committables)
+        assert listed == expected, clause.broken(f"{when}, `in_doubt` lists {listed} instead of {expected}")
+
+    def expect_no_leftovers(self, sink: Sink, when: str, before: Sequence[str] = ()) -> None:
+        left = sorted(set(self.leftovers(sink)) - set(before))
+        assert left == [], Clause.LEFTOVERS.broken(f"{when}, there is {', '.join(left)}")
+
+    def seen(self, sink: Sink, names: Sequence[str] = SCHEMA.names) -> Counter[Row]:
+        seen = list(self.visible(sink))
+        if not all(isinstance(row, Mapping) for row in seen):
+            pytest.fail(f"`visible` of {type(self).__name__} has to return whole rows as dicts, not {seen[:1]}")
+        return Counter(tuple(_hashable(row.get(name, "(no such column)")) for name in names) for row in seen)
+
+    def counted(self, *tables: pa.Table) -> Counter[Row]:
+        return Counter(tuple(map(_hashable, row.values())) for table in tables for row in table.to_pylist())
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple((key, _hashable(one)) for key, one in value.items())
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def _text(identity: Mapping[str, Any]) -> str:
+    return json.dumps(dict(identity), sort_keys=True, default=repr)
+
+
+def _short(value: object, length: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
+
+
+def _told(outcomes: Sequence[CommitOutcome]) -> str:
+    return ", ".join(f"{o.state.name} ({o.reason})" if o.reason else o.state.name for o in outcomes)
+
+
+def _difference(seen: Counter[Row], expected: Counter[Row]) -> str:
+    """What is missing, what is doubled, and what is there and should not be."""
+    missing, more = expected - seen, seen - expected
+    doubled, strange = [row for row in more if row in expected], [row for row in more if row not in expected]
+    parts = []
+    for what, found in (("lost", list(missing)), ("visible twice", doubled), ("visible, unexpected", strange)):
+        if found:
+            parts.append(f"{len(found)} rows {what}: {_short(found[0])}" + " and others" * (len(found) > 1))
+    return "; ".join(parts)

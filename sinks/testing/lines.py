@@ -1,0 +1,67 @@
+"""Stops a sink between any two lines of its own code: there it fails, dies, or waits while another goes ahead."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from sinks.base import TwoPhaseCommitSink
+
+AtLine = Callable[[int], None]
+
+
+@contextmanager
+def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
+    """Calls `at_line(n)` before the n-th line (from 0) that this thread, or one that it starts, executes in the modules
+    of the sink's classes, and in those beside them if they are in a package."""
+    own = _own_code(sink)
+    numbers = itertools.count()
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if not own(frame.f_code.co_filename):
+            return None
+        if event == "line":
+            at_line(next(numbers))
+        return trace
+
+    before, before_in_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(trace)
+    threading.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        threading.settrace(before_in_threads)
+
+
+def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int) -> list[int]:
+    """Numbers of lines at which `call` can be stopped: all of them, or `most` that are spread evenly."""
+    seen: list[int] = []
+    with watched(sink, seen.append):
+        call()
+    step = max(1.0, len(seen) / most)
+    return [int(n * step) for n in range(min(most, len(seen)))]
+
+
+def at(number: int, hook: Callable[[], object]) -> AtLine:
+    """Calls `hook` at the line of this number."""
+
+    def at_line(n: int) -> None:
+        if n == number:
+            hook()
+
+    return at_line
+
+
+def _own_code(sink: TwoPhaseCommitSink[Any]) -> Callable[[str], bool]:
+    ours = TwoPhaseCommitSink.__mro__
+    modules = {sys.modules[cls.__module__] for cls in type(sink).__mro__ if cls not in ours}
+    files = {module.__file__ for module in modules if module.__file__}
+    folders = {str(Path(m.__file__).parent) for m in modules if m.__file__ and "." in m.__name__}
+    return lambda file: file in files or str(Path(file).parent) in folders

@@ -1,0 +1,303 @@
+"""What commit and abort answer, and what `in_doubt` lists: of one's own transactions, of others, of none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sinks.errors import CommittedError
+from sinks.testing.clauses import Ability, Clause
+from sinks.testing.kit import LINEAGE, Sink, SinkTests, copy_of, rows
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
+
+EACH_PART: list[dict[str, Any]] = [
+    {},
+    {"lineage": "feedbeef"},
+    {"checkpoint": 1},
+    {"subtask": 1},
+    {"generation": 2},
+    {"round": 1},
+    {"attempt": 1},
+    {"task_attempt": 2},
+]
+"""Names that differ from the first in one part each."""
+
+
+class Outcomes(SinkTests):
+    # ------------------------------------------------------------------ abort
+    def test_abort_leaves_nothing_and_may_be_repeated(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        self.abort(sink, committable)
+        self.expect_rows(sink, Clause.ABORT, "after abort")
+        self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after abort")
+        for one in (sink, copy_of(sink)):
+            self.abort(one, committable, Clause.ABORT_AGAIN, "again")
+        self.expect_rows(sink, Clause.ABORT_AGAIN, "after three aborts")
+
+    def test_commit_after_abort_is_lost_and_stays_lost(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        self.abort(sink, committable)
+        for one in (sink, copy_of(sink)):
+            (outcome,) = self.outcomes(one, committable, clause=Clause.LOST)
+            assert outcome.state is CommitState.LOST, Clause.LOST.broken(f"{outcome}")
+            assert outcome.reason, Clause.COMMIT_OUTCOME.broken("LOST without a reason")
+            self.abort(one, committable, Clause.ABORT_AGAIN, "after a commit that was told LOST")
+        self.expect_rows(sink, Clause.LOST, "after abort, then commit")
+        self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after abort, then commit")
+
+    def test_abort_after_commit_raises_and_changes_nothing(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        self.commit(sink, committable)
+        for one in (sink, copy_of(sink)):
+            one.open()
+            try:
+                one.abort(committable.transaction)
+            except CommittedError:
+                pass
+            except Exception as error:
+                raise AssertionError(Clause.ABORT_COMMITTED.broken(f"abort after commit raised {error!r}")) from error
+            else:
+                raise AssertionError(Clause.ABORT_COMMITTED.broken("abort after commit raised nothing"))
+        self.expect_rows(sink, Clause.ABORT_COMMITTED, "after commit, then abort", rows(0, 5))
+        self.commit(sink, committable, clause=Clause.ABORT_COMMITTED, when="after commit, then abort")
+
+    # ------------------------------------------------------------------ never seen
+    def test_commit_of_what_was_never_seen_is_no_success_and_no_proof(self, sink: Sink) -> None:
+        context = self.context(sink)
+        never = self.never_seen(sink, context)
+        (outcome,) = self.outcomes(sink, never, clause=Clause.NOT_FOUND)
+        assert outcome.state in (CommitState.UNKNOWN, CommitState.LOST), Clause.NOT_FOUND.broken(
+            f"commit of a transaction that never was answers {outcome}"
+        )
+        assert outcome.reason, Clause.COMMIT_OUTCOME.broken(f"{outcome.state.name} without a reason")
+        self.expect_rows(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
+        self.expect_doubts(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
+        if outcome.state is CommitState.LOST:
+            self._stays_lost(sink, context, Clause.LOST_PROOF)
+
+    def _stays_lost(self, sink: Sink, context: Any, clause: Clause) -> None:
+        """A sink that makes a loss final may call it one: what comes late under this name is refused."""
+        transaction = self.begun(sink, context)
+        try:
+            sink.write(transaction, rows(0, 5).to_batches()[0])
+            committable = sink.snapshot_state(transaction).of(sink.name, 0, Fingerprint(5))
+        except Exception:
+            self.rollback(sink, transaction)
+        else:
+            (outcome,) = self.outcomes(sink, committable)
+            assert outcome.state is CommitState.LOST, clause.broken(
+                f"a transaction that never was is told LOST; when its task pre-commits then, commit answers {outcome}"
+            )
+        self.expect_rows(sink, clause, "when the task of a transaction comes after that was told LOST")
+
+    def test_abort_of_what_was_never_seen_is_no_error_and_no_commit(self, sink: Sink) -> None:
+        other = self.pre_committed(sink, rows(10, 2), subtask=1)
+        context = self.context(sink)
+        never = self.never_seen(sink, context)
+        for when in ("of a transaction that never was", "of it again"):
+            self.abort(sink, never, Clause.ABORT_UNSEEN, when)
+        self.expect_doubts(sink, Clause.ABORT_UNSEEN, "after abort of a transaction that never was", other)
+        (outcome,) = self.outcomes(sink, never, clause=Clause.ABORT_UNSEEN)
+        assert outcome.state in (CommitState.UNKNOWN, CommitState.LOST), Clause.ABORT_UNSEEN.broken(
+            f"then commit answers {outcome}"
+        )
+        if outcome.state is CommitState.LOST:
+            self._stays_lost(sink, context, Clause.ABORT_UNSEEN)
+
+    # ------------------------------------------------------------------ names
+    def test_transactions_are_told_apart_by_each_part_of_their_names(self, sink: Sink) -> None:
+        """As of drivers and tasks that died, all in doubt at once."""
+        self.begun_and_rolled_back(sink)
+        tables = [rows(10 * n, 2) for n in range(len(EACH_PART))]
+        usual: dict[str, Any] = {"task_attempt": 1}
+        made = [
+            self.pre_committed(sink, table, **(usual | parts), slot=n)
+            for n, (parts, table) in enumerate(zip(EACH_PART, tables, strict=True))
+        ]
+        for committable, parts in zip(made[1:], EACH_PART[1:], strict=True):
+            assert dict(committable.transaction) != dict(made[0].transaction), Clause.NAMES.broken(
+                f"two that differ in {next(iter(parts))} are both {dict(made[0].transaction)}"
+            )
+        self.expect_doubts(sink, Clause.IN_DOUBT, f"with transactions that differ in {EACH_PART[1:]}", *made)
+        for committable, parts in zip(made, EACH_PART, strict=True):
+            self.commit(sink, committable, clause=Clause.NAMES, when=f"of the one with {parts}")
+        self.expect_rows(sink, Clause.NAMES, "after the commit of all", *tables)
+
+    def begun_and_rolled_back(self, sink: Sink) -> None:
+        """Whatever a first transaction sets up is there."""
+        self.rollback(sink, self.begun(sink))
+
+    def test_commit_and_abort_end_only_what_they_name(self, sink: Sink) -> None:
+        """Names of which one begins with another."""
+        parts: list[dict[str, Any]] = [{"subtask": 1, "task_attempt": 1}, {"subtask": 1, "task_attempt": 10}]
+        parts += [{"subtask": 10, "task_attempt": 1}, {"subtask": 10, "task_attempt": 10}]
+        tables = [rows(10 * n, 2) for n in range(4)]
+        made = [
+            self.pre_committed(sink, table, **about, slot=n)
+            for n, (about, table) in enumerate(zip(parts, tables, strict=True))
+        ]
+        self.abort(sink, made[0])
+        self.expect_doubts(sink, Clause.ABORT, "with the first of four aborted", *made[1:])
+        self.commit(sink, made[2], clause=Clause.ABORT, when="beside an abort")
+        self.expect_rows(sink, Clause.COMMIT_BY_NAME, "with one of three committed", tables[2])
+        self.expect_doubts(sink, Clause.COMMIT_BY_NAME, "with one of three committed", made[1], made[3])
+        self.commit(sink, made[1], made[3], clause=Clause.COMMIT_BY_NAME)
+        self.expect_rows(sink, Clause.COMMIT_BY_NAME, "with three committed", *tables[1:])
+
+    @pytest.mark.parametrize("until", ["write", "pre_commit"])
+    def test_a_zombie_that_goes_on_harms_nobody(self, sink: Sink, until: str) -> None:
+        """A task of an older driver stops amid its work. A newer one writes the same partition, and the zombie wakes up
+        before that is committed. It may fail; what it pre-commits is aborted."""
+        self.needs(Ability.SIDE_BY_SIDE)
+        zombie = copy_of(sink)
+        paused = self.begun(zombie, slot=0, generation=1)
+        self.write(zombie, paused, rows(0, 2))
+        if until == "pre_commit":
+            self.write(zombie, paused, rows(2, 2))
+        committable = self.pre_committed(sink, rows(100, 4), slot=0, generation=2)
+        orphan = None
+        try:
+            if until == "write":
+                zombie.write(paused, rows(2, 2).to_batches()[0])
+            orphan = zombie.snapshot_state(paused)
+        except Exception:
+            try:
+                zombie.rollback(paused)
+            except Exception:  # as in a task, where it is left to the sweep
+                assert orphan is None
+        if orphan is not None:
+            self.expect_doubts(sink, Clause.NAMES, "beside a zombie's", committable, orphan)
+            self.abort(sink, orphan)
+        zombie.close()
+        self.expect_doubts(sink, Clause.NAMES, f"when a zombie has gone on from before {until}", committable)
+        self.commit(sink, committable, clause=Clause.NAMES, when="beside a zombie")
+        self.expect_rows(sink, Clause.NAMES, f"when a zombie has gone on from before {until}", rows(100, 4))
+
+    # ------------------------------------------------------------------ in doubt
+    def test_two_attempts_of_one_subtask_are_told_apart(self, sink: Sink) -> None:
+        winner, loser = (self.pre_committed(sink, rows(0, 5)) for _ in range(2))
+        assert dict(winner.transaction) != dict(loser.transaction), Clause.NAMES.broken(
+            f"two attempts are both {dict(winner.transaction)}"
+        )
+        self.abort(sink, loser)
+        self.commit(sink, winner, clause=Clause.ABORT, when="after an abort of its other attempt")
+        self.expect_rows(sink, Clause.ABORT, "with one attempt aborted, the other committed", rows(0, 5))
+
+    @pytest.mark.parametrize("other", ["conformance-2", "conformanc", "CONFORMANCE", "other job/ü", "%", "_"])
+    def test_in_doubt_lists_no_other_jobs_transactions(self, sink: Sink, other: str) -> None:
+        theirs = self.pre_committed(sink, rows(0, 2), job=other)
+        ours = self.pre_committed(sink, rows(10, 2))
+        self.expect_doubts(sink, Clause.IN_DOUBT_JOB, f"with one of job {other!r}, too", ours)
+        self.expect_doubts(sink, Clause.IN_DOUBT_JOB, f"for job {other!r}", theirs, job=other)
+
+    def test_in_doubt_lists_no_other_sinks_transactions(self, sink: Sink) -> None:
+        other = self.sibling(sink)
+        ours = self.pre_committed(sink, rows(0, 2), slot=0, task_attempt=1)
+        theirs = self.pre_committed(other, rows(10, 2), slot=0, task_attempt=1)
+        assert dict(ours.transaction) != dict(theirs.transaction), Clause.NAMES.broken(
+            f"those of two sinks of a job are both {dict(ours.transaction)}"
+        )
+        self.expect_doubts(sink, Clause.IN_DOUBT_SINK, f"with one of sink {other.name!r}, too", ours)
+        self.expect_doubts(other, Clause.IN_DOUBT_SINK, f"with one of sink {sink.name!r}, too", theirs)
+        self.abort(other, theirs)
+        self.close(other)
+        self.commit(sink, ours, clause=Clause.ABORT, when="after an abort by another sink")
+        self.expect_rows(sink, Clause.IN_DOUBT_SINK, "with one committed, the other sink's aborted", rows(0, 2))
+
+    def test_in_doubt_changes_nothing(self, sink: Sink) -> None:
+        made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
+        for _ in range(3):
+            self.doubts(sink)
+        self.expect_doubts(sink, Clause.IN_DOUBT_READS, "after three listings", *made)
+        if Ability.SIDE_BY_SIDE not in self.cannot:
+            transaction = self.begun(copy := copy_of(sink), subtask=2)
+            self.write(copy, transaction, rows(20, 2))
+            self.doubts(sink)
+            made.append(self.sealed(copy, transaction, 2, 2, Clause.IN_DOUBT_READS))
+            self.close(copy)
+        self.commit(sink, *made, clause=Clause.IN_DOUBT_READS)
+        self.expect_rows(sink, Clause.IN_DOUBT_READS, "after commit", *(rows(10 * p, 2) for p in range(len(made))))
+
+    # ------------------------------------------------------------------ proofs
+    def test_purge_removes_nothing_that_is_still_asked_for(self, sink: Sink) -> None:
+        other = self.sibling(sink)
+        about: list[dict[str, Any]] = [{"checkpoint": 4}, {"checkpoint": 5}, {"lineage": "feedbeef"}, {"job": "another"}]
+        tables = [rows(10 * n, 2) for n in range(len(about) + 1)]
+        done = [self.pre_committed(sink, table, **one) for table, one in zip(tables, about, strict=False)]
+        done.append(self.pre_committed(other, tables[-1]))
+        gone = [self.pre_committed(sink, rows(900, 2), **one) for one in about] + [self.pre_committed(other, rows(900, 1))]
+        waiting = [self.pre_committed(sink, rows(800 + n, 1), checkpoint=n) for n in (4, 6)]
+        for one, another in zip(done, gone, strict=True):
+            self.commit(sink if one.sink == sink.name else other, one)
+            self.abort(sink if one.sink == sink.name else other, another)
+        memory = sink.committed_checkpoints(self.job)
+        for _ in range(2):
+            with Clause.PURGE.kept("purge"):
+                sink.purge(Checkpoint(self.job, LINEAGE, 6, oldest_retained=5))
+        self.expect_rows(sink, Clause.PURGE, "after purge", *tables)
+        self.expect_doubts(sink, Clause.PURGE, "after purge", *waiting)
+        assert sink.committed_checkpoints(self.job) == memory, Clause.PURGE.broken(
+            f"committed_checkpoints was {memory}, and is {sink.committed_checkpoints(self.job)}"
+        )
+        (first, *others), (lost, *more) = done, gone
+        for purged, never in ((first, CommitState.LOST), (lost, CommitState.COMMITTED)):
+            (outcome,) = self.outcomes(sink, purged, clause=Clause.PURGE)
+            assert outcome.state is not never, Clause.PURGE.broken(f"with its proof purged, commit answers {outcome}")
+        for one, another in zip(others, more, strict=True):
+            asked = sink if one.sink == sink.name else other
+            self.commit(asked, one, clause=Clause.PURGE, when=f"of what was committed, {one.transaction}")
+            (outcome,) = self.outcomes(asked, another, clause=Clause.PURGE)
+            assert outcome.state is CommitState.LOST, Clause.PURGE.broken(
+                f"commit of what was aborted, {another.transaction}, answers {outcome}"
+            )
+        self.close(other)
+        self.commit(sink, *waiting, clause=Clause.PURGE, when="of what was in doubt")
+
+    # ------------------------------------------------------------------ a checkpoint
+    @pytest.mark.parametrize("lost", [0, 1])
+    def test_commit_all_tells_the_outcome_of_each_in_order(self, sink: Sink, lost: int) -> None:
+        """With one that is lost; its siblings are committed, or all of them are held back."""
+        made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(3)]
+        self.abort(sink, made[lost])
+        states = [outcome.state.name for outcome in self.outcomes(sink, *made, clause=Clause.COMMIT_ALL)]
+        apart = ["LOST" if p == lost else "COMMITTED" for p in range(3)]
+        held = ["LOST" if p == lost else "HELD" for p in range(3)]
+        assert states in (apart, held), Clause.COMMIT_ALL.broken(f"number {lost} of three is lost, and told {states}")
+        kept = [rows(10 * p, 2) for p in range(3) if p != lost]
+        if states == held:
+            self.expect_rows(sink, Clause.AT_ONCE, "with participants that are HELD")
+            replacement = self.pre_committed(sink, rows(10 * lost, 2), subtask=lost, round=1)
+            self.commit(sink, *(c for c in made if c is not made[lost]), replacement, clause=Clause.AT_ONCE)
+            self.expect_rows(sink, Clause.AT_ONCE, "after the replay", *kept, rows(10 * lost, 2))
+        else:
+            self.expect_rows(sink, Clause.COMMIT_ALL, f"with {states}", *kept)
+        self.answer_the_same(sink, made, lost)
+
+    def answer_the_same(self, sink: Sink, made: list[Committable], lost: int) -> None:
+        (outcome,) = self.outcomes(sink, made[lost], clause=Clause.LOST)
+        assert outcome.state is CommitState.LOST, Clause.LOST.broken(f"{outcome}, asked again after commit_all")
+
+    def test_commit_all_goes_on_when_one_fails(self, sink: Sink) -> None:
+        made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(3)]
+        driver, called = copy_of(sink), []
+        inner = driver.commit
+
+        def failing(committable: Committable) -> CommitOutcome:
+            called.append(committable)
+            if committable.subtask == 0:
+                raise self.outage
+            return inner(committable)
+
+        driver.commit = failing  # type: ignore[method-assign]
+        answers = self.answers(driver, *made)
+        driver.close()
+        if not called:
+            pytest.skip("this sink's `commit_all` does not use `commit`")
+        told = [str(getattr(answer, "state", answer)) for answer in answers]
+        assert answers[0] is self.outage, Clause.COMMIT_ALL_GOES_ON.broken(f"the first raises, and is told {told[0]}")
+        assert answers[1:] == [CommitOutcome.COMMITTED] * 2, Clause.COMMIT_ALL_GOES_ON.broken(
+            f"the first of three raises, and the others are told {told[1:]}"
+        )
+        self.commit(sink, *made, clause=Clause.ASK_AGAIN)
+        self.expect_rows(sink, Clause.ASK_AGAIN, "asked again", *(rows(10 * p, 2) for p in range(3)))

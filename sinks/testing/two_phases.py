@@ -1,0 +1,253 @@
+"""What a transaction goes through: begin, write, pre-commit, commit or roll back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sinks.diagnosis import Finding, InDoubt
+from sinks.errors import ConfigurationError
+from sinks.testing.clauses import Ability, Clause
+from sinks.testing.kit import LINEAGE, SCHEMA, Sink, SinkTests, copy_of, rows
+from sinks.transaction import Checkpoint, Committable
+
+
+def at_least_once(test: Any) -> Any:
+    """A test for sinks without two phases, too."""
+    test.at_least_once = True
+    return test
+
+
+class TwoPhases(SinkTests):
+    # ------------------------------------------------------------------ the object
+    @at_least_once
+    def test_the_sink_is_closed_and_opened_again_in_any_process(self, sink: Sink) -> None:
+        self.close(copy_of(sink))
+        self.open(sink)
+        copy = copy_of(sink)
+        for _ in range(2):
+            self.close(sink)
+        self.close(copy)
+        transaction = self.begun(copy)
+        self.rollback(copy, transaction)
+        self.close(copy)
+
+    @at_least_once
+    def test_check_takes_and_refuses_columns(self, sink: Sink) -> None:
+        with Clause.CHECK.kept("check of SCHEMA, twice,"):
+            sink.open()
+            sink.check(SCHEMA)
+            sink.check(SCHEMA)
+        if type(sink).check is Sink.check:
+            pytest.skip("this sink takes any columns: it has no `check`")
+        strange = SCHEMA.append(pa.field("no_such_column", pa.string())).append(pa.field("nor_this_one", pa.string()))
+        refusal: Exception | None = None
+        try:
+            sink.check(strange)
+        except Exception as error:
+            refusal = error
+        assert isinstance(refusal, ConfigurationError), Clause.CHECK_REFUSES.broken(
+            f"check of columns {strange.names} raised {refusal!r}"
+        )
+        unnamed = [name for name in ("no_such_column", "nor_this_one") if name not in str(refusal)]
+        assert unnamed == [], Clause.CHECK_REFUSES.broken(f"{unnamed} are not named in: {refusal}")
+
+    # ------------------------------------------------------------------ the two phases
+    def test_written_rows_are_invisible_and_not_in_doubt(self, sink: Sink) -> None:
+        transaction = self.begun(sink)
+        self.write(sink, transaction, rows(0, 5))
+        self.expect_rows(copy_of(sink), Clause.WRITE_INVISIBLE, "before pre_commit")
+        driver, answered = copy_of(sink), False
+        for identity in self.doubts(driver):
+            self.abort(driver, Committable(identity), Clause.IN_DOUBT_OPEN, "of an open one, which it lists")
+            try:
+                answered = bool(sink.snapshot_state(transaction))
+            except Exception:
+                answered = False
+            assert not answered, Clause.IN_DOUBT_OPEN.broken(f"{identity} was open, and aborted, and is pre-committed")
+        self.close(driver)
+        self.rollback(sink, transaction)
+        self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
+
+    def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        self.expect_rows(sink, Clause.PRE_COMMIT, "after pre_commit")
+        for asked in ("once", "again"):
+            self.expect_doubts(sink, Clause.IDENTITY, f"after pre_commit, asked {asked}", committable)
+
+    def test_the_identity_is_a_dict_of_json_values(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        with Clause.IDENTITY.kept("json.dumps of the committable"):
+            text = json.dumps(committable.to_json())
+        again = Committable.from_json(json.loads(text))
+        for what in ("transaction", "proof"):
+            here, there = dict(getattr(committable, what)), getattr(again, what)
+            assert here == there, Clause.IDENTITY.broken(f"its {what} is {here}, and {there} after a way through JSON")
+
+    def test_commit_makes_all_rows_visible_once(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        self.commit(sink, committable)
+        self.expect_rows(sink, Clause.COMMIT, "after commit", rows(0, 5))
+        self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after commit")
+
+    def test_commit_is_idempotent(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        for number in ("first", "second", "third"):
+            self.commit(copy_of(sink), committable, clause=Clause.IDEMPOTENT, when=f"by the {number} commit")
+        self.expect_rows(sink, Clause.IDEMPOTENT, "after three commits", rows(0, 5))
+
+    def test_commit_needs_only_the_pickled_sink_and_the_committable_as_json(self, sink: Sink) -> None:
+        copy = copy_of(sink)
+        text = json.dumps(self.pre_committed(sink, rows(0, 5)).to_json())
+        self.close(sink)
+        self.commit(copy, Committable.from_json(json.loads(text)), clause=Clause.COMMIT_BY_NAME)
+        self.close(copy)
+        self.expect_rows(sink, Clause.COMMIT_BY_NAME, "after the commit by a copy of the sink", rows(0, 5))
+
+    def test_close_touches_no_pre_committed_transaction(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        for one in (sink, copy_of(sink)):
+            one.open()
+            self.close(one)
+        self.expect_doubts(sink, Clause.CLOSE_KEEPS, "after pre_commit and close", committable)
+        self.commit(sink, committable, clause=Clause.CLOSE_KEEPS)
+
+    def test_all_batches_of_a_transaction_belong_to_it(self, sink: Sink) -> None:
+        transaction = self.begun(sink)
+        for first in (0, 10, 20):
+            self.write(sink, transaction, rows(first, 3))
+        committable = self.sealed(sink, transaction, 9)
+        self.expect_rows(sink, Clause.PRE_COMMIT, "after pre_commit")
+        self.commit(sink, committable)
+        self.expect_rows(sink, Clause.WRITE, "after three record batches", *(rows(n, 3) for n in (0, 10, 20)))
+
+    def test_several_participants_commit_together(self, sink: Sink) -> None:
+        committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(4)]
+        self.commit(sink, *committables, clause=Clause.COMMIT_ALL)
+        self.expect_rows(sink, Clause.COMMIT_ALL, "after commit_all of four", *(rows(10 * p, 2) for p in range(4)))
+
+    def test_two_open_transactions_of_one_sink_object_do_not_meet(self, sink: Sink) -> None:
+        self.needs(Ability.SIDE_BY_SIDE)
+        one, other = self.begun(sink, subtask=0), self.begun(sink, subtask=1)
+        for first in (0, 10):
+            self.write(sink, one, rows(first, 2))
+            self.write(sink, other, rows(100 + first, 2))
+        committable = self.sealed(sink, one, 4)
+        self.rollback(sink, other)
+        self.expect_doubts(sink, Clause.HANDLE, "with one of two sealed, the other rolled back", committable)
+        self.commit(sink, committable, clause=Clause.HANDLE)
+        self.expect_rows(sink, Clause.HANDLE, "with one of two committed", rows(0, 2), rows(10, 2))
+
+    def test_a_transaction_of_no_rows(self, sink: Sink) -> None:
+        empty = [self.sealed(sink, self.begun(sink, subtask=n), 0, n) for n in range(2)]
+        self.abort(sink, empty[0], Clause.PRE_COMMIT_EMPTY)
+        self.commit(sink, empty[1], clause=Clause.PRE_COMMIT_EMPTY)
+        self.expect_rows(sink, Clause.PRE_COMMIT_EMPTY, "after its commit")
+        self.expect_doubts(sink, Clause.PRE_COMMIT_EMPTY, "after one abort and one commit")
+
+    # ------------------------------------------------------------------ rollback
+    def test_rollback_leaves_nothing(self, sink: Sink) -> None:
+        kept = self.pre_committed(sink, rows(100, 2), subtask=1)
+        before = self.leftovers(sink)
+        for count in (0, 5):
+            transaction = self.begun(sink)
+            self.write(sink, transaction, rows(0, count))
+            self.rollback(sink, transaction)
+            self.close(sink)
+            self.expect_no_leftovers(sink, f"after rollback of {count} rows", before)
+        self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
+        self.expect_doubts(sink, Clause.ROLLBACK, "after rollback beside one that is pre-committed", kept)
+        self.commit(sink, kept, clause=Clause.ROLLBACK, when="beside a rollback")
+
+    def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, sink: Sink) -> None:
+        before = self.leftovers(sink)
+        transaction = self.begun(sink)
+        self.write(sink, transaction, rows(0, 5))
+        committable = self.sealed(sink, transaction, 5)
+        self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
+        self.sweep(sink, Clause.ROLLBACK_AFTER, "after pre_commit, then rollback")
+        self.expect_no_leftovers(sink, "after pre_commit, then rollback", before)
+        states = {outcome.state.name for outcome in self.outcomes(sink, committable, clause=Clause.ROLLBACK_AFTER)}
+        assert states <= {"LOST", "UNKNOWN"}, Clause.ROLLBACK_AFTER.broken(f"commit after it answers {states}")
+        self.expect_rows(sink, Clause.ROLLBACK_AFTER, "after pre_commit, then rollback")
+
+    # ------------------------------------------------------------------ beside the two phases
+    @at_least_once
+    def test_commit_directly_makes_rows_visible_now(self, sink: Sink) -> None:
+        before = self.leftovers(sink)
+        transaction = self.begun(sink, exactly_once=False)
+        self.write(sink, transaction, rows(0, 5))
+        with Clause.DIRECTLY.kept("commit_directly"):
+            sink.commit_directly(transaction)
+        self.close(sink)
+        self.expect_rows(sink, Clause.DIRECTLY, "after commit_directly", rows(0, 5))
+        self.expect_doubts(sink, Clause.DIRECTLY, "after commit_directly")
+        told = sink.committed_checkpoints(self.job)
+        assert not told, Clause.MEMORY_DIRECTLY.broken(f"after commit_directly it tells {told}")
+        self.expect_no_leftovers(sink, "after commit_directly", before)
+
+    def test_validate_all_decides_nothing(self, sink: Sink) -> None:
+        committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
+        sink.open()
+        for _ in range(2):
+            with Clause.VALIDATE.kept("validate_all of good rows"):
+                sink.validate_all(Checkpoint(self.job, LINEAGE, 0), committables)
+        self.expect_rows(sink, Clause.VALIDATE, "after validate_all")
+        self.expect_doubts(sink, Clause.VALIDATE, "after validate_all", *committables)
+
+    def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
+        """Nobody can tell (None) before the first commit, if the system keeps nothing by itself."""
+        if type(sink).committed_checkpoints is Sink.committed_checkpoints:
+            pytest.skip("this sink does not override `committed_checkpoints`: its system keeps no memory")
+
+        def expect(expected: Mapping[str, int], when: str, job: str = self.job, of: Sink = sink) -> None:
+            of.open()
+            with Clause.MEMORY.kept("committed_checkpoints"):
+                told = of.committed_checkpoints(job) or {}
+            assert told == expected, Clause.MEMORY.broken(f"{when}, it tells {told} instead of {expected}")
+
+        expect({}, "on an empty target")
+        one, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=4) for p in range(2))
+        expect({}, "after pre_commit")
+        self.abort(sink, other)
+        expect({}, "after abort")
+        self.commit(sink, one)
+        if sink.committed_checkpoints(self.job) is None:
+            pytest.skip("this sink's system keeps no memory of committed checkpoints")
+        expect({LINEAGE: 4}, "with checkpoint 4 visible")
+        expect({}, "with another job's checkpoint visible", "conformance-2")
+        expect({}, "with another sink's checkpoint visible", of=self.sibling(sink))
+        again = self.pre_committed(sink, rows(5, 5), subtask=1, checkpoint=5)
+        self.abort(sink, again)
+        expect({LINEAGE: 4}, "after an abort of checkpoint 5")
+        later = self.pre_committed(sink, rows(20, 1), lineage="feedbeef", checkpoint=10)
+        self.commit(sink, later)
+        self.commit(sink, self.pre_committed(sink, rows(30, 1), checkpoint=3))
+        expect({LINEAGE: 4, "feedbeef": 10}, "with checkpoint 10 of another lineage and an older one visible, too")
+
+    # ------------------------------------------------------------------ for operators
+    def test_what_operators_are_told_is_told_as_documented(self, sink: Sink) -> None:
+        committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
+        listed = self.doubts(sink)
+        with Clause.INSPECT.kept("inspect of what `in_doubt` lists"):
+            told = list(sink.inspect(listed))
+        assert [dict(one.transaction) for one in told if isinstance(one, InDoubt)] == listed, Clause.INSPECT.broken(
+            f"{told} for {listed}"
+        )
+        with Clause.DIAGNOSE.kept("diagnose"):
+            findings = list(sink.diagnose(self.job))
+        strange = [one for one in findings if not isinstance(one, Finding)]
+        assert strange == [], Clause.DIAGNOSE.broken(f"{strange}")
+        self.expect_doubts(sink, Clause.DIAGNOSE, "after diagnose", *committables)
+        for committable in committables:
+            self.abort(sink, committable)
+        self.expect_doubts(sink, Clause.DIAGNOSE, "after diagnose, for its own job", job="doctor")
+        self.expect_rows(sink, Clause.DIAGNOSE, "after diagnose")
+        with Clause.WEAKNESSES.kept("weaknesses"):
+            weaknesses = sink.weaknesses()
+        assert not isinstance(weaknesses, str), Clause.WEAKNESSES.broken(f"one text: {weaknesses!r}")
+        assert all(isinstance(one, str) for one in weaknesses), Clause.WEAKNESSES.broken(f"{weaknesses!r}")

@@ -1,0 +1,110 @@
+"""Rows arrive as they are: every column, every value, however many."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sinks.testing.clauses import Ability, Clause
+from sinks.testing.kit import SCHEMA, Sink, SinkTests, rows
+from sinks.testing.two_phases import at_least_once
+
+_UTC = datetime.timezone.utc
+SAMPLES: Mapping[pa.DataType, Sequence[Any]] = {
+    pa.bool_(): [True, False, None],
+    pa.int8(): [-128, 127, None],
+    pa.int16(): [-(2**15), 2**15 - 1, None],
+    pa.int32(): [-(2**31), 2**31 - 1, None],
+    pa.int64(): [-(2**63), 2**63 - 1, None],
+    pa.float32(): [0.5, -1.25, None],
+    pa.float64(): [0.1, -1.7976931348623157e308, None],
+    pa.string(): ["", "ü 日本 🙂", None],
+    pa.binary(): [b"", b"\x00\xff", None],
+    pa.date32(): [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None],
+    pa.timestamp("us"): [datetime.datetime(1969, 12, 31, 23, 59, 59, 999999), datetime.datetime(2038, 1, 20), None],
+    pa.timestamp("us", "UTC"): [datetime.datetime(2024, 10, 27, 0, 30, tzinfo=_UTC), None, None],
+    pa.decimal128(20, 4): [Decimal("-9999999999999999.9999"), Decimal("0.0001"), None],
+    pa.list_(pa.int64()): [[1, None, 3], [], None],
+    pa.struct([("a", pa.int64()), ("b", pa.string())]): [{"a": 1, "b": None}, {"a": None, "b": "x"}, None],
+}
+"""Values of the types that Spark hands over, by type."""
+
+TEXTS = ["", " ", " both ends ", "Ünïcödé", "日本語", "🙂", "e\u0301", "'; --", '"\\', "a\tb\nc", "%s {} NULL", "\\N"]
+NUMBERS = [0.0, 0.1, -1 / 3, 1e-300, -1.7976931348623157e308, 2.0**53, 123456789.125]
+
+
+class Values(SinkTests):
+    def _expect_round_trip(self, sink: Sink, what: str, table: pa.Table, batches: int = 1_000) -> None:
+        transaction = self.begun(sink, self.context(sink, table.schema, exactly_once=self._two_phase))
+        for batch in table.to_batches(batches):
+            with Clause.WRITE.kept(f"write of {what}"):
+                sink.write(transaction, batch)
+        if self._two_phase:
+            self.commit(sink, self.sealed(sink, transaction, table.num_rows), clause=Clause.WRITE, when=what)
+        else:
+            sink.commit_directly(transaction)
+        self.expect_rows(sink, Clause.WRITE, what, table)
+
+    @property
+    def _two_phase(self) -> bool:
+        return Ability.TWO_PHASE not in self.cannot
+
+    @at_least_once
+    def test_texts_and_numbers_arrive_as_they_are(self, sink: Sink) -> None:
+        ids = [-(2**63), -1, 0, 2**31, 2**53 + 1, 2**63 - 1]
+        count = max(len(ids), len(TEXTS), len(NUMBERS)) + 1
+        table = pa.table(
+            [
+                ids + list(range(1, count - len(ids) + 1)),
+                [*TEXTS, "x" * self.longest_text],
+                NUMBERS + [float(n) for n in range(count - len(NUMBERS))],
+            ],
+            schema=SCHEMA,
+        )
+        self._expect_round_trip(sink, f"texts up to {self.longest_text} characters, extremes of numbers", table)
+
+    @at_least_once
+    def test_nulls_arrive_as_nulls(self, sink: Sink) -> None:
+        self.needs(Ability.NULLS)
+        table = pa.table([[1, 2, 3, 4], [None, "", None, "null"], [None, 0.0, 1.5, None]], schema=SCHEMA)
+        self._expect_round_trip(sink, "nulls beside empty texts and zeros", table)
+
+    @at_least_once
+    def test_many_rows_in_several_batches_arrive(self, sink: Sink) -> None:
+        self._expect_round_trip(sink, "2,500 rows in record batches of 1,000", rows(0, 2_500))
+
+    @at_least_once
+    def test_part_of_a_larger_batch_arrives_alone(self, sink: Sink) -> None:
+        """Arrow hands over slices: their buffers hold more rows than they have."""
+        self._expect_round_trip(sink, "a slice of a larger record batch", rows(0, 50).slice(7, 5))
+
+    @at_least_once
+    def test_equal_rows_arrive_as_often_as_they_come(self, sink: Sink) -> None:
+        self._expect_round_trip(sink, "three equal rows", pa.concat_tables([rows(1, 1)] * 3).combine_chunks())
+
+    @at_least_once
+    def test_values_of_every_type_that_it_takes_arrive(self, sink: Sink) -> None:
+        if not self.types:
+            pytest.skip("this kit names no further `types` that the sink takes")
+        names = [f"c{n}" for n in range(len(self.types))]
+        schema = pa.schema([("id", pa.int64()), *zip(names, self.types, strict=True)])
+        samples = [SAMPLES[one] for one in self.types]
+        table = pa.table([[0, 1, 2], *samples], schema=schema)
+        self._expect_round_trip(self.accepting(sink, schema), f"values of {', '.join(map(str, self.types))}", table)
+
+    def test_an_upsert_replaces_rows(self, sink: Sink) -> None:
+        upserting = self.upserting(sink)
+        if upserting is None:
+            pytest.skip("this kit has no sink that replaces rows: it does not override `upserting`")
+        for number, table in enumerate([rows(0, 3), _renamed(rows(1, 3))]):
+            self.commit(upserting, self.pre_committed(upserting, table, checkpoint=number), clause=Clause.UPSERT)
+        self.expect_rows(upserting, Clause.UPSERT, "after an upsert", rows(0, 1), _renamed(rows(1, 3)))
+
+
+def _renamed(table: pa.Table) -> pa.Table:
+    return table.set_column(1, SCHEMA.field("name"), [[f"new {name}" for name in table["name"].to_pylist()]])

@@ -1,0 +1,43 @@
+"""Broken sinks by the clause that they break, and the test of the kit that has to say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sinks.testing import Clause
+from tests.testing.shelf import Kit, Shelf
+
+
+@dataclass(frozen=True)
+class Broken:
+    sink: type[Shelf]
+    clause: Clause
+    test: Callable[..., None]
+    options: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.clause.name}-{self.sink.__name__}"
+
+
+_ENTERED: list[Broken] = []
+SinkT = TypeVar("SinkT", bound=type[Shelf])
+
+
+def breaks(clause: Clause, test: str, **options: Any) -> Callable[[SinkT], SinkT]:
+    """`test` of the kit, with these parameters, has to fail by `clause`."""
+
+    def entered(sink: SinkT) -> SinkT:
+        _ENTERED.append(Broken(sink, clause, getattr(Kit, f"test_{test}"), options))
+        return sink
+
+    return entered
+
+
+def catalogue() -> list[Broken]:
+    from tests.testing import broken_drivers, broken_tasks
+
+    assert broken_drivers
+    assert broken_tasks
+    return _ENTERED

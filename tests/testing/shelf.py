@@ -1,0 +1,241 @@
+"""Small correct sinks into files, for the broken ones to differ from in one place. A transaction is one file,
+whose suffix tells its state: `open`, `ready` (pre-committed), `done` (visible) or `gone` (aborted)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
+from sinks.errors import CommittedError, ConfigurationError
+from sinks.testing import SCHEMA, SinkConformance
+from sinks.testing.values import SAMPLES
+from sinks.transaction import TransactionId, token
+
+Rows = list[dict[str, Any]]
+
+
+class File:
+    """A file to write to, that nobody is warned of if it stays open."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        return os.write(self.descriptor, data)
+
+    def tell(self) -> int:
+        return os.lseek(self.descriptor, 0, os.SEEK_CUR)
+
+    def clear(self) -> None:
+        os.ftruncate(self.descriptor, os.lseek(self.descriptor, 0, os.SEEK_SET))
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self.descriptor)
+        self.closed = True
+
+    __del__ = close
+
+
+@dataclass
+class Handle:
+    context: TransactionContext
+    name: str
+    file: File
+
+
+class Shelf(TwoPhaseCommitSink[Handle]):
+    columns: Sequence[str] | None = SCHEMA.names
+    key: str | None = None
+
+    def __init__(self, folder: Path, name: str = "shelf") -> None:
+        super().__init__(name=name)
+        self.folder = folder
+
+    def path(self, name: str, state: str) -> Path:
+        return self.folder / f"{name}.{state}"
+
+    def check(self, schema: pa.Schema) -> None:
+        if self.columns and (strange := [name for name in schema.names if name not in self.columns]):
+            raise ConfigurationError(f"the shelf has no columns {strange}")
+
+    # ------------------------------------------------------------------ in the task
+    def name_of(self, context: TransactionContext) -> str:
+        return context.transaction_id
+
+    def begin_transaction(self, context: TransactionContext) -> Handle:
+        name = self.name_of(context)
+        return Handle(context, name, File(self.path(name, "open")))
+
+    def write(self, transaction: Handle, batch: pa.RecordBatch) -> None:
+        self.put(transaction, batch.to_pylist())
+
+    def put(self, transaction: Handle, rows: Rows) -> None:
+        pickle.dump(rows, transaction.file)
+
+    def pre_commit(self, transaction: Handle) -> Identity | Committable:
+        transaction.file.close()
+        self.path(transaction.name, "open").rename(self.path(transaction.name, "ready"))
+        return {"name": transaction.name}
+
+    def rollback(self, transaction: Handle) -> None:
+        transaction.file.close()
+        for state in ("open", "ready"):
+            self.path(transaction.name, state).unlink(missing_ok=True)
+
+    def commit_directly(self, transaction: Handle) -> None:
+        transaction.file.close()
+        self.path(transaction.name, "open").rename(self.path(f"direct-{transaction.name}", "done"))
+
+    # ------------------------------------------------------------------ on the driver
+    def commit(self, committable: Committable) -> CommitOutcome:
+        name = committable.transaction["name"]
+        try:
+            self.path(name, "ready").rename(self.path(name, "done"))
+        except FileNotFoundError:
+            return self.of_gone(name)
+        return CommitOutcome.COMMITTED
+
+    def of_gone(self, name: str) -> CommitOutcome:
+        if self.path(name, "done").exists():
+            return CommitOutcome.COMMITTED
+        if self.path(name, "gone").exists():
+            return CommitOutcome.lost(f"{name} was aborted")
+        return CommitOutcome.unknown(f"there is nothing of {name}")
+
+    def abort(self, transaction: Identity) -> None:
+        name = transaction["name"]
+        try:
+            self.path(name, "ready").rename(self.path(name, "gone"))
+        except FileNotFoundError:
+            if self.path(name, "done").exists():
+                raise CommittedError(f"{name} is committed") from None
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        return [{"name": path.stem} for path in self.paths(job, "ready")]
+
+    def paths(self, job: str, state: str) -> list[Path]:
+        found = self.folder.glob(f"{TransactionId.prefix(job)}*.{state}")
+        return [path for path in found if TransactionId.parse(path.stem).sink == token(self.name)]
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        newest: dict[str, int] = {}
+        for path in self.paths(job, "done"):
+            name = TransactionId.parse(path.stem)
+            newest[name.lineage] = max(name.checkpoint, newest.get(name.lineage, 0))
+        return newest
+
+    def trial_schema(self) -> pa.Schema | None:
+        return SCHEMA
+
+
+class AnyShelf(Shelf):
+    """Takes any columns."""
+
+    columns = None
+
+
+class KeyedShelf(Shelf):
+    """Rows replace those of the same `id`."""
+
+    key = "id"
+
+
+class WholeShelf(Shelf):
+    """A checkpoint becomes visible as a whole: `manifest` names the files that are."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with (self.folder / "lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def shown(self) -> set[str]:
+        manifest = self.folder / "manifest"
+        return set(json.loads(manifest.read_text())) if manifest.exists() else set()
+
+    def show(self, names: Iterable[str]) -> None:
+        draft = self.folder / "draft"
+        draft.write_text(json.dumps(sorted(self.shown() | set(names))))
+        draft.rename(self.folder / "manifest")
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        return self.settle([committable])[0]
+
+    def commit_all(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome | Exception]:
+        return self.settle(committables)
+
+    def settle(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        names = [c.transaction["name"] for c in committables]
+        with self.locked():
+            shown = self.shown()
+            there = [name in shown or self.path(name, "ready").exists() for name in names]
+            if all(there):
+                self.show(names)
+                return [CommitOutcome.COMMITTED] * len(names)
+            return [
+                CommitOutcome.COMMITTED if name in shown else CommitOutcome.HELD if ready else self.of_gone(name)
+                for name, ready in zip(names, there, strict=True)
+            ]
+
+    def abort(self, transaction: Identity) -> None:
+        with self.locked():
+            if transaction["name"] in self.shown():
+                raise CommittedError(f"{transaction['name']} is committed")
+            super().abort(transaction)
+
+    def paths(self, job: str, state: str) -> list[Path]:
+        found, shown = super().paths(job, "ready" if state == "done" else state), self.shown()
+        return [path for path in found if (path.stem in shown) == (state == "done")]
+
+
+class Kit(SinkConformance):
+    """Of any shelf."""
+
+    def visible(self, sink: Shelf) -> Rows:
+        paths = list(sink.folder.glob("*.done"))
+        if isinstance(sink, WholeShelf):
+            paths += [sink.path(name, "ready") for name in sink.shown()]
+        rows = [row for path in sorted(paths, key=_checkpoint) for row in _stored(path)]
+        return list({row[sink.key]: row for row in rows}.values()) if sink.key else rows
+
+    def leftovers(self, sink: Shelf) -> list[str]:
+        return [path.name for path in sink.folder.glob("*.*") if path.suffix not in (".done", ".gone")]
+
+    types = tuple(SAMPLES)
+
+    def accepting(self, sink: Shelf, schema: pa.Schema) -> Shelf:
+        other: Shelf = pickle.loads(pickle.dumps(sink))
+        other.columns = None
+        return other
+
+    def upserting(self, sink: Shelf) -> Shelf:
+        other: Shelf = pickle.loads(pickle.dumps(sink))
+        other.key = "id"
+        return other
+
+
+def _checkpoint(path: Path) -> int:
+    return TransactionId.find(path.name).checkpoint
+
+
+def _stored(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        while True:
+            try:
+                yield from pickle.load(file)
+            except EOFError:
+                return

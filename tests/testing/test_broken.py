@@ -1,0 +1,36 @@
+"""Each clause of the contract has a broken sink, and the kit's test that names the clause catches it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from sinks.testing import Clause, SinkContract
+from tests.testing.catalogue import Broken, catalogue
+from tests.testing.shelf import Kit
+
+CATALOGUE = catalogue()
+
+
+@pytest.mark.parametrize("broken", CATALOGUE, ids=str)
+def test_it_is_caught_by_its_clause(broken: Broken, tmp_path: Path) -> None:
+    (tmp_path / "shelf").mkdir()
+    folder = {"tmp_path": tmp_path} if "tmp_path" in inspect.signature(broken.test).parameters else {}
+    with pytest.raises(AssertionError, match=re.escape(f"{broken.clause.name}: ")) as caught:
+        broken.test(Kit(), broken.sink(tmp_path / "shelf"), **folder, **broken.options)
+    message = str(caught.value)
+    assert message.startswith(broken.clause.broken("").partition("\n")[0]), message
+    assert re.search(r"\n +seen: .", message), message
+    assert re.search(r"\n +contract: docstring of TwoPhaseCommitSink\S*, \S+base.py:\d+", message), message
+
+
+def test_every_clause_is_broken() -> None:
+    assert set(Clause) - {broken.clause for broken in CATALOGUE} == set()
+
+
+def test_every_test_of_the_contract_catches_one() -> None:
+    tests = {test for name, test in inspect.getmembers(SinkContract) if name.startswith("test_")}
+    assert {test.__name__ for test in tests - {broken.test for broken in CATALOGUE}} == set()
