@@ -64,14 +64,20 @@ class Clause(Enum):
     # ------------------------------------------------------------------ abort and in_doubt
     ABORT = "abort", "rolls back a pre-committed transaction by its identity, and no other"
     ABORT_AGAIN = "abort", "is not an error if it is gone already"
-    ABORT_UNSEEN = "abort", "is no error if it was never seen, and leaves a proof only if that bars the way of a late `pre_commit`"
+    ABORT_UNSEEN = (
+        "abort",
+        "is no error if it was never seen, and leaves a proof only if that bars the way of a late `pre_commit`",
+    )
     ABORT_COMMITTED = "abort", "raises CommittedError if it finds it committed, and changes nothing"
     ABORT_OR_COMMIT = "abort", "either it or a commit at the same time takes effect, never both"
     ABORT_DIES = "abort", "a driver that dies inside is asked again, and then it is aborted"
     IN_DOUBT = "in_doubt", "lists every unresolved transaction of this job and sink, of any lineage"
     IN_DOUBT_JOB = "in_doubt", "lists no other job's"
     IN_DOUBT_SINK = "in_doubt", "lists no other sink's"
-    IN_DOUBT_OPEN = "in_doubt", "lists what is pre-committed; an open one only if its `pre_commit` fails once it was aborted"
+    IN_DOUBT_OPEN = (
+        "in_doubt",
+        "lists what is pre-committed; an open one only if `pre_commit` fails once it was aborted",
+    )
     IN_DOUBT_RESOLVED = "in_doubt", "lists nothing that is committed, aborted or rolled back"
     IN_DOUBT_READS = "in_doubt", "changes nothing"
     PURGE = "purge", "removes proofs before `oldest_retained` of this job, lineage and sink, and nothing else"

@@ -122,6 +122,7 @@ class SinkConformance(SinkContract):
 
     # ------------------------------------------------------------------ one call
     def test_another_process_sees_and_commits_what_a_dead_one_pre_committed(self, sink: Sink, tmp_path: Path) -> None:
+        self.checked(sink)
         committables = []
         for subtask in range(2):
             context = self.context(sink, subtask=subtask)
@@ -138,7 +139,6 @@ class SinkConformance(SinkContract):
         self.commit(sink, committables[1], clause=Clause.DURABLE, when="of a dead task's")
         self.expect_rows(sink, Clause.DURABLE, "with one of two dead tasks' committed", rows(10, 5))
 
-    @pytest.mark.chaos
     def test_a_task_killed_at_any_line_of_pre_commit(self, sink: Sink, tmp_path: Path) -> None:
         """A sweep aborts what it left in doubt, and the next attempt writes the same rows."""
         first = self.begun(sink)
@@ -158,7 +158,6 @@ class SinkConformance(SinkContract):
             self.commit(sink, again, clause=Clause.TASK_DIES, when=f"of the next attempt, {when}")
             self.expect_rows(sink, Clause.TASK_DIES, f"{when}, after the next attempt", *tables)
 
-    @pytest.mark.chaos
     def test_a_driver_killed_at_any_line_of_commit(self, sink: Sink, tmp_path: Path) -> None:
         tables = [rows(800_000, 1)]
         for number in self._stops(sink, "commit"):
@@ -170,7 +169,6 @@ class SinkConformance(SinkContract):
             self.expect_rows(sink, Clause.COMMIT_DIES, when, *tables)
             self.expect_doubts(sink, Clause.COMMIT_DIES, when)
 
-    @pytest.mark.chaos
     def test_a_driver_killed_at_any_line_of_abort(self, sink: Sink, tmp_path: Path) -> None:
         for number in self._stops(sink, "abort"):
             when = f"when a driver was killed at line {number} of abort"

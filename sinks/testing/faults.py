@@ -21,7 +21,8 @@ class Beside:
     """A call in a thread, begun while another is stopped; that goes on when this has ended or waits."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
-        self._call, self._answer = call, None
+        self._call = call
+        self._answer: Any = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:

@@ -54,6 +54,10 @@ class SinkTests:
     """What the sink cannot do, each with the reason."""
     longest_text: ClassVar[int] = 50_000
     """Characters of the longest value of `name` that the target takes."""
+    refused: ClassVar[pa.Schema | None] = pa.schema(
+        [*SCHEMA, ("no_such_column", pa.duration("ns")), ("nor_this_one", pa.duration("ns"))]
+    )
+    """Columns of which the target cannot take the last two. None: it takes any."""
     types: ClassVar[Sequence[pa.DataType]] = ()
     """Further Arrow types that the sink takes, of `sinks.testing.values.SAMPLES`."""
     outage: ClassVar[Exception] = ConnectionError("injected by the conformance kit: the system does not answer")
@@ -123,11 +127,14 @@ class SinkTests:
             exactly_once,
         )
 
+    def checked(self, sink: Sink, schema: pa.Schema = SCHEMA) -> None:
+        self.open(sink)
+        with Clause.CHECK.kept(f"check({schema.names})"):
+            sink.check(schema)
+
     def begun(self, sink: Sink, context: TransactionContext | None = None, **parts: Any) -> Any:
         context = context or self.context(sink, **parts)
-        self.open(sink)
-        with Clause.CHECK.kept(f"check({context.schema.names})"):
-            sink.check(context.schema)
+        self.checked(sink, context.schema)
         with Clause.BEGIN.kept(f"begin_transaction({context.transaction_id!r})"):
             return sink.begin_transaction(context)
 

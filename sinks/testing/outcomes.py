@@ -222,11 +222,18 @@ class Outcomes(SinkTests):
     # ------------------------------------------------------------------ proofs
     def test_purge_removes_nothing_that_is_still_asked_for(self, sink: Sink) -> None:
         other = self.sibling(sink)
-        about: list[dict[str, Any]] = [{"checkpoint": 4}, {"checkpoint": 5}, {"lineage": "feedbeef"}, {"job": "another"}]
+        about: list[dict[str, Any]] = [
+            {"checkpoint": 4},
+            {"checkpoint": 5},
+            {"lineage": "feedbeef"},
+            {"job": "another"},
+        ]
         tables = [rows(10 * n, 2) for n in range(len(about) + 1)]
         done = [self.pre_committed(sink, table, **one) for table, one in zip(tables, about, strict=False)]
         done.append(self.pre_committed(other, tables[-1]))
-        gone = [self.pre_committed(sink, rows(900, 2), **one) for one in about] + [self.pre_committed(other, rows(900, 1))]
+        gone = [self.pre_committed(sink, rows(900, 2), **one) for one in about] + [
+            self.pre_committed(other, rows(900, 1))
+        ]
         waiting = [self.pre_committed(sink, rows(800 + n, 1), checkpoint=n) for n in (4, 6)]
         for one, another in zip(done, gone, strict=True):
             self.commit(sink if one.sink == sink.name else other, one)

@@ -18,6 +18,7 @@ from tests.kafka.reading import read, settled
 
 class Contract(SinkContract):
     kind: type[AsRecords]
+    refused = None
     cannot: ClassVar = {
         Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself",
     }

@@ -429,13 +429,8 @@ class HoldsBytesAsText(_Alters, AnyShelf):
 
 @breaks(Clause.UPSERT, "an_upsert_replaces_rows")
 class ForgetsItsKey(Shelf):
-    @property
-    def key(self) -> str | None:  # type: ignore[override]
-        return None
-
-    @key.setter
-    def key(self, key: str) -> None:
-        pass
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, None if name == "key" else value)
 
 
 # ---------------------------------------------------------------------- pre-commit
@@ -521,7 +516,8 @@ class IdentifiesByText(_Identity):
 @breaks(Clause.IDENTITY, JSON)
 class ProvesByASet(Shelf):
     def pre_commit(self, transaction: Handle) -> Identity | Committable:
-        return Committable(dict(super().pre_commit(transaction)), {"files": {transaction.name}})  # type: ignore[call-overload]
+        super().pre_commit(transaction)
+        return Committable({"name": transaction.name}, {"files": {transaction.name}})
 
 
 @breaks(Clause.IDENTITY, "pre_committed_rows_are_invisible_and_in_doubt")
@@ -566,7 +562,8 @@ class KeepsADictInTheProcess(Shelf):
 @breaks(Clause.DURABLE, "another_process_sees_and_commits_what_a_dead_one_pre_committed")
 class CommitsInTheProcessThatPreCommitted(Shelf):
     def pre_commit(self, transaction: Handle) -> Identity | Committable:
-        return Committable(dict(super().pre_commit(transaction)), {"pid": os.getpid()})  # type: ignore[call-overload]
+        super().pre_commit(transaction)
+        return Committable({"name": transaction.name}, {"pid": os.getpid()})
 
     def commit(self, committable: Committable) -> CommitOutcome:
         if committable.proof["pid"] != os.getpid():

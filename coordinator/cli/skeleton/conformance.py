@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,6 @@ class TestSkeletonSink(SinkConformance):
     def sink(self, tmp_path: Path) -> SkeletonSink:
         return SkeletonSink(tmp_path / "skeleton")
 
-    def visible(self, sink: SkeletonSink) -> Sequence[int]:
+    def visible(self, sink: SkeletonSink) -> Sequence[Mapping[str, Any]]:
         files = (sink.folder / "committed").glob("*")
-        return [json.loads(line)["id"] for file in files for line in file.read_text().splitlines()]
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
