@@ -216,6 +216,8 @@ class NativeProducer(TransactionalProducer):
         self._check(rd.lib.commit_transaction(self._handle, _ms(timeout)), "commit_transaction")
 
     def abort(self, timeout: float) -> None:
+        if not self._handle:
+            return  # it was sealed and closed: the sweep finds it
         self._settle()
         # It waits until the delivery reports of purged records were taken.
         abort = threading.Thread(target=self._abort, args=(timeout,), name="kafka-abort")

@@ -178,6 +178,8 @@ class PlainProducer(TransactionalProducer):
             raise self._explained(error, "commit_transaction") from error
 
     def abort(self, timeout: float) -> None:
+        if not hasattr(self, "_client"):
+            return  # it was sealed and closed: the sweep finds it
         self._settle()
         try:
             self._client.abort_transaction(timeout)

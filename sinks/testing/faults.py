@@ -32,10 +32,7 @@ class Beside:
             self._answer = error
 
     def start(self) -> None:
-        tracing = threading.gettrace()
-        threading.settrace(None)
         self._thread.start()
-        threading.settrace(tracing)
         self._thread.join(_BLOCKED)
 
     def join(self) -> Any:

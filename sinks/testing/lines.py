@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +17,8 @@ AtLine = Callable[[int], None]
 
 @contextmanager
 def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
-    """Calls `at_line(n)` before the n-th line (from 0) that this thread, or one that it starts, executes in the modules
-    of the sink's classes, and in those beside them if they are in a package."""
+    """Calls `at_line(n)` before the n-th line (from 0) that this thread executes in the modules of the sink's classes,
+    and in those beside them if they are in a package."""
     own = _own_code(sink)
     numbers = itertools.count()
 
@@ -30,14 +29,12 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
             at_line(next(numbers))
         return trace
 
-    before, before_in_threads = sys.gettrace(), threading.gettrace()
+    before = sys.gettrace()
     sys.settrace(trace)
-    threading.settrace(trace)
     try:
         yield
     finally:
         sys.settrace(before)
-        threading.settrace(before_in_threads)
 
 
 def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int) -> list[int]:

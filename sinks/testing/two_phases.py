@@ -141,6 +141,7 @@ class TwoPhases(SinkTests):
         self.expect_rows(sink, Clause.HANDLE, "with one of two committed", rows(0, 2), rows(10, 2))
 
     def test_a_transaction_of_no_rows(self, sink: Sink) -> None:
+        self.needs(Ability.EMPTY)
         empty = [self.sealed(sink, self.begun(sink, subtask=n), 0, n) for n in range(2)]
         self.abort(sink, empty[0], Clause.PRE_COMMIT_EMPTY)
         self.commit(sink, empty[1], clause=Clause.PRE_COMMIT_EMPTY)
