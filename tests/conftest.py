@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from coordinator import Step
 from sinks.testing.servers.kafka import KafkaService, kafka_service
 from sinks.testing.servers.mariadb import MySQLService, mysql_service
 from sinks.testing.servers.postgres import PostgresService, postgres_service
@@ -31,16 +32,16 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _is_of_every_step_of_the_first_checkpoint(item) and item.path.name != "test_custom_sink.py":
+        if _is_killed_beside_transactions(item) and item.path.name != "test_custom_sink.py":
             item.add_marker(pytest.mark.large)
     _in_turn(items)
 
 
-def _is_of_every_step_of_the_first_checkpoint(item: pytest.Item) -> bool:
-    """A case of the conformance kit. One sink is enough for what it says of the protocol, and the kills inside a sink's
-    methods meet what that does in its first checkpoint."""
+def _is_killed_beside_transactions(item: pytest.Item) -> bool:
+    """A case of the conformance kit: no transaction is begun or ended at these steps, so one sink is enough."""
     params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    return getattr(item, "originalname", "") == "test_driver_killed_at_every_step" and params["checkpoint"] == 0
+    steps = Step.GENERATION_CLAIMED, Step.LOADED, Step.SWEPT, Step.TRIGGERED
+    return getattr(item, "originalname", "") == "test_driver_killed_at_every_step" and params["step"] in steps
 
 
 def _in_turn(items: list[pytest.Item]) -> None:

@@ -21,6 +21,7 @@ class Contract(SinkContract):
     refused = None
     stops = 3
     cannot: ClassVar = {
+        Ability.TELL_OPEN: "the broker has no state for it; what was aborted while it was open is told LOST",
         Ability.EMPTY: "the proof is the place of one of its records",
         Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself",
     }

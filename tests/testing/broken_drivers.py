@@ -11,6 +11,7 @@ from typing import Any
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 from sinks.errors import CommittedError
 from sinks.testing import Clause
+from sinks.testing.kit import LINEAGE
 from sinks.transaction import TransactionId, token
 from tests.testing.catalogue import breaks
 from tests.testing.shelf import Handle, Shelf, WholeShelf
@@ -708,11 +709,10 @@ class RemembersOneLineage(Shelf):
 
 
 @breaks(Clause.MEMORY, REMEMBERED)
-class RemembersTheLastOne(Shelf):
+class RemembersTheFirstOne(Shelf):
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
-        done = sorted(self.paths(job, "done"), key=lambda path: path.stat().st_mtime_ns)
-        names = [TransactionId.parse(path.stem) for path in done]
-        return {name.lineage: name.checkpoint for name in names}
+        names = sorted(TransactionId.parse(path.stem).checkpoint for path in self.paths(job, "done"))
+        return {LINEAGE: names[0]} if names else {}
 
 
 @breaks(Clause.MEMORY, REMEMBERED)
