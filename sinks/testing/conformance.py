@@ -294,6 +294,9 @@ class SinkConformance(SinkContract):
     @pytest.mark.parametrize("until", ["write", "pre_commit", "validate_all"])
     def test_a_second_driver_takes_over_from_a_zombie(self, sink: Sink, tmp_path: Path, until: str) -> None:
         """The zombie is stopped amid its tasks or after them, and comes back after the other has finished."""
+        if until != "validate_all":
+            self.needs(Ability.SIDE_BY_SIDE)
+            self.needs(Ability.TELL_OPEN)
         input = example_input(2)
         storage, folder = f"file://{tmp_path / 'storage'}", tmp_path / "query"
 
@@ -302,6 +305,6 @@ class SinkConformance(SinkContract):
 
         zombie = Hooked(sink, until, hook=other_driver)
         coordinator = CheckpointCoordinator(self.job, [zombie], storage, CheckpointConfig(commit_timeout=30))
-        with coordinator, pytest.raises(Exception, match=r"Two drivers|nothing of it is visible"):
+        with coordinator, pytest.raises(Exception, match="Two drivers" if until == "validate_all" else "."):
             LocalQuery(folder, input).run(coordinator)
         self.exactly_once(sink, input, f"after a zombie came back to {until}")
