@@ -32,7 +32,8 @@ def test_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith("/METADATA")]
         about = Parser().parsestr(archive.read(name).decode())
-        assert {"coordinator/py.typed", "sinks/py.typed"} <= set(archive.namelist())
+        needed = {"coordinator/py.typed", "sinks/py.typed", "coordinator/cli/skeleton/sink.py"}
+        assert needed <= set(archive.namelist())
     assert about["Version"] == coordinator.__version__
     assert about["License-Expression"] == "Apache-2.0"
     without_extras = [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line]
