@@ -132,10 +132,10 @@ class Server(servers.PooledServer[Connection]):
         """It is known by its comment."""
         found = query(
             connection,
-            "SELECT table_comment, engine, (SELECT column_name FROM information_schema.statistics AS s"
-            " WHERE s.table_schema = t.table_schema AND s.table_name = t.table_name AND index_name = 'PRIMARY')"
-            " FROM information_schema.tables AS t WHERE table_schema = %s AND table_name = %s",
-            [schema, name],
+            "SELECT table_comment, engine, (SELECT MAX(column_name) FROM information_schema.statistics"
+            " WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY')"
+            " FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+            [schema, name] * 2,
         )
         if found and not (
             found[0][0].startswith(_LEDGER) and str(found[0][1]).lower() == "innodb" and found[0][2] == "transaction_id"
