@@ -45,15 +45,22 @@ def _is_killed_beside_transactions(item: pytest.Item) -> bool:
 
 
 def _in_turn(items: list[pytest.Item]) -> None:
-    """Long files, most of which keep a processor busy with Spark, in turn with others, most of which wait for servers;
-    and before the last of these, so that at the end no process of `make test` waits for the other."""
+    """First what shares a driver, which takes longest. Then long files, most of which keep a processor busy with Spark,
+    in turn with others, most of which wait for servers; and before the last of these, so that at the end no process of
+    `make test` waits for the other."""
     long = {item.path for item in items if "spark" in item.location[0] or item.get_closest_marker("slow")}
     scopes: dict[bool, dict[str, int]] = {True: {}, False: {}}
     """The place in its row of each module or class, which xdist's loadscope leaves to one process."""
     for item in items:
         row = scopes[item.path in long]
         row.setdefault(_scope(item), len(row))
-    items.sort(key=lambda item: (scopes[item.path in long][_scope(item)], item.path not in long))
+    items.sort(
+        key=lambda item: (
+            not _shares_a_driver(item.nodeid),
+            scopes[item.path in long][_scope(item)],
+            item.path not in long,
+        )
+    )
 
 
 def _scope(item: pytest.Item) -> str:
@@ -81,13 +88,17 @@ SHARE_A_DRIVER = frozenset(
 since each other one would have to start Spark too."""
 
 
+def _shares_a_driver(nodeid: str) -> bool:
+    return nodeid.partition("::")[0] in SHARE_A_DRIVER
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "a driver" if nodeid.partition("::")[0] in SHARE_A_DRIVER else str(super()._split_scope(nodeid))
+            return "a driver" if _shares_a_driver(nodeid) else str(super()._split_scope(nodeid))
 
     return Scheduling(config, log)
 
