@@ -451,6 +451,27 @@ MUTANTS = (
         POSTGRES,
     ),
     Mutant(
+        "a trigger that is new is taken as meant",
+        "sinks/sql",
+        "new = sorted(name for name, definition in triggers.items() if self.triggers.get(name) != definition)",
+        "new = list[str]()",
+        POSTGRES,
+    ),
+    Mutant(
+        "another database takes the place of the first",
+        "sinks/sql",
+        "if (there := self._id(connection)) != self.id:",
+        "if (there := self._id(connection)) is None:",
+        POSTGRES,
+    ),
+    Mutant(
+        "an older change replaces a newer row in spite of keep_newer",
+        "sinks/sql",
+        'return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"',
+        'return ""',
+        POSTGRES,
+    ),
+    Mutant(
         "MySQL: branches of other jobs are listed",
         "sinks/mysql",
         "if name.startswith(prefix) and of_sink(name, sink)]",
