@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from coordinator.cli.skeleton.sink import SkeletonSink
+from coordinator.cli.skeleton.sink import COMMITTED, OPEN, PRE_COMMITTED, SkeletonSink
 from sinks.testing import SinkConformance
 
 
@@ -18,6 +19,11 @@ class TestSkeletonSink(SinkConformance):
     def sink(self, tmp_path: Path) -> SkeletonSink:
         return SkeletonSink(tmp_path / "skeleton")
 
+    types = pa.bool_(), pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.list_(pa.int64())
+
     def visible(self, sink: SkeletonSink) -> Sequence[Mapping[str, Any]]:
-        files = (sink.folder / "committed").glob("*")
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        files = (sink.folder / COMMITTED).glob("*")
+        return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+    def leftovers(self, sink: SkeletonSink) -> Sequence[str]:
+        return [file.name for state in (OPEN, PRE_COMMITTED) for file in (sink.folder / state).glob("*")]
