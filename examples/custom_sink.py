@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,22 +50,18 @@ class FileSink(TwoPhaseCommitSink[tuple[str, pq.ParquetWriter]]):
 
     def commit(self, committable: Committable) -> CommitOutcome:
         file = committable.transaction["file"]
-        try:
-            (self.folder / f".{file}").rename(self.folder / file)
-        except FileNotFoundError:
-            if (self.folder / f".withdrawn-{file}").exists():
-                return CommitOutcome.lost(f"{file} was withdrawn")
-            if not (self.folder / file).exists():
-                return CommitOutcome.unknown(f"{file} is neither hidden, visible nor withdrawn; was it deleted?")
-        return CommitOutcome.COMMITTED
+        self._rename(f".{file}", file)
+        if (self.folder / file).exists():
+            return CommitOutcome.COMMITTED
+        if (self.folder / f".withdrawn-{file}").exists():
+            return CommitOutcome.lost(f"{file} was withdrawn")
+        return CommitOutcome.unknown(f"{file} is neither hidden, visible nor withdrawn; was it deleted?")
 
     def abort(self, transaction: Identity) -> None:
         file = transaction["file"]
-        try:
-            (self.folder / f".{file}").rename(self.folder / f".withdrawn-{file}")
-        except FileNotFoundError:
-            if (self.folder / file).exists():
-                raise CommittedError(f"{file} is committed") from None
+        self._rename(f".{file}", f".withdrawn-{file}")
+        if (self.folder / file).exists():
+            raise CommittedError(f"{file} is committed")
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         for path in self.folder.glob(f".{TransactionId.prefix(job)}*.parquet"):
@@ -72,13 +69,21 @@ class FileSink(TwoPhaseCommitSink[tuple[str, pq.ParquetWriter]]):
                 yield {"file": path.name[1:]}
 
     def purge(self, checkpoint: Checkpoint) -> None:
-        for path in self.folder.glob(f".withdrawn-{TransactionId.prefix(checkpoint.job, checkpoint.lineage)}*.parquet"):
-            name = TransactionId.find(path.name)
-            if name.sink == token(self.name) and name.checkpoint < checkpoint.oldest_retained:
-                path.unlink(missing_ok=True)
+        mine = TransactionId.prefix(checkpoint.job, checkpoint.lineage)
+        for state in (".withdrawn-", ".open-"):  # proofs of aborts, and what dead tasks have left
+            for path in self.folder.glob(f"{state}{mine}*.parquet"):
+                name = TransactionId.parse(path.stem.removeprefix(state))
+                if name.sink == token(self.name) and name.checkpoint < checkpoint.oldest_retained:
+                    path.unlink(missing_ok=True)
 
     def trial_schema(self) -> pa.Schema:
         return pa.schema([("id", pa.int64())])
+
+    def _rename(self, before: str, after: str) -> None:
+        """If it is there. Durable when this returns, also if another process has renamed it just now."""
+        with suppress(FileNotFoundError):
+            (self.folder / before).rename(self.folder / after)
+        fsync(self.folder)
 
 
 def fsync(path: Path) -> None:

@@ -20,18 +20,19 @@ class TestFileSink(SinkConformance):
         (tmp_path / "rows").mkdir()
         return FileSink(tmp_path / "rows")
 
-    def test_purge_removes_the_proofs_of_aborts_that_are_no_longer_asked_for(self, sink: FileSink) -> None:
+    def test_purge_removes_what_is_no_longer_asked_for(self, sink: FileSink) -> None:
         """of this job, lineage and sink"""
         about = {"job": self.job, "lineage": "0badcafe", "sink": sink.name}
         names = [
             TransactionId(**(about | other), checkpoint=n, subtask=0, generation=1, round=0, attempt=0, task_attempt=1)
             for other, n in [({}, 6), ({}, 7), ({"job": "other"}, 1), ({"lineage": "aa"}, 1), ({"sink": "other"}, 1)]
         ]
-        proofs = [sink.folder / f".withdrawn-{name}.parquet" for name in names]
-        for proof in proofs:
-            proof.touch()
-        sink.purge(Checkpoint(self.job, "0badcafe", 9, oldest_retained=7))
-        assert sorted(sink.folder.iterdir()) == sorted(proofs[1:])
+        for state in ("withdrawn", "open"):
+            files = [sink.folder / f".{state}-{name}.parquet" for name in names]
+            for file in files:
+                file.touch()
+            sink.purge(Checkpoint(self.job, "0badcafe", 9, oldest_retained=7))
+            assert sorted(sink.folder.glob(f".{state}-*")) == sorted(files[1:])
 
     types = tuple(SAMPLES)
 
