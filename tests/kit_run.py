@@ -12,7 +12,7 @@ REST = "killed_at_every_step or killed_inside or by_an_operator or zombie"
 
 
 def run_kit(folder: Path, test: str, *, whole: bool) -> None:
-    options = ["-q", "-W", "error", "-W", "ignore:Unknown pytest.mark", "-p", "no:cacheprovider"]
+    options = ["-q", "-W", "error", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, test, *([] if whole else ["-k", f"not ({REST})"])]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
