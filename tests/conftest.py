@@ -32,16 +32,20 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _is_killed_beside_transactions(item) and item.path.name != "test_custom_sink.py":
+        if _is_a_further_case(item) and item.path.name != "test_custom_sink.py":
             item.add_marker(pytest.mark.large)
     _in_turn(items)
 
 
-def _is_killed_beside_transactions(item: pytest.Item) -> bool:
-    """A case of the conformance kit: no transaction is begun or ended at these steps, so one sink is enough."""
+def _is_a_further_case(item: pytest.Item) -> bool:
+    """Of the kit: killed at steps where no transaction is begun or ended, so that one sink is enough; and a database
+    that is restarted, since one that is killed has more to lose."""
     params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     steps = Step.GENERATION_CLAIMED, Step.LOADED, Step.SWEPT, Step.TRIGGERED
-    return getattr(item, "originalname", "") == "test_driver_killed_at_every_step" and params["step"] in steps
+    name = getattr(item, "originalname", "")
+    if name == "test_driver_killed_at_every_step":
+        return params["step"] in steps
+    return name == "test_server_goes_down_between_pre_commit_and_commit" and params["how"] == "restart"
 
 
 def _in_turn(items: list[pytest.Item]) -> None:

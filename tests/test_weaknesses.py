@@ -21,7 +21,7 @@ from sinks.postgres import PostgresSink
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.mariadb import MariaDBServer, MySQLService
 from sinks.testing.servers.postgres import postgres_service
-from tests.table import eventually
+from sinks.testing.table import eventually
 
 
 def test_postgres() -> None:

@@ -5,8 +5,9 @@ Unlike the rest of `sinks`, this package imports `coordinator`: it runs the whol
 
 import pytest
 
-_SUITES = ("conformance", "faults", "kit", "outcomes", "two_phases", "values")
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _SUITES))
+_OF_SINKS = ("conformance", "faults", "kit", "outcomes", "two_phases", "values")
+_OF_OTHERS = ("storage", "table_crashes", "table_suite")
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _OF_SINKS + _OF_OTHERS))
 
 from sinks.testing.clauses import Ability, Clause  # noqa: E402
 from sinks.testing.conformance import SinkConformance  # noqa: E402

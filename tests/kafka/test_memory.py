@@ -28,10 +28,10 @@ from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KillAt, die
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
+from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, token
 from tests.kafka.play import LINEAGE, TEXTS, AsRecords, begun, context, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
-from tests.table import eventually
 
 INPUT = example_input(6)
 

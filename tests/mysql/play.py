@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sinks.mysql.server import Connection, execute, parameters, query
-from tests.table import Database
+from sinks.testing.table import Database
 
 
 class Observer(Database):

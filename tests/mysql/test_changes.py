@@ -20,8 +20,8 @@ from sinks.testing import KILLED, Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KillAt
 from sinks.testing.servers.mariadb import MySQLService
+from sinks.testing.table import COMMITTED, batch, checkpoint, context, pre_commit, why_unknown
 from tests.mysql.play import Observer
-from tests.table import COMMITTED, batch, checkpoint, context, pre_commit, why_unknown
 
 _made: list[MySQLSink] = []
 

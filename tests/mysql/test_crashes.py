@@ -1,4 +1,4 @@
-"""What is special when this server dies, freezes or is changed under a job; the rest is in `tests.table_crashes`."""
+"""What is special when this server dies, freezes or is changed under a job; the rest is in `TableCrashes`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sinks.mysql.server import parameters, query
 from sinks.testing import SCHEMA, Hooked
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.table_crashes import At, TableCrashes, assert_exactly_once, run
 from tests.mysql.play import Observer
-from tests.table_crashes import At, TableCrashes, assert_exactly_once, run
 
 
 @pytest.fixture(scope="module")

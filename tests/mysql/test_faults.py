@@ -22,9 +22,9 @@ from sinks.mysql.staging import MySQLStaging
 from sinks.sql.options import MergeOptions
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
+from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
 from tests.mysql.play import Observer, held
-from tests.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 
 COMMITTED = CommitOutcome.COMMITTED
 

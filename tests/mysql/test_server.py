@@ -14,8 +14,8 @@ import pytest
 
 from sinks.mysql.server import query
 from sinks.testing.servers.mariadb import ExternalMySQL, MariaDBServer, mysql_service
+from sinks.testing.table import eventually
 from tests.mysql.play import Observer
-from tests.table import eventually
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,7 @@ from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMis
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.server import execute, parameters
 from sinks.testing.servers.mariadb import MariaDBServer, MySQLService
-from sinks.transaction import CommitState, Fingerprint, TransactionId
-from tests.mysql.play import Observer, held
-from tests.table import (
+from sinks.testing.table import (
     CHANGES,
     COMMITTED,
     SCHEMA,
@@ -33,7 +31,9 @@ from tests.table import (
     pre_commit,
     rows_of,
 )
-from tests.table_suite import TableSuite
+from sinks.testing.table_suite import TableSuite
+from sinks.transaction import CommitState, Fingerprint, TransactionId
+from tests.mysql.play import Observer, held
 
 _made: list[MySQLSink] = []
 

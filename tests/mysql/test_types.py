@@ -21,8 +21,8 @@ from sinks.mysql import MySQLSink
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.types import Column, mismatches, target_type
 from sinks.testing.servers.mariadb import MySQLService
+from sinks.testing.table import context
 from tests.mysql.play import Observer
-from tests.table import context
 
 WAYS = pytest.mark.parametrize("local", [True, False], ids=["load", "insert"])
 NOON = dt.datetime(2026, 1, 2, 12, 30, 15, 123456)

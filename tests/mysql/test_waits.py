@@ -24,8 +24,8 @@ from sinks.mysql import MySQLSink
 from sinks.mysql.connection import Connection
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of
 from tests.mysql.play import Observer
-from tests.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from tests.table import Database
+from sinks.testing.table import Database
 
 
 class Observer(Database):

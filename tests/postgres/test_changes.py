@@ -17,9 +17,7 @@ import pytest
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
-from sinks.transaction import Fingerprint
-from tests.postgres.play import Observer, held
-from tests.table import (
+from sinks.testing.table import (
     COMMITTED,
     SCHEMA,
     batch,
@@ -30,6 +28,8 @@ from tests.table import (
     rows_of,
     why_unknown,
 )
+from sinks.transaction import Fingerprint
+from tests.postgres.play import Observer, held
 
 NUMBERS = pa.schema([("id", pa.int64()), ("amount", pa.float64())])
 

@@ -1,4 +1,4 @@
-"""What is special when this server dies, freezes or is changed under a job; the rest is in `tests.table_crashes`."""
+"""What is special when this server dies, freezes or is changed under a job; the rest is in `TableCrashes`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sinks.testing import KILLED, Driver
 from sinks.testing.conformance import example_input
 from sinks.testing.driver import KillAt
 from sinks.testing.servers.postgres import PostgresServer, PostgresService
+from sinks.testing.table import SCHEMA, context, rows_of
+from sinks.testing.table_crashes import At, TableCrashes, assert_exactly_once, run
 from tests.postgres.play import Observer
-from tests.table import SCHEMA, context, rows_of
-from tests.table_crashes import At, TableCrashes, assert_exactly_once, run
 
 STRATEGIES = ["prepared", "staged"]
 

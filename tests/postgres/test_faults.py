@@ -23,8 +23,8 @@ from sinks.sql.options import MergeOptions
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.servers.postgres import PostgresServer
+from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 from tests.postgres.play import Observer, held
-from tests.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 
 
 @pytest.fixture(params=["prepared", "staged"])

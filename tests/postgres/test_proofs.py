@@ -12,9 +12,9 @@ import pytest
 from sinks import CommitOutcome
 from sinks.errors import CommittedError
 from sinks.postgres import PostgresSink
+from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
 from tests.postgres.play import Observer, held
-from tests.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 
 
 @pytest.fixture(params=["prepared", "staged"])

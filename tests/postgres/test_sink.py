@@ -18,9 +18,7 @@ from sinks import Committable
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionBlocked
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
-from sinks.transaction import CommitState
-from tests.postgres.play import Observer, held
-from tests.table import (
+from sinks.testing.table import (
     CHANGES,
     COMMITTED,
     SCHEMA,
@@ -33,7 +31,9 @@ from tests.table import (
     rows_of,
     why_unknown,
 )
-from tests.table_suite import TableSuite
+from sinks.testing.table_suite import TableSuite
+from sinks.transaction import CommitState
+from tests.postgres.play import Observer, held
 
 _made: list[PostgresSink] = []
 

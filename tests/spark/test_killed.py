@@ -33,6 +33,7 @@ from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.testing.servers.mariadb import MySQLService
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
+from sinks.testing.table import Database
 from tests.kafka.reading import read, settled
 from tests.mysql.play import Observer as MySQLObserver
 from tests.postgres.play import Observer as PostgresObserver
@@ -52,7 +53,6 @@ from tests.spark.kafka import into_kafka as into_kafka
 from tests.spark.kafka import source as source
 from tests.spark.kafka import target as target
 from tests.spark.test_spark import ROCKSDB, count_by_remainder, visible
-from tests.table import Database
 
 
 @dataclass

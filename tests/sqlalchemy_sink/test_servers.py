@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from sinks import Checkpoint, CommitOutcome
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.testing.servers.postgres import PostgresService
+from sinks.testing.table import context, why_unknown
 from sinks.transaction import CommitState
 from tests.sqlalchemy_sink.test_sink import ORDERS, STOCK, Play
-from tests.table import context, why_unknown
 
 NOON = dt.datetime(2026, 1, 2, 12)
 

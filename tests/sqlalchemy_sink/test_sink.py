@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
+from sinks.testing.table import context, why_unknown
 from sinks.transaction import CommitState, Fingerprint, TransactionId
-from tests.table import context, why_unknown
 
 ORDERS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
 STOCK = pa.schema(

@@ -20,9 +20,9 @@ from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.objects import _RACERS, ObjectStorage, open_bucket
 from sinks.testing.servers.common import free_port
 from sinks.testing.servers.s3 import S3Server
+from sinks.testing.storage import ProcessConformance
 from tests.storage.lost_puts import LostPuts
 from tests.storage.proxy import Proxy
-from tests.storage.test_conformance import ProcessConformance
 
 
 class TestS3(ProcessConformance):

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from sinks.testing.servers.hdfs import HdfsServer
+from sinks.testing.storage import ProcessConformance
 from tests.storage.proxy import Proxy
-from tests.storage.test_conformance import ProcessConformance
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ class TestHdfs(ProcessConformance):
     def test_the_jvm_is_gone(self, uri, environment):
         script = (
             "import os, sys; from pyspark import SparkContext; from coordinator.storage import *\n"
-            "from tests.storage.writer import small_session; small_session()\n"
+            "from sinks.testing.storage_writer import small_session; small_session()\n"
             "storage = open_storage(sys.argv[1])\n"
             "java = SparkContext._gateway.proc; java.kill(); java.wait()\n"
             "for call, arguments in {'put_if_absent': ('a', b'1'), 'get': ('a',), 'list': ('',)}.items():\n"

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.storage.test_conformance import ProcessConformance
+from sinks.testing.storage import ProcessConformance
 
 URIS = os.environ.get("TEST_STORAGE_URIS", "").split()
 if not URIS:

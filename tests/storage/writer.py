@@ -1,87 +1,19 @@
-"""Processes that write to a checkpoint storage, started by the tests."""
+"""A process that fills the disk under a checkpoint storage."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection, Pipe
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
-from coordinator.storage import CheckpointStorage, StorageError, open_storage
-from sinks.testing.driver import fork
-
-
-def value_of(writer: str, key: str, size: int) -> bytes:
-    """A value that tells its writer and key, and whether it is whole."""
-    head = f"{writer} {key} {size} ".encode()
-    return head + b"x" * (size - len(head) - 4) + b" end"
-
-
-def is_whole(value: bytes) -> bool:
-    writer, key, size = value.split(b" ", 3)[:3]
-    return value == value_of(writer.decode(), key.decode(), int(size))
-
-
-class Writer:
-    """A process with a group of its own, which does `work(connection, …)`."""
-
-    def __init__(self, environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
-        self.connection, theirs = Pipe()
-        self.process: BaseProcess = fork(_work, dict(environment), work, theirs, *arguments, preload=__name__)
-        theirs.close()
-
-    def told(self) -> Iterator[Any]:
-        """What it sends, until it has ended."""
-        try:
-            while True:
-                yield self.connection.recv()
-        except (EOFError, OSError):  # or it was killed in the middle
-            self.process.join()
-            self.connection.close()
-
-
-def _work(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
-    os.setsid()
-    os.environ.clear()
-    os.environ.update(environment)
-    work(*arguments)
-
-
-def race(connection: Connection, uri: str, writer: str, keys: int) -> None:
-    """Put a value under every key, and tell the keys that were won. Starts at the moment that it is told."""
-    storage = _open(uri)
-    connection.send("ready")
-    moment = connection.recv()
-    while time.time() < moment:
-        time.sleep(0.001)
-    for key in (f"race/{number}" for number in range(keys)):
-        started = time.monotonic()
-        if storage.put_if_absent(key, value_of(writer, key, 2_000)):
-            connection.send(key)
-            # A turn for the others: SQLite's lock lets whoever has it have it again, and with S3 losing takes longer
-            time.sleep(0.002 + 2 * (time.monotonic() - started))
-    storage.close()
-
-
-def run_on(connection: Connection, uri: str, writer: str, size: int) -> None:
-    """Put under ever new keys, telling each when it is done, until killed."""
-    storage = _open(uri)
-    for number in itertools.count():
-        key = f"run/{writer}/{number}"
-        storage.put_if_absent(key, value_of(writer, key, size))
-        connection.send(key)
+from coordinator.storage import StorageError
+from sinks.testing.storage_writer import is_whole, open_here, value_of
 
 
 def fill(uri: str, size: int, folder: str) -> None:
     """Put until the disk is full, make room, and go on. Prints what happened, one word a line."""
     ballast = Path(folder, "ballast")
     ballast.write_bytes(bytes(400_000))
-    storage = _open(uri)
+    storage = open_here(uri)
     keys = [f"full/{number:03}" for number in range(100)]
     written = []
     for key in keys:
@@ -97,28 +29,6 @@ def fill(uri: str, size: int, folder: str) -> None:
     print("whole", all(is_whole(storage.get(key) or b"") for key in written))
     ballast.unlink()
     print("again", storage.put_if_absent("full/again", value_of("fill", "full/again", size)))
-
-
-def _open(uri: str) -> CheckpointStorage:
-    if uri.startswith("hdfs:"):
-        small_session()
-    return open_storage(uri)
-
-
-def small_session() -> None:
-    """A Spark session, for its JVM."""
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[1]")
-    for name, value in {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "512m",
-        "spark.ui.enabled": "false",
-        "spark.log.level": "ERROR",
-    }.items():
-        builder = builder.config(name, value)
-    builder.getOrCreate()
 
 
 if __name__ == "__main__":

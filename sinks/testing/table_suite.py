@@ -14,8 +14,7 @@ import pytest
 from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.sql.sink import TableSink
-from sinks.transaction import CommitState, Fingerprint
-from tests.table import (
+from sinks.testing.table import (
     CHANGES,
     COMMITTED,
     Database,
@@ -27,12 +26,13 @@ from tests.table import (
     rows_of,
     why_unknown,
 )
+from sinks.transaction import CommitState, Fingerprint
 
 
 class TableSuite:
     """Fixtures: `db` with a table `orders`, `keyed` with a primary key on it, and `sink`, one for each strategy."""
 
-    make: Callable[..., TableSink]
+    make: Callable[..., TableSink[Any, Any, Any]]
     held: Callable[..., AbstractContextManager[Any]]
     """Another session, by its DSN, with an open transaction that ran these statements."""
     two_phase: str
@@ -42,14 +42,16 @@ class TableSuite:
     spoil_ledger: Sequence[str]
     """Statements that leave the ledger its name, and nothing to rely on."""
 
-    def test_in_doubt_lists_the_identities_of_the_committables(self, db: Database, sink: TableSink) -> None:
+    def test_in_doubt_lists_the_identities_of_the_committables(
+        self, db: Database, sink: TableSink[Any, Any, Any]
+    ) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
         listed = list(sink.in_doubt("job"))
         assert sorted(map(str, listed)) == sorted(str(dict(one.transaction)) for one in committables)
         sink.commit_all(checkpoint(), committables)
         assert list(sink.in_doubt("job")) == []
 
-    def test_commit_twice_is_committed_and_writes_once(self, db: Database, sink: TableSink) -> None:
+    def test_commit_twice_is_committed_and_writes_once(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         committables = [pre_commit(sink, rows_of(1))]
         for _ in range(2):
             assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
@@ -57,13 +59,13 @@ class TableSuite:
         assert sink.commit(committables[0]) == COMMITTED
         assert db.ids() == [1]
 
-    def test_another_process_commits_after_a_crash(self, db: Database, sink: TableSink) -> None:
+    def test_another_process_commits_after_a_crash(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         committable = Committable.from_json(pre_commit(sink, rows_of(1)).to_json())
         restarted = self.make(db, check=None, strategy=sink.strategy)
         assert restarted.commit_all(checkpoint(), [committable]) == [COMMITTED]
         assert db.ids() == [1]
 
-    def test_abort_removes_and_may_be_repeated(self, db: Database, sink: TableSink) -> None:
+    def test_abort_removes_and_may_be_repeated(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         committable = pre_commit(sink, rows_of(1))
         for _ in range(2):
             sink.abort(committable.transaction)
@@ -71,14 +73,16 @@ class TableSuite:
             assert db.visible() == []
         assert sink.commit(committable).state is CommitState.LOST
 
-    def test_abort_after_commit_is_told(self, db: Database, sink: TableSink) -> None:
+    def test_abort_after_commit_is_told(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         committable = pre_commit(sink, rows_of(1))
         sink.commit_all(checkpoint(), [committable])
         with pytest.raises(CommittedError, match="is committed"):
             sink.abort(committable.transaction)
         assert db.ids() == [1]
 
-    def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, db: Database, sink: TableSink) -> None:
+    def test_rollback_after_a_pre_commit_whose_answer_was_lost(
+        self, db: Database, sink: TableSink[Any, Any, Any]
+    ) -> None:
         transaction = sink.begin_transaction(context(sink))
         sink.write(transaction, rows_of(1))
         sink.pre_commit(transaction)
@@ -86,13 +90,13 @@ class TableSuite:
         sink.rollback(transaction)
         assert db.pending() == 0
 
-    def test_two_drivers_commit_at_once(self, db: Database, sink: TableSink) -> None:
+    def test_two_drivers_commit_at_once(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(8)]
         other = self.make(db, strategy=sink.strategy)
         answers: list[list[Any]] = []
         start = threading.Barrier(2)
 
-        def drive(one: TableSink) -> None:
+        def drive(one: TableSink[Any, Any, Any]) -> None:
             start.wait()
             answers.append(list(one.commit_all(checkpoint(), committables)))
 
@@ -107,11 +111,13 @@ class TableSuite:
         assert db.ids() == list(range(8))
         assert db.pending() == 0
 
-    def test_an_empty_batch_is_a_participant_too(self, db: Database, sink: TableSink) -> None:
+    def test_an_empty_batch_is_a_participant_too(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of())]) == [COMMITTED]
         assert db.visible() == []
 
-    def test_at_least_once_writes_at_once_and_leaves_no_trace(self, db: Database, sink: TableSink) -> None:
+    def test_at_least_once_writes_at_once_and_leaves_no_trace(
+        self, db: Database, sink: TableSink[Any, Any, Any]
+    ) -> None:
         transaction = sink.begin_transaction(context(sink))
         sink.write(transaction, rows_of(1))
         sink.commit_directly(transaction)
@@ -119,7 +125,7 @@ class TableSuite:
         assert db.pending() == 0
         assert db.ledger() == {}
 
-    def test_the_ledger_is_pruned_of_what_nobody_asks_for(self, db: Database, sink: TableSink) -> None:
+    def test_the_ledger_is_pruned_of_what_nobody_asks_for(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         for number in (0, 1, 120):
             sink.commit_all(checkpoint(number), [pre_commit(sink, rows_of(number), checkpoint=number)])
         sink.commit_all(checkpoint(150), [pre_commit(sink, rows_of(150), checkpoint=150)])
@@ -141,7 +147,7 @@ class TableSuite:
         assert db.ids() == [1, 2]
         assert db.pending() == 0
 
-    def test_an_emptied_ledger_proves_nothing(self, db: Database, sink: TableSink) -> None:
+    def test_an_emptied_ledger_proves_nothing(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         """A replay would write what is committed a second time."""
         committable = pre_commit(sink, rows_of(1))
         assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
@@ -152,7 +158,9 @@ class TableSuite:
         later = pre_commit(one, rows_of(2), checkpoint=1)
         assert one.commit_all(checkpoint(1), [later]) == [COMMITTED]
 
-    def test_a_new_trigger_is_refused_until_a_start_that_takes_it_as_meant(self, db: Database, sink: TableSink) -> None:
+    def test_a_new_trigger_is_refused_until_a_start_that_takes_it_as_meant(
+        self, db: Database, sink: TableSink[Any, Any, Any]
+    ) -> None:
         staged = [pre_commit(sink, rows_of(1))] if sink.strategy == "staged" else []
         for statement in self.alter_rows:
             db.run(statement)
@@ -171,7 +179,7 @@ class TableSuite:
         assert db.visible() == [(2, "meddled")]
 
     def test_rows_do_not_go_into_another_database_that_took_the_place_of_the_first(
-        self, db: Database, sink: TableSink
+        self, db: Database, sink: TableSink[Any, Any, Any]
     ) -> None:
         db.run("UPDATE tpc_ledger SET lineage = 'of another database' WHERE transaction_id = 'ledger'")
         for end in (sink.pre_commit, sink.commit_directly):
@@ -183,7 +191,7 @@ class TableSuite:
         assert db.visible() == []
         assert db.pending() == 0
 
-    def test_a_ledger_that_was_altered_proves_nothing(self, db: Database, sink: TableSink) -> None:
+    def test_a_ledger_that_was_altered_proves_nothing(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         committable = pre_commit(sink, rows_of(1))
         if sink.strategy != "staged":
             assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
@@ -289,7 +297,7 @@ class TableSuite:
         sink.rollback(transaction)
         assert db.pending() == 0
 
-    def test_a_dropped_ledger_proves_nothing(self, db: Database, sink: TableSink) -> None:
+    def test_a_dropped_ledger_proves_nothing(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         done = pre_commit(sink, rows_of(1), subtask=0)
         sink.commit_all(checkpoint(), [done])
         db.run("DROP TABLE tpc_ledger")
