@@ -6,7 +6,8 @@ import itertools
 import json
 import pickle
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -38,10 +39,20 @@ def rows(first: int, count: int) -> pa.Table:
     return pa.table([ids, [f"user-{i}" for i in ids], [i + 0.5 for i in ids]], schema=SCHEMA)
 
 
+_open: list[Sink] = []
+
+
+def closed_later(sink: Sink) -> Sink:
+    """The same; it is closed after the test."""
+    _open.append(sink)
+    return sink
+
+
 def copy_of(sink: Sink) -> Sink:
     """The sink in another task or driver."""
     with Clause.PICKLED.kept("pickle"):
         copy: Sink = pickle.loads(pickle.dumps(sink))
+    closed_later(copy)
     assert copy.name == sink.name, Clause.PICKLED.broken(f"it is named {copy.name!r} there and {sink.name!r} here")
     return copy
 
@@ -101,9 +112,13 @@ class SinkTests:
             pytest.skip(f"this sink cannot {ability.value.partition(' (')[0]}: {self.cannot[ability]}")
 
     @pytest.fixture(autouse=True)
-    def _two_phases(self, request: pytest.FixtureRequest) -> None:
+    def _two_phases(self, request: pytest.FixtureRequest) -> Iterator[None]:
         if not getattr(request.function, "at_least_once", False):
             self.needs(Ability.TWO_PHASE)
+        yield
+        while _open:
+            with suppress(Exception):
+                _open.pop().close()
 
     # ------------------------------------------------------------------ the steps of a task
     def context(

@@ -8,7 +8,7 @@ import pytest
 
 from sinks.errors import CommittedError
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, Sink, SinkTests, copy_of, rows
+from sinks.testing.kit import LINEAGE, Sink, SinkTests, closed_later, copy_of, rows
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
 
 EACH_PART: list[dict[str, Any]] = [
@@ -191,7 +191,7 @@ class Outcomes(SinkTests):
         self.expect_doubts(sink, Clause.IN_DOUBT_JOB, f"for job {other!r}", theirs, job=other)
 
     def test_in_doubt_lists_no_other_sinks_transactions(self, sink: Sink) -> None:
-        other = self.sibling(sink)
+        other = closed_later(self.sibling(sink))
         ours = self.pre_committed(sink, rows(0, 2), slot=0, task_attempt=1)
         theirs = self.pre_committed(other, rows(10, 2), slot=0, task_attempt=1)
         assert dict(ours.transaction) != dict(theirs.transaction), Clause.NAMES.broken(
@@ -220,7 +220,7 @@ class Outcomes(SinkTests):
 
     # ------------------------------------------------------------------ proofs
     def test_purge_removes_nothing_that_is_still_asked_for(self, sink: Sink) -> None:
-        other = self.sibling(sink)
+        other = closed_later(self.sibling(sink))
         about: list[dict[str, Any]] = [
             {"checkpoint": 4},
             {"checkpoint": 5},
