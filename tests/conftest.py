@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _is_a_further_case(item) and item.path.name != "test_custom_sink.py":
+        if _is_over_spark(item) or (_is_a_further_case(item) and item.path.name != "test_custom_sink.py"):
             item.add_marker(pytest.mark.large)
     _in_turn(items)
 
@@ -46,6 +46,11 @@ def _is_a_further_case(item: pytest.Item) -> bool:
     if name == "test_driver_killed_at_every_step":
         return params["step"] in steps
     return name == "test_server_goes_down_between_pre_commit_and_commit" and params["how"] == "restart"
+
+
+def _is_over_spark(item: pytest.Item) -> bool:
+    """Of the kit: what jobs of Spark are killed in, elsewhere, for all sinks."""
+    return getattr(item, "originalname", "") == "test_over_a_local_spark"
 
 
 def _in_turn(items: list[pytest.Item]) -> None:

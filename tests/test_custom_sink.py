@@ -9,12 +9,12 @@ import pytest
 
 from examples.custom_sink import FileSink
 from sinks import Checkpoint
-from sinks.testing import SinkConformance
+from sinks.testing import OverSpark, SinkConformance
 from sinks.testing.values import SAMPLES
 from sinks.transaction import TransactionId
 
 
-class TestFileSink(SinkConformance):
+class TestFileSink(OverSpark, SinkConformance):
     @pytest.fixture
     def sink(self, tmp_path: Path) -> FileSink:
         (tmp_path / "rows").mkdir()

@@ -5,7 +5,7 @@ Unlike the rest of `sinks`, this package imports `coordinator`: it runs the whol
 
 import pytest
 
-_OF_SINKS = ("conformance", "faults", "kit", "outcomes", "two_phases", "values")
+_OF_SINKS = ("conformance", "faults", "kit", "outcomes", "over_spark", "two_phases", "values")
 _OF_OTHERS = ("storage", "table_crashes", "table_suite")
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _OF_SINKS + _OF_OTHERS))
 
@@ -15,6 +15,7 @@ from sinks.testing.contract import SinkContract  # noqa: E402
 from sinks.testing.driver import KILLED, Driver, Hooked, KillAt  # noqa: E402
 from sinks.testing.kit import SCHEMA, rows  # noqa: E402
 from sinks.testing.local import LocalBatch, LocalQuery  # noqa: E402
+from sinks.testing.over_spark import OverSpark  # noqa: E402
 
 __all__ = [
     "KILLED",
@@ -26,6 +27,7 @@ __all__ = [
     "KillAt",
     "LocalBatch",
     "LocalQuery",
+    "OverSpark",
     "SinkConformance",
     "SinkContract",
     "rows",
