@@ -8,7 +8,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ class NativeProducer(TransactionalProducer):
         super().__init__(transactional_id, default_topic, mark)
         self._topics: dict[str, tuple[int, int]] = {}
         self._handle = self._queue = 0
+        self._threads: list[threading.Thread] = []
+        self._closing = False
         text = ctypes.create_string_buffer(512)
         conf = rd.lib.conf_new()
         own = {
@@ -190,17 +193,17 @@ class NativeProducer(TransactionalProducer):
     def flush(self, timeout: float) -> None:
         """Delivery reports are served here while librdkafka flushes in a thread, as its documentation asks for."""
         deadline = time.monotonic() + timeout
-        waiting = True
+
+        def goes_on() -> bool:
+            return not self._closing and self._is_awaited() and time.monotonic() < deadline
 
         def flush() -> None:
-            while waiting and rd.lib.flush(self._handle, 100):
+            while goes_on() and rd.lib.flush(self._handle, 100):
                 pass
 
-        thread = threading.Thread(target=flush, name="kafka-flush")
-        thread.start()
-        while self._is_awaited() and time.monotonic() < deadline:
+        thread = self._beside(flush, "kafka-flush")
+        while goes_on():
             self._serve(100)
-        waiting = False
         thread.join()
         self._check_delivered()
 
@@ -220,11 +223,9 @@ class NativeProducer(TransactionalProducer):
             return  # it was sealed and closed: the sweep finds it
         self._settle()
         # It waits until the delivery reports of purged records were taken.
-        abort = threading.Thread(target=self._abort, args=(timeout,), name="kafka-abort")
-        abort.start()
+        abort = self._beside(partial(self._abort, timeout), "kafka-abort")
         while abort.is_alive():
             self._serve(50)
-        abort.join()
 
     def _abort(self, timeout: float) -> None:
         try:
@@ -232,7 +233,18 @@ class NativeProducer(TransactionalProducer):
         except Exception as error:
             logger.warning("transaction %s is left to the sweep: %s", self.transactional_id, error)
 
+    def _beside(self, call: Callable[[], None], name: str) -> threading.Thread:
+        """A thread that uses the handle. Whatever is raised meanwhile, `close` waits for it."""
+        thread = threading.Thread(target=call, name=name)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
     def close(self) -> None:
+        self._closing = True
+        for thread in self._threads:
+            while thread.is_alive():
+                self._serve(50)
         self._await_mark()
         for handle, _ in self._topics.values():
             rd.lib.topic_destroy(handle)

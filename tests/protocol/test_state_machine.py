@@ -145,7 +145,7 @@ class WorldStorage(WrappedStorage):
         self.world = world
 
     def _call(self, method: str, key: str, *more: Any) -> Any:
-        if "/alive" not in key:  # signs of life come from a thread of their own, and decide nothing
+        if "/alive" not in key and "/statistics" not in key:  # they come from a thread of their own, and decide nothing
             self.world.tick()
         return super()._call(method, key, *more)
 
