@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +17,6 @@ from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.sql import triggers
 from sinks.sql.server import LEDGER_COLUMNS, LedgerRow, Row, Server
 
-_MAKING = Lock()
 _LOCK_SECONDS = 10
 _SQLITE_SECONDS = 60  # one writer at a time, so a task waits for all of another's partition
 
@@ -95,10 +93,9 @@ class Database(Server[Connection]):
 
     @property
     def engine(self) -> Engine:
-        with _MAKING:  # several threads commit
-            if self._engine is None:
-                self._engine = self._make()
-            return self._engine
+        if self._engine is None:
+            self._engine = self._make()
+        return self._engine
 
     def _make(self) -> Engine:
         options: dict[str, Any] = {"pool_pre_ping": True, **self._options, "hide_parameters": True}
