@@ -20,9 +20,9 @@ from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KILLED, Driver, KillAt
 from sinks.testing.local import LocalQuery, Partitions
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
+from sinks.testing.table import eventually
 from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
-from tests.table import eventually
 
 
 @dataclass
