@@ -88,21 +88,20 @@ PATIENCE = 300
 """Seconds for one job into seven sinks, when two Sparks and more share the machine."""
 
 
-class IntoEverySink(SparkJob):
-    def run_here(self) -> None:
-        self.sinks[-1].transform = as_event  # which does not travel with a pickled sink
-        super().run_here()
+def into_every_sink(folder: Path, targets: Targets, *listeners: KillGroupAt) -> SparkJob:
+    *_, kafka = sinks = targets.sinks()
+    return SparkJob(folder, sinks, listeners=listeners, transforms={kafka.name: as_event})
 
 
 @pytest.mark.timeout(2 * PATIENCE)
 def test_every_sink_over_a_kill_and_a_loss(targets: Targets, tmp_path: Path) -> None:
     """SIGKILL when all have pre-committed and the checkpoint is complete; then one transaction is lost and replayed."""
     ids = write_input(tmp_path / "input", batches=2)
-    job = IntoEverySink(tmp_path, targets.sinks(), listeners=[KillGroupAt(Step.COMPLETE, 1)])
+    job = into_every_sink(tmp_path, targets, KillGroupAt(Step.COMPLETE, 1))
     assert job.run(PATIENCE) == KILLED, job.output()
     assert targets.in_doubt(job.job) == {sink.name: 3 for sink in job.sinks}
     lose_one(targets.sinks()[0], job.job)
-    job = IntoEverySink(tmp_path, targets.sinks())
+    job = into_every_sink(tmp_path, targets)
     assert job.run(PATIENCE) == 0, job.output()
     assert targets.ids() == {sink.name: Counter(ids) for sink in job.sinks}
     assert targets.in_doubt(job.job) == {sink.name: 0 for sink in job.sinks}
