@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 import socket
@@ -24,6 +25,8 @@ from typing import Any
 from coordinator.errors import CorruptRecord, Superseded, WrongJob
 from coordinator.storage import CheckpointStorage, StorageError
 from sinks.transaction import Committable, Identity, token
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 _KEPT_GENERATIONS = 10
@@ -305,10 +308,15 @@ class CheckpointStore:
         there = self._statistics()
         number, count, newest = there[-1] if there else (0, 0, "")
         before: list[Mapping[str, Any]] = []
-        if newest and count < together:
-            before = self._statistics_in(newest)
-        else:
-            number, newest = number + 1, ""
+        if count >= together:
+            newest = ""
+        elif newest:
+            try:
+                before = self._statistics_in(newest)
+            except CorruptRecord as error:
+                logger.warning("statistics of job %s go on beside what cannot be read: %s", self.job, error)
+                newest = ""
+        number += not newest
         count = len(before) + len(new)
         key = f"{self._root}/statistics/{number:010d}.{count:06d}.{secrets.token_hex(4)}"
         self.storage.put_if_absent(key, seal({"job": self.job, "checkpoints": [*before, *new]}))
@@ -326,7 +334,11 @@ class CheckpointStore:
     def _statistics(self) -> list[tuple[int, int, str]]:
         """Number, count and key of each object."""
         keys = self.storage.list(f"{self._root}/statistics")
-        return [(int(number), int(count), key) for key in keys for number, count, _ in [key.split("/")[-1].split(".")]]
+        try:
+            parts = [key.split("/")[-1].split(".") for key in keys]
+            return [(int(number), int(count), key) for (number, count, _), key in zip(parts, keys, strict=True)]
+        except ValueError as error:
+            raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
 
     def _statistics_in(self, key: str) -> list[Mapping[str, Any]]:
         data = self.storage.get(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from coordinator.errors import CorruptRecord
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.model import CheckpointStatistics
 
@@ -40,6 +41,12 @@ class CheckpointHistory:
 
 def load_history(store: CheckpointStore) -> list[CheckpointStatistics]:
     """In the order of their ends. Raises `StorageError`, `CorruptRecord`."""
-    found = [CheckpointStatistics.from_json(value) for value in store.statistics()]
+    try:
+        found = [CheckpointStatistics.from_json(value) for value in store.statistics()]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptRecord(
+            f"statistics of job {store.job!r} in {store.storage.uri} lack or misuse a field ({error!r}). If a newer "
+            "version wrote them, use that"
+        ) from error
     unique = {(one.generation, one.checkpoint_id, one.attempt, one.triggered_at): one for one in found}
     return sorted(unique.values(), key=lambda one: one.ended_at)

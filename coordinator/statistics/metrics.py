@@ -86,7 +86,20 @@ class MetricsReporter:
     meter: Meter
 
     def report(self, statistics: CheckpointStatistics) -> None:
-        _count(statistics, self.meter)
+        meter = self.meter
+        meter.add(CHECKPOINTS, 1, status=statistics.status.value)
+        meter.add(COMMIT_RETRIES, statistics.commit_retries)
+        for phase, seconds in statistics.phases.items():
+            meter.record(PHASE, seconds, phase=phase)
+        for outcome, counts in (("aborted", statistics.aborted), ("lost", statistics.replayed)):
+            for sink, count in counts.items():
+                meter.add(TRANSACTIONS, count, sink=sink, outcome=outcome)
+        if statistics.status is Status.COMPLETED:
+            meter.record(DURATION, statistics.duration)
+            for sink, rows in statistics.rows.items():
+                meter.add(ROWS, rows, sink=sink)
+                meter.add(BYTES, statistics.bytes[sink], sink=sink)
+                meter.add(TRANSACTIONS, statistics.transactions[sink], sink=sink, outcome="committed")
 
 
 def open_telemetry(tracker: CheckpointStatisticsTracker) -> tuple[Reporter, ...]:
@@ -109,22 +122,6 @@ def exposition(tracker: CheckpointStatisticsTracker) -> Callable[[], tuple[str, 
     registry = CollectorRegistry()
     tracker.reporters.append(prometheus(tracker, registry))
     return lambda: (CONTENT_TYPE_LATEST, generate_latest(registry))
-
-
-def _count(statistics: CheckpointStatistics, meter: Meter) -> None:
-    meter.add(CHECKPOINTS, 1, status=statistics.status.value)
-    meter.add(COMMIT_RETRIES, statistics.commit_retries)
-    for phase, seconds in statistics.phases.items():
-        meter.record(PHASE, seconds, phase=phase)
-    for outcome, counts in (("aborted", statistics.aborted), ("lost", statistics.replayed)):
-        for sink, count in counts.items():
-            meter.add(TRANSACTIONS, count, sink=sink, outcome=outcome)
-    if statistics.status is Status.COMPLETED:
-        meter.record(DURATION, statistics.duration)
-        for sink, rows in statistics.rows.items():
-            meter.add(ROWS, rows, sink=sink)
-            meter.add(BYTES, statistics.bytes[sink], sink=sink)
-            meter.add(TRANSACTIONS, statistics.transactions[sink], sink=sink, outcome="committed")
 
 
 class _OpenTelemetryMeter:
