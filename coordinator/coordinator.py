@@ -14,6 +14,8 @@ from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup
 from coordinator.errors import CheckpointError, SavepointError
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
+from coordinator.http.access import token_file
+from coordinator.http.door import Door
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query, Sink
@@ -21,8 +23,6 @@ from coordinator.protocol.clock import Clock
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints import Savepoint, take_savepoint
-from coordinator.savepoints.access import token_file
-from coordinator.savepoints.http import HttpServer
 from coordinator.savepoints.model import opened
 from coordinator.spark.arrow import Passage
 from coordinator.spark.connect import batch_of, reduced
@@ -33,11 +33,15 @@ from coordinator.statistics.history import CheckpointHistory
 from coordinator.statistics.metrics import exposition, open_telemetry, prometheus
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.ui.facts import JobFacts
+from coordinator.ui.visitors import Visitors
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from coordinator.ui.page import Page
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +90,10 @@ class CheckpointCoordinator:
         self.config = config
         self._clock = clock or Clock()
         store = CheckpointStore(open_storage(storage), job)
-        history = CheckpointHistory(store, config.history_size)
+        self.history = CheckpointHistory(store, config.history_size)
         self.statistics = CheckpointStatisticsTracker(job, self._clock)
         """Of this driver's checkpoints."""
-        self.statistics.reporters += [history, *open_telemetry(self.statistics)]
+        self.statistics.reporters += [self.history, *open_telemetry(self.statistics)]
         self.protocol = CheckpointProtocol(
             job,
             self.sinks,
@@ -113,8 +117,8 @@ class CheckpointCoordinator:
         self._stopping = self._held_back = False
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
-        self._http: HttpServer | None = None
-        self._heartbeat = Heartbeat(store, config.heartbeat_interval, history.flush)
+        self._http: Door | None = None
+        self._heartbeat = Heartbeat(store, config.heartbeat_interval, self.history.flush)
 
     def _claim(self, query: Query | None) -> int:
         address = self._http.address if self._http else ""
@@ -303,19 +307,45 @@ class CheckpointCoordinator:
         port: int = 0,
         targets: Sequence[str] | None = None,
         token: str | None = None,
+        *,
+        public_page: bool = False,
     ) -> str:
-        """Answer the requests of `coordinator.savepoints.http` until `close`; returns the address. Call it before the
+        """Answer the requests of `coordinator.http.door` until `close`; returns the address. Call it before the
         query starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`).
 
         `targets`: storages that savepoints may be taken to, and folders below; by default `config.savepoint_dir` alone.
         `token`: what a caller has to show, of 32 characters at least; by default the variable COORDINATOR_TOKEN, or a
-        new one in a file that the same user's commands find."""
+        new one in a file that the same user's commands find. `public_page`: whoever reaches the address may
+        look at the web page (extra `ui`); to do something there takes the token all the same."""
         if self._http is None:
             if targets is None:
                 targets = [self.config.savepoint_dir] if self.config.savepoint_dir else []
             file = token_file(self.job, self.protocol.store.storage.uri)
-            self._http = HttpServer(self, host, port, targets, token, file, exposition(self.statistics))
+            self._http = Door(self, host, port, targets, token, file, exposition(self.statistics))
+            self._http.begin(self._page(self._http, public=public_page))
         return self._http.address
+
+    def _page(self, door: Door, *, public: bool) -> Page | None:
+        """None without the extra `ui`."""
+        try:
+            from coordinator.ui.page import Page
+        except ModuleNotFoundError:
+            return None
+        visitors = Visitors(door.address, door.token, public=public)
+        return Page(self.facts(live=True), visitors, door.post_savepoint)
+
+    def facts(self, *, live: bool) -> JobFacts:
+        """What the web page shows. `live`: by the driver itself."""
+        return JobFacts(
+            self.job,
+            self.protocol.store.storage,
+            self.sinks,
+            self.config,
+            self.statistics,
+            self.history,
+            lambda: self.guarantee,
+            live,
+        )
 
     def register_metrics(self, registry: CollectorRegistry) -> None:
         """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on. The

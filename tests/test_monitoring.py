@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.savepoints import access
+from coordinator.http import access
 from coordinator.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from sinks.testing.servers.common import ServerProcess
 from sinks.testing.servers.maven import cache_folder

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli import checkpoints, doctor, history, in_doubt, new_sink, resolve, savepoints, status
+from coordinator.cli import checkpoints, doctor, history, in_doubt, new_sink, resolve, savepoints, status, ui
 
 app = typer.Typer(
     name="coordinator",
@@ -39,6 +39,7 @@ app.add_typer(in_doubt.app, name="in-doubt")
 app.add_typer(savepoints.app, name="savepoint")
 app.command()(status.status)
 app.command()(history.history)
+app.command()(ui.ui)
 app.command()(checkpoints.losses)
 app.command()(doctor.doctor)
 app.command()(resolve.resolve)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from statistics import mean, quantiles
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -13,6 +11,7 @@ from rich.text import Text
 from coordinator.cli.output import JOB_FILE, AsJson, Job, by_sink, duration, opened, say, show_json, show_table, time_of
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import PHASES, CheckpointStatistics, Status
+from coordinator.statistics.summary import remarks, summarized
 
 _STYLES = {Status.FAILED: "red", Status.HALTED: "bold red", Status.RESTORED: "yellow"}
 
@@ -59,16 +58,6 @@ def _show(found: Sequence[CheckpointStatistics]) -> None:
     )
 
 
-def remarks(one: CheckpointStatistics) -> str:
-    said = [one.error] if one.error else []
-    said += [f"recovery {one.phases['recover']:.3f} s"] if "recover" in one.phases else []
-    said += [f"try {one.attempt}"] if one.attempt > 1 else []
-    said += [f"asked {one.commit_retries} times again"] if one.commit_retries else []
-    said += [f"written again: {by_sink(one.replayed)}"] if one.replayed else []
-    said += [f"orphans aborted: {by_sink(one.aborted)}"] if one.aborted else []
-    return "; ".join(said)
-
-
 def _show_summary(found: Sequence[CheckpointStatistics]) -> None:
     about = summarized(found)
     counts = ", ".join(f"{count} {status}" for status, count in about["status"].items())
@@ -78,21 +67,3 @@ def _show_summary(found: Sequence[CheckpointStatistics]) -> None:
         ["completed, seconds", *columns],
         [[name, *(f"{about[name][each]:.3f}" for each in columns)] for name in ("took", *PHASES) if about[name]],
     )
-
-
-def summarized(found: Sequence[CheckpointStatistics]) -> dict[str, Any]:
-    """Seconds of those that completed, and how many ended how."""
-    completed = [one for one in found if one.status is Status.COMPLETED]
-    summary: dict[str, Any] = {"status": dict(Counter(one.status.value for one in found))}
-    summary["took"] = _spread([one.duration for one in completed])
-    for phase in PHASES:
-        summary[phase] = _spread([one.phases[phase] for one in completed if phase in one.phases])
-    return summary
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    cuts = quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
-    ends = {"min": min(values), "mean": mean(values)}
-    return ends | {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98], "max": max(values)}

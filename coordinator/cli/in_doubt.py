@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from enum import Enum
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -30,49 +26,17 @@ from coordinator.cli.output import (
     show_json,
     show_table,
 )
-from coordinator.cli.status import driver_json, newest_json, of_driver, of_newest
+from coordinator.cli.status import driver_json, newest_json
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.errors import Superseded, reason
-from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.errors import Superseded
+from coordinator.in_doubt import Decision, Pending, Seen, look, remedies
 from coordinator.protocol import operators
-from coordinator.protocol.decisions import Complete
-from coordinator.protocol.records import Record
 from coordinator.storage import MissingStorage
+from coordinator.wording import of_driver, of_newest
 from sinks.base import TwoPhaseCommitSink
-from sinks.diagnosis import InDoubt
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown, unnamed
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown
 
 app = typer.Typer(help="Transactions that are pre-committed and not yet resolved.", no_args_is_help=True)
-
-
-class Decision(str, Enum):
-    COMMIT = "commit"  # a complete record names it
-    ORPHAN = "orphan"  # no record names it, and none will
-    OPEN = "open"  # no record names it yet: of the newest driver, which runs
-    STRANDED = "stranded"  # as open, but no driver gives signs of life that could still complete its checkpoint
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A transaction in doubt and what is decided about it. `named` is its committable in the record."""
-
-    sink: str
-    about: InDoubt
-    decision: Decision
-    named: Committable | None = None
-
-    @property
-    def id(self) -> str:
-        text = json.dumps([self.sink, dict(self.about.transaction)], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-    def meant_by(self, text: str) -> bool:
-        """Whether an operator's argument is this one's id, or a name that the external system shows."""
-        return text == self.id or text in [str(value) for value in self.about.transaction.values()]
-
-    def to_json(self) -> dict[str, Any]:
-        about = asdict(self.about)
-        return {"id": self.id, "sink": self.sink, "decision": self.decision.value, **about}
 
 
 Chosen = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="IDs of `list`, or names (a gid, …).")]
@@ -86,7 +50,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """All of them, over all sinks of the job. Reads only. Exit code 1 if there is one, or a sink cannot tell; only
     those of a driver that runs are no finding."""
     with opened(job, missing_storage=True) as coordinator:
-        seen = look(coordinator)
+        seen = look(coordinator.protocol.store, coordinator.sinks)
         if as_json:
             about = {"job": coordinator.job} | driver_json(seen.driver) | newest_json(seen.rounds)
             show_json(about | {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors})
@@ -113,7 +77,7 @@ def commit(
     query would. Committing another doubles its rows, so that asks first."""
     _require_one(chosen, all_decided)
     with opened(job) as coordinator:
-        wanted = _choose(look(coordinator), chosen, Decision.COMMIT)
+        wanted = _choose(look(coordinator.protocol.store, coordinator.sinks), chosen, Decision.COMMIT)
         if strangers := [one for one in wanted if one.decision is not Decision.COMMIT]:
             confirm(
                 f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
@@ -148,7 +112,7 @@ def abort(
                 given=yes,
             )
             claimed = coordinator.protocol.store.claim_generation()
-        seen = look(coordinator, claimed)
+        seen = look(coordinator.protocol.store, coordinator.sinks, claimed)
         wanted = _choose(seen, chosen, Decision.ORPHAN)
         undecided = [one for one in wanted if one.decision in (Decision.OPEN, Decision.STRANDED)]
         if undecided and fence:
@@ -186,62 +150,6 @@ def abort(
             say_left(coordinator, replace(seen, found=left), "Not touched: ")
         if any(one.decision is Decision.STRANDED for one in left):
             raise typer.Exit(FOUND)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What is in doubt, what keeps a sink from telling, the driver, and the newest checkpoint."""
-
-    found: Sequence[Pending]
-    errors: Mapping[str, str]
-    driver: Driver | None
-    rounds: Sequence[Record]
-
-
-def look(coordinator: CheckpointCoordinator, claimed: int | None = None) -> Seen:
-    """Generation and records are read after the sinks, so that a decision that was made meanwhile is seen. `claimed`:
-    the generation of this process; while it is the newest, no driver may complete anything. Raises Superseded if it is
-    not."""
-    listed: dict[str, Sequence[InDoubt]] = {}
-    errors: dict[str, str] = {}
-    for name, sink in coordinator.sinks.items():
-        try:
-            sink.open()
-            listed[name] = sink.inspect(list(sink.in_doubt(coordinator.job)))
-        except Exception as error:
-            errors[name] = reason(error)
-    store = coordinator.protocol.store
-    generation, history = store.newest_generation(), store.history()
-    if claimed is not None and generation != claimed:
-        raise Superseded(f"a driver of job {coordinator.job!r} (generation {generation}) has started just now")
-    retained = [Complete(rounds) for rounds in reversed(history)]
-    driver = look_for_driver(store)
-    found = [
-        _judged(sink, about, retained, generation, driver, fenced=claimed is not None)
-        for sink, abouts in listed.items()
-        for about in abouts
-    ]
-    return Seen(found, errors, driver, history[-1] if history else ())
-
-
-def _judged(
-    sink: str, about: InDoubt, retained: Sequence[Complete], generation: int, driver: Driver | None, *, fenced: bool
-) -> Pending:
-    """`retained`: the newest checkpoint first. One before it is in doubt where the system was set back (R16)."""
-    undecided = Decision.OPEN if driver and driver.state is State.RUNNING else Decision.STRANDED
-    if not retained:  # it may be the wrong storage
-        return Pending(sink, about, undecided)
-    for complete in retained:
-        for named in complete.named.values():
-            if named.sink == sink and not unnamed([about.transaction], [named.transaction]):
-                n, lineage = complete.checkpoint_id, complete.record.lineage
-                about = replace(about, checkpoint=n, lineage=lineage, subtask=named.subtask)
-                return Pending(sink, about, Decision.COMMIT, named)
-    record = retained[0].record
-    older = about.generation is not None and about.generation < generation
-    settled = about.checkpoint is not None and about.checkpoint <= record.checkpoint_id and not about.round
-    abandoned = about.lineage is not None and about.lineage != record.lineage
-    return Pending(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else undecided)
 
 
 def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
@@ -342,34 +250,12 @@ def _show(coordinator: CheckpointCoordinator, seen: Seen) -> None:
 
 def say_left(coordinator: CheckpointCoordinator, seen: Seen, before: str = "") -> None:
     """What becomes of each kind, and the command for it."""
-    counted = Counter(one.decision for one in seen.found)
-    fenced, wrong = "in-doubt abort --all-orphans --fence", ""
+    wrong = ""
     if not seen.rounds:
-        fenced = "in-doubt abort ID --fence"
         wrong = f" (Be sure of the storage: {coordinator.protocol.store.storage.uri} holds no checkpoint of the job.)"
-    for decision, what in (
-        (
-            Decision.COMMIT,
-            "decided: the next start of the query commits them; at once: coordinator in-doubt commit --all-decided",
-        ),
-        (
-            Decision.ORPHAN,
-            "of a driver that was replaced: the next sweep of a driver aborts them; at once: coordinator "
-            "in-doubt abort --all-orphans",
-        ),
-        (
-            Decision.STRANDED,
-            "no record names them, and no driver is seen that could complete their checkpoint. They hold their locks "
-            f"until the query is started again, which aborts them; at once: coordinator {fenced}{wrong}",
-        ),
-        (
-            Decision.OPEN,
-            "of the driver that runs, which completes or aborts them. If that is stuck, stop it, and: "
-            f"coordinator {fenced}",
-        ),
-    ):
-        if counted[decision]:
-            say(f"{before}{counted[decision]} {decision.value}: {what}")
+    for remedy in remedies(seen):
+        unsure = wrong if remedy.decision is Decision.STRANDED else ""
+        say(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {remedy.command}{unsure}")
 
 
 def _say_errors(seen: Seen) -> None:

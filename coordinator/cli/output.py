@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,6 +17,10 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.jobfile import JobFileError, load_job
 from coordinator.storage import MissingStorage, StorageError, storages_as_found
+from coordinator.wording import ago as ago
+from coordinator.wording import by_sink as by_sink
+from coordinator.wording import duration as duration
+from coordinator.wording import time_of as time_of
 from sinks.errors import SinkError
 
 FOUND, USAGE, UNCONFIRMED = 1, 2, 3
@@ -123,30 +125,3 @@ def confirm(consequence: str, word: str, *, given: bool) -> None:
         )
     if typer.prompt(f"Type {word!r} to go on", default="", show_default=False, err=True) != word:
         fail("Nothing was changed.", UNCONFIRMED)
-
-
-def time_of(milliseconds: int) -> str:
-    """ISO 8601 in UTC."""
-    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
-
-
-def ago(milliseconds: int) -> str:
-    """The time, and how long that is by the clock of this machine."""
-    if not milliseconds:
-        return "at an unknown time"
-    age = time.time() - milliseconds / 1000
-    told = f"{duration(max(age, 0))} ago" if age > -1 else f"{duration(-age)} ahead of the clock of this machine"
-    return f"{time_of(milliseconds)} ({told})"
-
-
-def by_sink(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{sink} {count:,}" for sink, count in counts.items()) or "0"
-
-
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli.checkpoints import losses_of, show_losses
-from coordinator.cli.in_doubt import look, say_left
+from coordinator.cli.in_doubt import say_left
 from coordinator.cli.memories import set_back
 from coordinator.cli.output import (
     FOUND,
@@ -29,6 +29,7 @@ from coordinator.cli.output import (
     show_table,
 )
 from coordinator.coordinator import CheckpointCoordinator
+from coordinator.in_doubt import look
 from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete, Participant
 from sinks.transaction import CommitOutcome, CommitState
@@ -56,7 +57,7 @@ def resolve(
         store = coordinator.protocol.store
         if not store.load_newest():
             fail(f"Job {store.job!r} has no checkpoint in {store.storage.uri}; see `coordinator in-doubt list`.")
-        seen = look(coordinator)
+        seen = look(store, coordinator.sinks)
         decided = {(one.sink, one.named.subtask) for one in seen.found if one.named}
         complete, errors = operators.ask(coordinator.protocol)
         assert complete

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import secrets
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
@@ -27,9 +23,10 @@ from coordinator.cli.output import (
     time_of,
 )
 from coordinator.coordinator import CheckpointCoordinator
+from coordinator.http import access
+from coordinator.http.client import WHERE_TOKEN, ask_driver
 from coordinator.savepoints import (
     Savepoint,
-    access,
     describe_savepoint,
     dispose_savepoint,
     list_savepoints,
@@ -54,12 +51,6 @@ Target = Annotated[
 Address = Annotated[
     str, typer.Argument(metavar="SAVEPOINT", help="Its id or URI, as `trigger` and `list` tell it, in savepoint_dir.")
 ]
-_SECONDS, _HOUR = 10.0, 3600.0
-_LARGEST_ANSWER = 1 << 24
-_WHERE_TOKEN = (
-    f"on another machine, or as another user, give it by --token-file or the variable {access.VARIABLE}, and the same "
-    "variable to the driver"
-)
 
 
 @app.command()
@@ -84,7 +75,8 @@ def trigger(
     with opened(job) as coordinator:
         if location is None:
             body = {"stop": stop, "cancel": cancel} | ({"target": without_secrets(target)} if target else {})
-            about = _ask_driver(coordinator, body, token_file)
+            store, token = coordinator.protocol.store, _token(token_file) if token_file else None
+            about = ask_driver(store, "/savepoints", body, token)
         else:
             confirm(
                 f"This settles job {coordinator.job!r} and claims a new generation: a driver that runs stops.",
@@ -182,59 +174,12 @@ def _storage(coordinator: CheckpointCoordinator, target: str | None) -> str:
     return within(target, roots) or target if target else roots[0]
 
 
-def _ask_driver(coordinator: CheckpointCoordinator, body: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    store = coordinator.protocol.store
-    address = store.newest_claim().address
-    if not address:
-        fail(
-            f"No driver of job {coordinator.job!r} answers over HTTP: call coordinator.serve_http() before its query "
-            "starts; or, if no query runs, say --checkpoint-location."
-        )
-    place = urlsplit(address).netloc
-    token = _token(file or access.token_file(coordinator.job, store.storage.uri), chosen=file is not None)
-    nonce = secrets.token_hex(16)
-    status, answer = _call(place, "GET", f"/identity?nonce={nonce}", {}, None, _SECONDS)
-    if status != 200 or not access.same(str(answer.get("proof")), access.proof(token, place, nonce)):
-        fail(
-            f"What answers at {address} is not the driver of job {coordinator.job!r} whose token is known here; "
-            f"nothing was sent to it. If it is the one, its token is another: {_WHERE_TOKEN}."
-        )
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    status, answer = _call(place, "POST", "/savepoints", headers, json.dumps(body).encode(), _HOUR)
-    if status != 201:
-        fail(f"The driver at {address} refused: {answer.get('error')}")
-    return answer
-
-
-def _token(file: Path, *, chosen: bool) -> str:
+def _token(file: Path) -> str:
     try:
-        token = file.read_text().strip() if chosen else access.given() or access.read(file)
+        token = file.read_text().strip()
     except (OSError, ValueError) as error:
         fail(f"The token cannot be read: {error}")
-    if not token:
-        fail(f"The token of the driver is not known: {_WHERE_TOKEN}.")
-    return token
-
-
-def _call(
-    place: str, method: str, path: str, headers: dict[str, str], body: bytes | None, timeout: float
-) -> tuple[int, dict[str, Any]]:
-    """No proxy, no redirect."""
-    connection = http.client.HTTPConnection(place, timeout=timeout)
-    try:
-        connection.request(method, path, body, {"Host": place, **headers})
-        answer = connection.getresponse()
-        about = json.loads(answer.read(_LARGEST_ANSWER))
-        if not isinstance(about, dict):
-            raise ValueError("not the answer of a driver")
-        return answer.status, about
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        fail(
-            f"The newest driver was at http://{place}, and does not answer there ({error}). Does it run, and can it be "
-            "reached from here?"
-        )
-    finally:
-        connection.close()
+    return token or fail(f"The token of the driver is not known: {WHERE_TOKEN}.")
 
 
 def _show(about: dict[str, Any], as_json: bool) -> None:

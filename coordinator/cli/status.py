@@ -9,9 +9,10 @@ from typing import Any
 import typer
 
 from coordinator.cli.checkpoints import losses_of, say_losses
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, ago, by_sink, duration, opened, say, show_json, time_of
+from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, show_json, time_of
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.protocol.records import Record, jobs_in
+from coordinator.wording import of_driver, of_newest
 
 
 def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
@@ -31,40 +32,6 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         say_losses(losses)
     if driver is None or driver.state is not State.RUNNING:
         raise typer.Exit(FOUND)
-
-
-def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
-    """`others`: the jobs that storage knows."""
-    if driver is None:
-        there = f" It holds the jobs {', '.join(map(repr, others))}." if others else ""
-        return f"Driver: the job has never been started on this storage. Is it the right one?{there}"
-    sign = f"{time_of(driver.sign.at)}, {duration(max(driver.age, 0))} ago by {driver.clock} clock"
-    who = f"generation {driver.generation} ({driver.sign.who})"
-    if driver.state is State.RUNNING:
-        return f"Driver: {who} runs; last sign of life {sign}."
-    if driver.state is State.SILENT:
-        return (
-            f"Driver: {who} is dead, frozen, or cut off from checkpoint storage; last sign of life {sign}, and one "
-            f"was due every {duration(driver.sign.next)}."
-        )
-    if driver.state is State.UNKNOWN:
-        return (
-            f"Driver: cannot tell whether {who} runs: its last sign of life, {time_of(driver.sign.at)}, is "
-            f"{duration(-driver.age)} ahead of the clock of this machine. Ask on the driver's machine, or set the "
-            "clocks."
-        )
-    if driver.state is State.ENDED:
-        return f"Driver: {who} has ended its query, {sign}: {driver.sign.ended}"
-    return f"Driver: none. {who[0].upper()}{who[1:]} was claimed by a command or a restore, {sign}."
-
-
-def of_newest(rounds: Sequence[Record]) -> str:
-    if not rounds:
-        return "Newest checkpoint: none is complete."
-    record = rounds[0]
-    return (
-        f"Newest checkpoint: {record.checkpoint_id}, complete {ago(record.completed_at)}, rows: {by_sink(record.rows)}."
-    )
 
 
 def driver_json(driver: Driver | None) -> dict[str, Any]:

@@ -312,7 +312,7 @@ class CheckpointStore:
             newest = ""
         elif newest:
             try:
-                before = self._statistics_in(newest)
+                before = self.statistics_in(newest)
             except CorruptRecord as error:
                 logger.warning("statistics of job %s go on beside what cannot be read: %s", self.job, error)
                 newest = ""
@@ -327,9 +327,9 @@ class CheckpointStore:
                 self.storage.delete(old)
             count += older
 
-    def statistics(self) -> list[Mapping[str, Any]]:
-        """Oldest first; some may be there twice."""
-        return [value for _, _, key in self._statistics() for value in self._statistics_in(key)]
+    def statistics_keys(self) -> list[str]:
+        """Of objects that never change, oldest first."""
+        return [key for _, _, key in self._statistics()]
 
     def _statistics(self) -> list[tuple[int, int, str]]:
         """Number, count and key of each object."""
@@ -340,7 +340,8 @@ class CheckpointStore:
         except ValueError as error:
             raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
 
-    def _statistics_in(self, key: str) -> list[Mapping[str, Any]]:
+    def statistics_in(self, key: str) -> list[Mapping[str, Any]]:
+        """Oldest first; some may be in another object, too."""
         data = self.storage.get(key)
         body = unseal(data, self._where(key)) if data else {"job": self.job, "checkpoints": []}
         self._require_own(str(body["job"]), key)

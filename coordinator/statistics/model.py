@@ -27,8 +27,9 @@ class CheckpointStatistics:
     `triggered_at` and `ended_at` are milliseconds since the epoch (0: not yet), `duration` and the `phases` seconds.
     `rows`, `bytes` (of the Arrow record batches) and `transactions` count what was pre-committed, by sink; `replayed`
     are transactions that were lost and written again, by sink; `aborted` orphans that sweeps have aborted since the try
-    before, by sink. `commit_retries` is how often participants had to be asked again. `offsets` are those of Spark's
-    offset log that the checkpoint begins after and ends with, one JSON text per source; empty if unknown.
+    before, by sink. `commit_retries` is how often participants had to be asked again. `reasons` say why it was not
+    exactly-once. `offsets` are those of Spark's offset log that the checkpoint begins after and ends with, one JSON
+    text per source; empty if unknown.
     """
 
     job: str
@@ -48,6 +49,7 @@ class CheckpointStatistics:
     commit_retries: int = 0
     adopted: bool = False
     exactly_once: bool = False
+    reasons: tuple[str, ...] = ()
     error: str = ""
     offsets_from: tuple[str, ...] = ()
     offsets_to: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class CheckpointStatistics:
     def from_json(cls, value: Mapping[str, Any]) -> CheckpointStatistics:
         """What a newer version has added is left out."""
         known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
-        texts = {name: tuple(known.get(name, ())) for name in ("offsets_from", "offsets_to")}
+        texts = {name: tuple(known.get(name, ())) for name in ("reasons", "offsets_from", "offsets_to")}
         return cls(**known | texts | {"status": Status(known["status"])})
 
     def __str__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from coordinator.errors import reason
@@ -45,6 +46,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         self.reporters: list[Reporter] = [LogReporter()]
         self.generation = 0
         self.exactly_once = False
+        self.reasons: tuple[str, ...] = ()
+        """Why it is not."""
         self.newest: CheckpointStatistics | None = None
         """The newest that is all visible."""
         self.in_doubt: Counter[str] = Counter()
@@ -70,6 +73,14 @@ class CheckpointStatisticsTracker(CheckpointListener):
         """How long the current checkpoint has been under way; 0 between two."""
         return self._clock.monotonic() - self._started if self._current else 0.0
 
+    @property
+    def under_way(self) -> CheckpointStatistics | None:
+        """A copy of the current one, as far as it has come."""
+        current = self._current
+        if current is None:
+            return None
+        return replace(current, phases=dict(current.phases), duration=self._clock.monotonic() - self._started)
+
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         if step is Step.SWEPT:
             self._aborted.update({sink: len(identities) for sink, identities in facts["aborted"].items()})
@@ -88,7 +99,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
             self._phase("recover")
             self._end(Status.RESTORED)
         elif step is Step.GUARANTEED:
-            self.exactly_once = facts["exactly_once"]
+            self.exactly_once, self.reasons = facts["exactly_once"], tuple(facts["reasons"])
         elif step is Step.TRIGGERED:
             self._begin(checkpoint_id, facts["offsets"])
         else:
@@ -139,7 +150,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         ended, self._current = self._current, None
         if ended is None:
             return
-        ended.status, ended.exactly_once = status, self.exactly_once
+        ended.status, ended.exactly_once, ended.reasons = status, self.exactly_once, self.reasons
         ended.ended_at, ended.duration = self._clock.milliseconds(), self._clock.monotonic() - self._started
         ended.aborted, self._aborted = dict(self._aborted), Counter()
         if status in (Status.COMPLETED, Status.RESTORED):

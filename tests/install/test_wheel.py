@@ -33,6 +33,7 @@ def test_metadata(wheel: Path) -> None:
         [name] = [name for name in archive.namelist() if name.endswith("/METADATA")]
         about = Parser().parsestr(archive.read(name).decode())
         needed = {"coordinator/py.typed", "sinks/py.typed", "coordinator/cli/skeleton/sink.py"}
+        needed |= {"coordinator/ui/templates/base.html", "coordinator/ui/static/live.js"}
         assert needed <= set(archive.namelist())
     assert about["Version"] == coordinator.__version__
     assert about["License-Expression"] == "Apache-2.0"

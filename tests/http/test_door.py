@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import CheckpointCoordinator
 from coordinator.errors import SavepointError
+from coordinator.http import access
+from coordinator.http import server as door
 from coordinator.protocol.records import CheckpointStore
-from coordinator.savepoints import access
-from coordinator.savepoints import http as door
 from sinks.testing.local import LocalQuery
 from tests.protocol.play import Job
 

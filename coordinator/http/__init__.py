@@ -1,0 +1,1 @@
+"""HTTP from the driver, and from `coordinator ui`: who may ask, and how much."""

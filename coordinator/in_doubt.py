@@ -1,0 +1,141 @@
+"""What is in doubt in the external systems, what is decided about it, and what an operator does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Any
+
+from coordinator.errors import Superseded, reason
+from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.protocol.batch import Sink
+from coordinator.protocol.decisions import Complete
+from coordinator.protocol.records import CheckpointStore, Record
+from sinks.diagnosis import InDoubt
+from sinks.transaction import Committable, unnamed
+
+
+class Decision(str, Enum):
+    COMMIT = "commit"  # a complete record names it
+    ORPHAN = "orphan"  # no record names it, and none will
+    OPEN = "open"  # no record names it yet: of the newest driver, which runs
+    STRANDED = "stranded"  # as open, but no driver gives signs of life that could still complete its checkpoint
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A transaction in doubt and what is decided about it. `named` is its committable in the record."""
+
+    sink: str
+    about: InDoubt
+    decision: Decision
+    named: Committable | None = None
+
+    @property
+    def id(self) -> str:
+        text = json.dumps([self.sink, dict(self.about.transaction)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def meant_by(self, text: str) -> bool:
+        """Whether an operator's argument is this one's id, or a name that the external system shows."""
+        return text == self.id or text in [str(value) for value in self.about.transaction.values()]
+
+    def to_json(self) -> dict[str, Any]:
+        about = asdict(self.about)
+        return {"id": self.id, "sink": self.sink, "decision": self.decision.value, **about}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is in doubt, what keeps a sink from telling, the driver, and the newest checkpoint."""
+
+    found: Sequence[Pending]
+    errors: Mapping[str, str]
+    driver: Driver | None
+    rounds: Sequence[Record]
+
+
+def look(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None = None) -> Seen:
+    """Opens the sinks. Generation and records are read after the sinks, so that a decision that was made meanwhile is
+    seen. `claimed`: the generation of this process; while it is the newest, no driver may complete anything. Raises
+    Superseded if it is not."""
+    listed: dict[str, Sequence[InDoubt]] = {}
+    errors: dict[str, str] = {}
+    for name, sink in sinks.items():
+        try:
+            sink.open()
+            listed[name] = sink.inspect(list(sink.in_doubt(store.job)))
+        except Exception as error:
+            errors[name] = reason(error)
+    generation, history = store.newest_generation(), store.history()
+    if claimed is not None and generation != claimed:
+        raise Superseded(f"a driver of job {store.job!r} (generation {generation}) has started just now")
+    retained = [Complete(rounds) for rounds in reversed(history)]
+    driver = look_for_driver(store)
+    found = [
+        _judged(sink, about, retained, generation, driver, fenced=claimed is not None)
+        for sink, abouts in listed.items()
+        for about in abouts
+    ]
+    return Seen(found, errors, driver, history[-1] if history else ())
+
+
+def _judged(
+    sink: str, about: InDoubt, retained: Sequence[Complete], generation: int, driver: Driver | None, *, fenced: bool
+) -> Pending:
+    """`retained`: the newest checkpoint first. One before it is in doubt where the system was set back (R16)."""
+    undecided = Decision.OPEN if driver and driver.state is State.RUNNING else Decision.STRANDED
+    if not retained:  # it may be the wrong storage
+        return Pending(sink, about, undecided)
+    for complete in retained:
+        for named in complete.named.values():
+            if named.sink == sink and not unnamed([about.transaction], [named.transaction]):
+                n, lineage = complete.checkpoint_id, complete.record.lineage
+                about = replace(about, checkpoint=n, lineage=lineage, subtask=named.subtask)
+                return Pending(sink, about, Decision.COMMIT, named)
+    record = retained[0].record
+    older = about.generation is not None and about.generation < generation
+    settled = about.checkpoint is not None and about.checkpoint <= record.checkpoint_id and not about.round
+    abandoned = about.lineage is not None and about.lineage != record.lineage
+    return Pending(sink, about, Decision.ORPHAN if fenced or older or settled or abandoned else undecided)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """For all of one decision: what becomes of them by itself, and the command for at once."""
+
+    decision: Decision
+    count: int
+    what: str
+    command: str
+
+
+def remedies(seen: Seen) -> list[Remedy]:
+    fenced = (
+        "coordinator in-doubt abort --all-orphans --fence" if seen.rounds else "coordinator in-doubt abort ID --fence"
+    )
+    known = {
+        Decision.COMMIT: (
+            "decided: the next start of the query commits them; at once",
+            "coordinator in-doubt commit --all-decided",
+        ),
+        Decision.ORPHAN: (
+            "of a driver that was replaced: the next sweep of a driver aborts them; at once",
+            "coordinator in-doubt abort --all-orphans",
+        ),
+        Decision.STRANDED: (
+            "no record names them, and no driver is seen that could complete their checkpoint. They hold their locks "
+            "until the query is started again, which aborts them; at once",
+            fenced,
+        ),
+        Decision.OPEN: (
+            "of the driver that runs, which completes or aborts them. If that is stuck, stop it, and",
+            fenced,
+        ),
+    }
+    counted = Counter(one.decision for one in seen.found)
+    return [Remedy(decision, counted[decision], *said) for decision, said in known.items() if counted[decision]]

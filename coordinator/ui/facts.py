@@ -1,0 +1,253 @@
+"""What the pages show, from the statistics, checkpoint storage and the sinks. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import copy
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from importlib import metadata
+from typing import Any, TypeVar
+
+from coordinator.config import CheckpointConfig
+from coordinator.errors import CheckpointError, reason
+from coordinator.guarantee import Guarantee
+from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.in_doubt import Seen, look
+from coordinator.protocol.batch import Sink
+from coordinator.protocol.records import CheckpointStore
+from coordinator.savepoints import list_savepoints
+from coordinator.statistics.history import CheckpointHistory
+from coordinator.statistics.model import CheckpointStatistics, Status
+from coordinator.statistics.tracker import CheckpointStatisticsTracker
+from coordinator.storage import CheckpointStorage, StorageError
+from coordinator.storage.uris import redacted
+from coordinator.wording import by_sink, duration, of_driver
+from sinks.errors import SinkError
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that a person should see. `level`: bad or warn; `page`: where there is more."""
+
+    level: str
+    text: str
+    page: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One of a waterfall; `begin` and `width` in thousandths of the whole."""
+
+    phase: str
+    sink: str
+    seconds: float
+    begin: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    value: str
+    is_default: bool
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was read, or why it could not be."""
+
+    value: Any = None
+    trouble: str = ""
+
+
+@dataclass
+class JobFacts:
+    """Of one job, for one page. `live`: this process is the job's driver. Keeps what costs a request for a moment, so
+    that many viewers cost no more than one."""
+
+    job: str
+    storage: CheckpointStorage
+    sinks: Mapping[str, Sink]
+    config: CheckpointConfig
+    tracker: CheckpointStatisticsTracker
+    history: CheckpointHistory
+    guarantee: Callable[[], Guarantee]
+    live: bool
+    _kept: dict[str, tuple[float, Found]] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def _find(self, name: str, seconds: float, ask: Callable[[], Any]) -> Found:
+        with self._lock:
+            until, found = self._kept.get(name, (0.0, Found()))
+            if time.monotonic() >= until:
+                try:
+                    found = Found(ask())
+                except (CheckpointError, StorageError, SinkError, OSError) as error:
+                    found = Found(trouble=reason(error))
+                self._kept[name] = time.monotonic() + seconds, found
+            return found
+
+    @property
+    def store(self) -> CheckpointStore:
+        """Of its own: one in use follows the lineage of what was claimed last."""
+        return CheckpointStore(self.storage, self.job)
+
+    # ------------------------------------------------------------------ tries of checkpoints
+    def tries(self) -> Found:
+        """Those kept, newest first. If storage cannot be read, those of this driver."""
+        found = self._find("history", 1.5, self.history.all)
+        return Found(list(reversed(self.history.own() if found.trouble else found.value)), found.trouble)
+
+    def one(self, key: str) -> CheckpointStatistics | None:
+        return next((one for one in self.tries().value if key_of(one) == key), None)
+
+    def participants(self, one: CheckpointStatistics) -> Found:
+        """Its committables, with the round of each, as long as the record is retained."""
+
+        if one.status is Status.FAILED:
+            return Found([])
+
+        def read() -> list[tuple[int, Any]]:
+            for rounds in self.store.history():
+                if rounds[0].checkpoint_id == one.checkpoint_id:
+                    return [(record.round, committable) for record in rounds for committable in record.committables]
+            return []
+
+        return self._find(f"participants {one.checkpoint_id}", 5, read)
+
+    # ------------------------------------------------------------------ the job
+    def driver(self) -> Found:
+        return self._find("driver", 3, lambda: look_for_driver(self.store))
+
+    def newest(self) -> Found:
+        """The newest complete checkpoint's records."""
+        return self._find("newest", 3, lambda: self.store.load_newest())
+
+    def given_up(self) -> Found:
+        return self._find("losses", 30, lambda: [one for record in self.store.losses() for one in record.accepted])
+
+    def promise(self) -> tuple[Guarantee, str]:
+        """The guarantee, and whose word it is."""
+        if self.live and self.tracker.generation:
+            return self.guarantee(), f"computed by this driver, generation {self.tracker.generation}"
+        tries = self.tries().value
+        if tries:
+            return Guarantee(tries[0].reasons), f"computed by the driver of generation {tries[0].generation}"
+        return self.guarantee(), "computed from the configuration and checkpoint storage; no checkpoint has told yet"
+
+    def notices(self) -> list[Notice]:
+        """What is wrong, the worst first."""
+        said: list[Notice] = []
+        tries = self.tries()
+        latest = next(iter(tries.value), None)
+        if latest and latest.status in (Status.FAILED, Status.HALTED):
+            text = f"Checkpoint {latest.checkpoint_id} {latest.status.value}: {latest.error}"
+            said.append(Notice("bad", text, f"history/{key_of(latest)}"))
+        if pending := self.tracker.in_doubt.total():
+            waiting = duration(self.tracker.in_doubt_seconds)
+            text = f"{pending} decided transactions are not known to be visible for {waiting}: "
+            said.append(Notice("warn", text + by_sink(self.tracker.in_doubt), "in-doubt"))
+        said += self._of_driver()
+        if given_up := self.given_up().value:
+            rows = sum(one.rows for one in given_up)
+            said.append(
+                Notice("bad", f"Given up by operators: {len(given_up)} participants, {rows:,} rows", "guarantee")
+            )
+        if tries.trouble:
+            said.append(Notice("warn", f"The history cannot be read: {tries.trouble}"))
+        if not self.promise()[0].exactly_once:
+            said.append(Notice("warn", "This job is not exactly-once", "guarantee"))
+        return said
+
+    def _of_driver(self) -> list[Notice]:
+        found = self.driver()
+        driver: Driver | None = found.value
+        if found.trouble:
+            return [Notice("bad", f"Checkpoint storage does not tell: {found.trouble}")]
+        if self.live and driver and self.tracker.generation not in (0, driver.generation):
+            return [Notice("bad", f"This driver was superseded: {of_driver(driver)}")]
+        return [] if driver and driver.state is State.RUNNING else [Notice("warn", of_driver(driver))]
+
+    # ------------------------------------------------------------------ what other systems tell
+    def in_doubt(self) -> Found:
+        """Of copies of the sinks, since those of a driver are its own."""
+
+        def ask() -> Seen:
+            copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
+            try:
+                for sink in copies.values():
+                    sink.reach_within(8.0)
+                return look(self.store, copies)
+            finally:
+                for sink in copies.values():
+                    sink.close()
+
+        return self._find("in doubt", 10, ask)
+
+    def savepoints(self) -> Found:
+        place = self.config.savepoint_dir
+        if not place:
+            return Found([])
+        return self._find(
+            "savepoints", 10, lambda: [one for one in reversed(list_savepoints(place)) if one.job == self.job]
+        )
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._kept.pop(name, None)
+
+    # ------------------------------------------------------------------ configuration
+    def settings(self) -> list[Setting]:
+        told = dict(re.findall(r"^ {4}(\w+): (.+)$", CheckpointConfig.__doc__ or "", re.MULTILINE))
+        found = []
+        for each in fields(CheckpointConfig):
+            value = getattr(self.config, each.name)
+            if each.name == "storage":
+                value, is_default = self.storage.uri, False
+            else:
+                is_default = value == each.default
+                value = redacted(value) if each.name == "savepoint_dir" and value else value
+            value = value.value if isinstance(value, Enum) else value
+            found.append(Setting(each.name, "" if value is None else str(value), is_default, told.get(each.name, "")))
+        return found
+
+    def versions(self) -> dict[str, str]:
+        found = {"Python": platform.python_version()}
+        for name in ("pyspark-exactly-once", "pyspark"):
+            with suppress(metadata.PackageNotFoundError):
+                found[name] = metadata.version(name)
+        return found
+
+
+# ---------------------------------------------------------------------- of one or several tries
+def key_of(one: CheckpointStatistics) -> str:
+    """Its place in addresses."""
+    return f"{one.generation}.{one.checkpoint_id}.{one.attempt}.{one.triggered_at}"
+
+
+def latest(tries: Sequence[CheckpointStatistics]) -> dict[Status, CheckpointStatistics]:
+    """By status; `tries` newest first."""
+    return {one.status: one for one in reversed(tries)}
+
+
+def counts(tries: Sequence[CheckpointStatistics]) -> dict[Status, int]:
+    return {status: sum(one.status is status for one in tries) for status in Status if status is not Status.IN_PROGRESS}
+
+
+def waterfall(one: CheckpointStatistics) -> list[Bar]:
+    """Its phases, one after another."""
+    whole = max(one.duration, sum(one.phases.values()), 1e-9)
+    bars, at = [], 0.0
+    for phase, seconds in one.phases.items():
+        bars.append(Bar(phase, "", seconds, at / whole * 1000, seconds / whole * 1000))
+        at += seconds
+    return bars

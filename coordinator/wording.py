@@ -1,0 +1,71 @@
+"""What people are told, on the page and by the command: times, durations, counts, the driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+
+from coordinator.heartbeat import Driver, State
+from coordinator.protocol.records import Record
+
+
+def time_of(milliseconds: int) -> str:
+    """ISO 8601 in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def ago(milliseconds: int) -> str:
+    """The time, and how long that is by the clock of this machine."""
+    if not milliseconds:
+        return "at an unknown time"
+    age = time.time() - milliseconds / 1000
+    told = f"{duration(max(age, 0))} ago" if age > -1 else f"{duration(-age)} ahead of the clock of this machine"
+    return f"{time_of(milliseconds)} ({told})"
+
+
+def by_sink(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{sink} {count:,}" for sink, count in counts.items()) or "0"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
+    """`others`: the jobs that storage knows."""
+    if driver is None:
+        there = f" It holds the jobs {', '.join(map(repr, others))}." if others else ""
+        return f"Driver: the job has never been started on this storage. Is it the right one?{there}"
+    sign = f"{time_of(driver.sign.at)}, {duration(max(driver.age, 0))} ago by {driver.clock} clock"
+    who = f"generation {driver.generation} ({driver.sign.who})"
+    if driver.state is State.RUNNING:
+        return f"Driver: {who} runs; last sign of life {sign}."
+    if driver.state is State.SILENT:
+        return (
+            f"Driver: {who} is dead, frozen, or cut off from checkpoint storage; last sign of life {sign}, and one "
+            f"was due every {duration(driver.sign.next)}."
+        )
+    if driver.state is State.UNKNOWN:
+        return (
+            f"Driver: cannot tell whether {who} runs: its last sign of life, {time_of(driver.sign.at)}, is "
+            f"{duration(-driver.age)} ahead of the clock of this machine. Ask on the driver's machine, or set the "
+            "clocks."
+        )
+    if driver.state is State.ENDED:
+        return f"Driver: {who} has ended its query, {sign}: {driver.sign.ended}"
+    return f"Driver: none. {who[0].upper()}{who[1:]} was claimed by a command or a restore, {sign}."
+
+
+def of_newest(rounds: Sequence[Record]) -> str:
+    if not rounds:
+        return "Newest checkpoint: none is complete."
+    record = rounds[0]
+    return (
+        f"Newest checkpoint: {record.checkpoint_id}, complete {ago(record.completed_at)}, rows: {by_sink(record.rows)}."
+    )
