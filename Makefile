@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-matrix | test-pythons | mutants | lint | bench | chaos | model | clean. Each but model
+# make demo | test | test-all | test-matrix | test-pythons | mutants | lint | docs | bench | chaos | model | clean. Each but model
 # sets up .venv first, once, and again only when pyproject.toml changed.
 # Needs Python >= 3.10 and Java >= 17, nothing else. PYTHON=… and JAVA_HOME=… choose which.
 PYTHON ?= python3
@@ -14,7 +14,7 @@ CLASSES := .cache/spark-classes.jsa
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: demo test test-all test-matrix test-pythons mutants lint bench chaos model clean java
+.PHONY: demo test test-all test-matrix test-pythons mutants lint docs bench chaos model clean java
 .DEFAULT_GOAL := test
 
 demo: java $(READY)
@@ -76,6 +76,16 @@ lint: $(READY)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+
+# The site has an environment of its own: nothing that the tests or the product need.
+docs: .cache/docs-venv/.ready
+	@.cache/docs-venv/bin/kubernetes-validate --strict --quiet examples/deploy/*.yaml
+	@.cache/docs-venv/bin/python docs/site/build.py
+
+.cache/docs-venv/.ready: docs/site/requirements.txt
+	@$(PYTHON) -m venv .cache/docs-venv
+	@.cache/docs-venv/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

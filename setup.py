@@ -5,7 +5,7 @@ from pathlib import Path
 
 from setuptools import setup
 
-_RELATIVE_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)]*\)")
+_RELATIVE_LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?://)[^)]*\)")
 
 setup(
     long_description=_RELATIVE_LINK.sub(r"\1", Path("README.md").read_text(encoding="utf-8")),

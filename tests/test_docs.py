@@ -1,0 +1,59 @@
+"""README and docs/: links lead somewhere. The Python can be copied: it parses, imports what is there, and passes
+arguments that exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = ("coordinator", "sinks", "sinks.kafka", "sinks.mysql", "sinks.postgres", "sinks.sqlalchemy", "sinks.testing")
+PUBLIC = {name: getattr(module, name) for module in map(importlib.import_module, OURS) for name in module.__all__}
+
+
+def blocks(page: Path) -> Iterator[ast.Module]:
+    for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        yield ast.parse(textwrap.dedent(re.sub(r"\A(#.*\n)+", "", code)), str(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_of_the_documentation_can_be_copied(page: Path) -> None:
+    for block in blocks(page):
+        for node in ast.walk(block):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in {"coordinator", "sinks"}:
+                module = importlib.import_module(str(node.module))
+                missing = [name.name for name in node.names if not hasattr(module, name.name)]
+                assert not missing, f"{node.module} has no {missing}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in PUBLIC:
+                given = {keyword.arg for keyword in node.keywords} - {None}
+                taken = inspect.signature(PUBLIC[node.func.id]).parameters
+                takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+                assert takes_any or given <= set(taken), f"{node.func.id} takes no {given - set(taken)}"
+
+
+def test_there_is_code_to_look_at() -> None:
+    assert sum(1 for page in PAGES for _ in blocks(page)) > 20
+
+
+def headings(page: Path) -> set[str]:
+    """As the anchors that sites make of them."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    found = re.findall(r"^#+ (.*)", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.M | re.S)
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", prose):
+        path = page.parent / target if target else page
+        assert path.exists(), f"{target} is not there"
+        assert not anchor or anchor in headings(path), f"{target} has no heading #{anchor}"
