@@ -5,50 +5,62 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable
 from json.encoder import encode_basestring
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as at
 
-Texts = Sequence[str | None]
+_ESCAPED = r'[\x00-\x1f"\\]'
+_IS_ESCAPED = np.array([re.match(_ESCAPED, chr(byte)) is not None for byte in range(128)] + [False] * 128)
 
 
 def to_json(array: pa.Array) -> pa.Array:
     """One JSON text per value; null stays null. Numbers keep their digits; NaN and infinities become strings, binary
     base64, dates and times ISO 8601, map keys strings."""
-    return pa.array(_texts(array), pa.string())
-
-
-def _texts(array: pa.Array) -> Texts:
     kind = array.type
     if at.is_struct(kind):
-        return _structs(array)
+        return _struct(array)
     if at.is_map(kind):
-        return _maps(array)
+        return _map(array)
     if at.is_list(kind) or at.is_large_list(kind):
-        items = _or_null(_texts(array.flatten()))
-        return [None if text is None else f"[{text}]" for text in _joined(array, items)]
+        return _enclosed("[", _joined(_or_null(to_json(array.flatten())), _offsets(array), array), "]")
     if at.is_floating(kind):
         # float by its own shortest text, not by that of the double next to it
-        values = array.to_pylist() if at.is_float64(kind) else array.cast(pa.string()).to_pylist()
-        return [None if value is None else _number(float(value)) for value in values]
+        values = array if at.is_float64(kind) else array.cast(pa.string())
+        return _each(values, lambda value: _number(float(value)))
     if at.is_binary(kind) or at.is_large_binary(kind):
-        return [None if value is None else f'"{base64.b64encode(value).decode()}"' for value in array.to_pylist()]
+        return _each(array, lambda value: f'"{base64.b64encode(value).decode()}"')
     if at.is_boolean(kind) or at.is_integer(kind) or at.is_decimal(kind):
-        texts: Texts = array.cast(pa.string()).to_pylist()
-        return texts
+        return array.cast(pa.string())
     if at.is_timestamp(kind):
         wall = array.cast(pa.timestamp("us", kind.tz)).cast(pa.timestamp("us"))
-        zone = "Z" if kind.tz else ""
-        moments = _dated(wall, pa.int64(), 146_097 * 86_400_000_000)
-        return [None if moment is None else f'"{moment.replace(" ", "T")}{zone}"' for moment in moments]
+        moments = pc.replace_substring(_dated(wall, pa.int64(), 146_097 * 86_400_000_000), " ", "T")
+        return _enclosed('"', moments, 'Z"' if kind.tz else '"')
     if at.is_date32(kind):
-        return [None if day is None else f'"{day}"' for day in _dated(array, pa.int32(), 146_097)]
+        return _enclosed('"', _dated(array, pa.int32(), 146_097), '"')
     if at.is_duration(kind):
-        spans = array.cast(pa.duration("us")).cast(pa.int64()).to_pylist()
-        return [None if span is None else _span(span) for span in spans]
-    return [None if text is None else encode_basestring(text) for text in array.cast(pa.string()).to_pylist()]
+        return _each(array.cast(pa.duration("us")).cast(pa.int64()), _span)
+    return _string(array.cast(pa.string()))
+
+
+def _each(array: pa.Array, text: Callable[[Any], str]) -> pa.Array:
+    return pa.array([None if value is None else text(value) for value in array.to_pylist()], pa.string())
+
+
+def _string(texts: pa.Array) -> pa.Array:
+    quoted = _enclosed('"', texts, '"')
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[texts.offset :] if len(texts) else [0]
+    used = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[len(texts)]]
+    if not _IS_ESCAPED[used].any():
+        return quoted
+    special = pc.fill_null(pc.match_substring_regex(texts, _ESCAPED), False)
+    return pc.replace_with_mask(quoted, special, _each(texts.filter(special), encode_basestring))
 
 
 def _number(value: float) -> str:
@@ -59,16 +71,20 @@ def _number(value: float) -> str:
     )
 
 
-def _dated(array: pa.Array, whole: pa.DataType, cycle: int) -> Texts:
+def _dated(array: pa.Array, whole: pa.DataType, cycle: int) -> pa.Array:
     """Dates or moments as text. Arrow has none for years beyond 32767; the calendar repeats every 400 years, which are
     `cycle` units of the array."""
-    texts: list[str | None] = array.cast(pa.string()).to_pylist()
-    for index, text in enumerate(texts):
-        if text is not None and text.startswith("<"):
-            cycles, rest = divmod(array.view(whole)[index].as_py(), cycle)
-            year, rest_of_text = str(pa.scalar(rest, whole).cast(array.type).cast(pa.string())).split("-", 1)
-            texts[index] = f"{int(year) + 400 * cycles}-{rest_of_text}"
-    return texts
+    texts = array.cast(pa.string())
+    strange = pc.fill_null(pc.starts_with(texts, "<"), False)
+    if not pc.any(strange).as_py():
+        return texts
+
+    def text(number: int) -> str:
+        cycles, rest = divmod(number, cycle)
+        year, rest_of_text = str(pa.scalar(rest, whole).cast(array.type).cast(pa.string())).split("-", 1)
+        return f"{int(year) + 400 * cycles}-{rest_of_text}"
+
+    return pc.replace_with_mask(texts, strange, _each(array.view(whole).filter(strange), text))
 
 
 def _span(microseconds: int) -> str:
@@ -76,39 +92,38 @@ def _span(microseconds: int) -> str:
     return f'"PT{"-" if microseconds < 0 else ""}{seconds}.{fraction:06}S"'
 
 
-def _or_null(texts: Texts) -> list[str]:
-    return ["null" if text is None else text for text in texts]
+def _or_null(texts: pa.Array) -> pa.Array:
+    return texts.fill_null("null")
 
 
-def _structs(array: pa.Array) -> Texts:
-    names = [json.dumps(array.type.field(i).name, ensure_ascii=False) + ":" for i in range(array.type.num_fields)]
-    fields = [_or_null(_texts(field)) for field in array.flatten()]
-    rows = zip(*fields, strict=True) if fields else [()] * len(array)
-    texts = ["{" + ",".join(map("".join, zip(names, row, strict=True))) + "}" for row in rows]
-    return [text if valid else None for text, valid in zip(texts, array.is_valid().to_pylist(), strict=True)]
+def _enclosed(before: str, texts: pa.Array, after: str) -> pa.Array:
+    return pc.binary_join_element_wise(before, texts, after, "")
 
 
-def _maps(array: pa.Array) -> Texts:
+def _struct(array: pa.Array) -> pa.Array:
+    pieces: list[str | pa.Array] = []
+    for field, values in zip(array.type, array.flatten(), strict=True):
+        pieces += [f"{',' if pieces else '{'}{json.dumps(field.name, ensure_ascii=False)}:", _or_null(to_json(values))]
+    texts = pc.binary_join_element_wise(*pieces, "}", "") if pieces else pa.repeat("{}", len(array))
+    return pc.if_else(array.is_valid(), texts, None)
+
+
+def _map(array: pa.Array) -> pa.Array:
     start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
     keys, items = array.keys[start:end], array.items[start:end]
-    names = [key if key.startswith('"') else json.dumps(key) for key in _or_null(_texts(keys))]
-    pairs = [f"{name}:{item}" for name, item in zip(names, _or_null(_texts(items)), strict=True)]
-    return [text if text is None else "{" + text + "}" for text in _joined(array, pairs)]
+    names = _or_null(to_json(keys))
+    names = pc.if_else(pc.starts_with(names, '"'), names, _enclosed('"', names, '"'))
+    pairs = pc.binary_join_element_wise(names, _or_null(to_json(items)), ":")
+    return _enclosed("{", _joined(pairs, array.offsets.to_numpy() - start, array), "}")
 
 
-def _joined(array: pa.Array, items: Sequence[str]) -> Texts:
-    """The items of each list or map, joined; the items of null entries are not among `items`."""
-    offsets = array.offsets.to_pylist()
-    shift = offsets[0]
-    texts: list[str | None] = []
-    position = 0
-    for index, valid in enumerate(array.is_valid().to_pylist()):
-        if not valid:
-            texts.append(None)
-            if at.is_map(array.type):
-                position = offsets[index + 1] - shift
-            continue
-        count = offsets[index + 1] - offsets[index]
-        texts.append(",".join(items[position : position + count]))
-        position += count
-    return texts
+def _offsets(lists: pa.Array) -> np.ndarray:
+    """Among the items that are not of a null list."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _joined(items: pa.Array, offsets: np.ndarray, array: pa.Array) -> pa.Array:
+    """The items between two offsets joined; null where `array` is."""
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, mask=array.is_null())
+    return pc.binary_join(lists, ",")
