@@ -155,6 +155,11 @@ class Committable:
     def of(self, sink: str, subtask: int, fingerprint: Fingerprint) -> Committable:
         return replace(self, sink=sink, subtask=subtask, fingerprint=fingerprint)
 
+    @property
+    def remembered(self) -> bool:
+        """Whether `committed_checkpoints` will tell of its checkpoint, where a sink tells of any."""
+        return bool(self.proof.get("remembered", True))
+
     def to_json(self) -> dict[str, Any]:
         return {
             "sink": self.sink,

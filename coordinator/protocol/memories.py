@@ -44,6 +44,57 @@ def require_not_ahead(memories: Memories, newest: Complete, storage: str) -> Non
             )
 
 
+def predecessors(memories: Memories, newest: Complete | None, lineage: str) -> Mapping[str, int]:
+    """The lineages before this one, and the newest checkpoint that the external systems may have of each: as the
+    newest record has them, or, if nobody has looked yet, as the sinks remember them."""
+    if newest and newest.record.predecessors is not None:
+        return newest.record.predecessors
+    found: dict[str, int] = {}
+    for memory in memories.values():
+        for other, checkpoint in (memory or {}).items():
+            found[other] = max(checkpoint, found.get(other, -1))
+    found.pop(lineage, None)
+    return found
+
+
+def require_one_history(
+    sink: str, memory: Mapping[str, int] | None, before: Mapping[str, int], lineage: str, storage: str
+) -> None:
+    """Raises `StorageBehind` if a sink has committed what is neither of this lineage nor of those before it, as far as
+    they were restored."""
+    if (found := _of_another_history(memory, before, lineage)) is None:
+        return
+    other, newest = found
+    if other in before:
+        raise StorageBehind(
+            f"this lineage began with a savepoint of checkpoint {before[other]}, but sink {sink!r} has rows of the one "
+            f"before, {other}, up to checkpoint {newest}: going on would write them again. Restore a savepoint that is "
+            "as new; or see that the older job has ended, remove its later rows from the target, and restore again, "
+            "with allow_later_checkpoints=True. Nothing of this start was made visible."
+        )
+    raise StorageBehind(
+        f"sink {sink!r} has rows of lineage {other} of this job, up to checkpoint {newest}, which checkpoint storage "
+        f"{storage} does not know: a savepoint was restored since, and this storage was set back to before, or is "
+        "another one; or a second job of this name, with a storage of its own, writes there. Going on would write rows "
+        "again. Restore the newer storage, and the checkpointLocation that belongs to it; give a second job a name of "
+        "its own. Nothing of this start was made visible."
+    )
+
+
+def require_restored(memories: Memories, base: Complete, storage: str) -> None:
+    """Raises `ExternalSystemBehind` if a sink has the lineage that a savepoint was taken of, but is older than it."""
+    before, n = base.record.predecessors or {}, base.checkpoint_id
+    for sink, memory in memories.items():
+        for other, newest in (memory or {}).items():
+            if base.record.rows.get(sink) and before.get(other) == n > newest:
+                raise ExternalSystemBehind(
+                    f"checkpoint storage {storage} begins with savepoint {base.record.restored_from}, of checkpoint "
+                    f"{n}, but the system of sink {sink!r} ends with checkpoint {newest} of the lineage before, "
+                    f"{other}: the system was set back since, and going on would leave rows out. Restore its newer "
+                    "state, or restore a savepoint of that checkpoint. Nothing was aborted."
+                )
+
+
 def decided_before(
     memories: Memories, in_doubt: Mapping[str, Sequence[Identity]], older: Sequence[Complete]
 ) -> list[tuple[str, Complete]]:
@@ -72,20 +123,13 @@ def require_not_behind(sink: str, memory: Mapping[str, int], part: Complete) -> 
 def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Complete) -> ExternalSystemBehind:
     named, newest = part.named.values(), _newest(memory, part)
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
-    others = ", ".join(f"{lineage} up to checkpoint {n}" for lineage, n in (memory or {}).items())
-    hint = (
-        f"It has rows of lineage {others}: if a savepoint was restored since, storage and checkpointLocation are "
-        "what is older: restore the newer ones. "
-        if newest < 0 and others
-        else ""
-    )
     rows = sum(committable.fingerprint.rows for committable in named)
     return ExternalSystemBehind(
         f"the system of sink {sink!r} {has}, but checkpoint {part.checkpoint_id} was complete and visible, with "
         f"{rows} row(s) of this sink: the system is older than checkpoint storage (restored from a backup, failed over "
         "to a replica that lagged behind, or emptied), and going on would leave these rows out. Restore the newer "
         "state of the system; or set storage and checkpointLocation back to the same checkpoint, by a backup or a "
-        f"savepoint, and start again: the later input is then written again. {hint}Nothing was aborted.",
+        f"savepoint, and start again: the later input is then written again. Nothing was aborted.",
         [dict(committable.transaction) for committable in named],
     )
 
@@ -109,6 +153,9 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
         if newest < 0:
             return Verdict(newest, "as storage")
         return Verdict(newest, "newer: the storage was deleted, or is another one", agrees=False)
+    record = history[-1].record
+    if record.predecessors is not None and (other := _of_another_history(memory, record.predecessors, record.lineage)):
+        return Verdict(other[1], f"has lineage {other[0]}, which storage does not know, or not so far", agrees=False)
     newest, stored = _newest(memory, history[-1]), history[-1].checkpoint_id
     if newest > stored:
         return Verdict(newest, f"newer by {newest - stored}: the storage was set back", agrees=False)
@@ -133,9 +180,17 @@ def of_location(next_batch: int, history: Sequence[Complete]) -> Verdict:
     return Verdict(newest, f"older by {stored - newest}: it was set back", agrees=False)
 
 
+def _of_another_history(
+    memory: Mapping[str, int] | None, before: Mapping[str, int], lineage: str
+) -> tuple[str, int] | None:
+    """A lineage that is not this one, and its newest checkpoint, if that is not one that may be there."""
+    others = {other: newest for other, newest in (memory or {}).items() if other != lineage}
+    return next(((other, newest) for other, newest in others.items() if newest > before.get(other, -1)), None)
+
+
 def _missing(memory: Mapping[str, int], part: Complete) -> bool:
     """Whether a sink should remember its part of a checkpoint, and does not."""
-    remembered = any(committable.proof.get("remembered", True) for committable in part.named.values())
+    remembered = any(committable.remembered for committable in part.named.values())
     return remembered and _newest(memory, part) < part.checkpoint_id
 
 

@@ -14,7 +14,15 @@ import pyarrow as pa
 
 from coordinator import guarantee
 from coordinator.config import CheckpointConfig
-from coordinator.errors import CheckpointError, CheckpointFailed, CorruptRecord, InDoubtError, Superseded, reason
+from coordinator.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CorruptRecord,
+    InDoubtError,
+    StorageBehind,
+    Superseded,
+    reason,
+)
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions, memories
 from coordinator.protocol.acks import Acks
@@ -67,6 +75,8 @@ class CheckpointProtocol:
         self._run_id: str | None = None
         self._visible: dict[str, Complete] = {}
         """Each sink's part of the newest checkpoint with rows for it that this run has made visible."""
+        self._predecessors: Mapping[str, int] | None = None
+        """As in `Record`."""
         self._agreed = False
         """What storage, Spark and the sinks remember fits together (R15). Until then nothing is aborted (R16)."""
         self._checked: dict[str, pa.Schema] = {}
@@ -163,12 +173,19 @@ class CheckpointProtocol:
         self, remembered: memories.Memories, history: Sequence[Complete], batch: MicroBatch | None
     ) -> None:
         """R15: refuse what was set back; commit what a record before the newest decides, and is in doubt again."""
-        place = self.store.storage.uri
-        if not history:
+        place, newest = self.store.storage.uri, history[-1] if history else None
+        if self.config.exactly_once:
+            self._predecessors = memories.predecessors(remembered, newest, self.store.lineage)
+            for name, memory in remembered.items() if newest else ():
+                memories.require_one_history(name, memory, self._predecessors, self.store.lineage, place)
+        else:
+            self._predecessors = newest.record.predecessors if newest else None
+        if newest is None:
             adopted = batch.facts.checkpoint_id if batch and self.config.adopt else None
             memories.require_no_other_history(remembered, place, next_checkpoint=adopted)
             return
-        *older, newest = history
+        *older, _ = history
+        memories.require_restored(remembered, history[0], place)
         if newest.record.mode == self.config.mode.value:
             memories.require_not_ahead(remembered, newest, place)
         if batch:
@@ -280,7 +297,7 @@ class CheckpointProtocol:
                     self._validate(n, acks)
                 partitions = {name: len(acks.by_sink.get(name, ())) for name in self.sinks}
                 return self._record(batch, acks, partitions, started)
-            except (Superseded, InDoubtError):
+            except (Superseded, InDoubtError, StorageBehind):
                 raise
             except Exception as error:
                 self._abort(acks.committables)
@@ -347,13 +364,13 @@ class CheckpointProtocol:
         self.listeners.tell(Step.VALIDATED, n)
 
     def _require_remembered(self) -> None:
-        """R15: what this driver has made visible is still there, as far as the sinks can tell."""
-        if not self.config.exactly_once:
-            return
-        for name, part in self._visible.items():
-            remembered = self.sinks[name].committed_checkpoints(self.job)
-            if remembered is not None:
-                memories.require_not_behind(name, remembered, part)
+        """R15: what this driver has made visible is still there, and nobody else's, as far as the sinks can tell."""
+        lineage, place = self.store.lineage, self.store.storage.uri
+        for name, sink in self.sinks.items() if self.config.exactly_once else ():
+            remembered = sink.committed_checkpoints(self.job)
+            memories.require_one_history(name, remembered, self._predecessors or {}, lineage, place)
+            if remembered is not None and name in self._visible:
+                memories.require_not_behind(name, remembered, self._visible[name])
 
     def _record(
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, number: int = 0
@@ -374,6 +391,7 @@ class CheckpointProtocol:
             self.clock.milliseconds(),
             str(self.guarantee),
             planned_at=batch.facts.planned_at,
+            predecessors=self._predecessors,
         )
 
     # ------------------------------------------------------------------ 6.-7. the commit point

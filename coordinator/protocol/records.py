@@ -57,7 +57,9 @@ class Record:
     `partitions` is the layout: number of partitions per sink. Times are milliseconds since the epoch (0: unknown).
     `guarantee` is the text of the job's `Guarantee`.
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
-    committables. `accepted` (in rounds > 0) names participants that are given up: no round replaces them.
+    committables, and its `rows` are those that the sinks' systems remember. `accepted` (in rounds > 0) names
+    participants that are given up: no round replaces them. `predecessors` are the lineages of the job before this one,
+    and the newest checkpoint that the external systems may have of each; None: whatever they have at the next start.
     """
 
     job: str
@@ -77,6 +79,7 @@ class Record:
     restored_from: str = ""
     accepted: tuple[Acceptance, ...] = ()
     planned_at: int = 0
+    predecessors: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {

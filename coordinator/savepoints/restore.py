@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from coordinator.errors import SavepointError, UnknownSink
+from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import CheckpointStore, Record, seal, unseal
 from coordinator.savepoints.model import MARK, SavedFile, Savepoint, chunk_key, load, opened, opened_savepoint
 from coordinator.spark.location import CheckpointLocation, open_location
@@ -62,20 +63,28 @@ def restore_savepoint(
         chunks = _ChunkReader(source, savepoint)
         for file in savepoint.files:
             location.write(file.path, chunks.read(file))
-        store.begin_lineage(_base(savepoint, store.job, lineage, kept), allow)
+        store.begin_lineage(_base(savepoint, store.job, lineage, kept, allow_later_checkpoints), allow)
         logger.info("job %s: restored %s into %s, lineage %s", store.job, savepoint.uri, location.uri, lineage)
         return savepoint
 
 
-def _base(savepoint: Savepoint, job: str, lineage: str, kept: Sequence[str]) -> Record:
-    partitions = {name: savepoint.record.partitions.get(name, 0) for name in kept}
+def _base(savepoint: Savepoint, job: str, lineage: str, kept: Sequence[str], later: bool) -> Record:
+    """`later`: the sinks may have rows of any lineage and checkpoint."""
+    record = savepoint.record
+    remembered = {
+        committable.sink for committable in Complete(savepoint.records).named.values() if committable.remembered
+    }
     return replace(
-        savepoint.record,
+        record,
         job=job,
         lineage=lineage,
-        partitions=partitions,
+        partitions={name: record.partitions.get(name, 0) for name in kept},
+        rows={name: rows for name, rows in record.rows.items() if name in remembered},
         committables=(),
         restored_from=savepoint.id,
+        predecessors=None
+        if later or record.predecessors is None
+        else {**record.predecessors, record.lineage: record.checkpoint_id},
     )
 
 

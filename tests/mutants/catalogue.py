@@ -89,6 +89,20 @@ MUTANTS = (
         MEMORIES,
     ),
     Mutant(
+        "rows of a lineage that storage does not know (R15)",
+        "coordinator",
+        "if (found := _of_another_history(memory, before, lineage)) is None:",
+        "if True:",
+        MEMORIES,
+    ),
+    Mutant(
+        "a system of before the savepoint that was restored (R15)",
+        "coordinator",
+        "memories.require_restored(remembered, history[0], place)",
+        "pass",
+        MEMORIES,
+    ),
+    Mutant(
         "what is gone from the external system is passed over (R15)",
         "coordinator",
         "            if gone and memory is not None:",

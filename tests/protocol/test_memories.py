@@ -23,6 +23,7 @@ from coordinator import (
     CheckpointingMode,
     CheckpointListener,
     Step,
+    restore_savepoint,
 )
 from coordinator.errors import CheckpointGap, ExternalSystemBehind, FirstCheckpointError, StorageBehind
 from examples.custom_sink import FileSink
@@ -57,11 +58,33 @@ class World:
     def sink(self) -> Any:
         return SqlAlchemySink(self.url, "orders", create_table=True)
 
-    def start(self, batches: int = BATCHES, listeners: Any = ()) -> None:
+    @property
+    def storage(self) -> str:
+        return f"file://{self.path('storage')}"
+
+    def coordinator(self, listeners: Any = ()) -> CheckpointCoordinator:
         config = CheckpointConfig(commit_timeout=1, **self.options)
-        storage = f"file://{self.path('storage')}"
-        with CheckpointCoordinator("job", [self.sink()], storage, config, listeners) as coordinator:
+        return CheckpointCoordinator("job", [self.sink()], self.storage, config, listeners)
+
+    def start(self, batches: int = BATCHES, listeners: Any = ()) -> None:
+        with self.coordinator(listeners) as coordinator:
             LocalQuery(self.path("query"), INPUT[:batches]).run(coordinator)
+
+    def save(self) -> str:
+        """A savepoint of the stopped query."""
+        with self.coordinator() as coordinator:
+            return coordinator.trigger_savepoint(f"file://{self.folder}/savepoints", str(self.path("query"))).uri
+
+    def restore_savepoint(self, uri: str, **options: Any) -> None:
+        """In place of the checkpointLocation."""
+        shutil.rmtree(self.path("query"))
+        restore_savepoint(uri, str(self.path("query")), storage=self.storage, **options)
+
+    def back_up(self, to: Path) -> Path:
+        for part in PARTS:
+            if self.path(part).exists():
+                shutil.copytree(self.path(part), to / part)
+        return to
 
     def query(self, text: str) -> list[Any]:
         engine = sa.create_engine(self.url, poolclass=sa.NullPool)
@@ -101,10 +124,7 @@ class Backups(CheckpointListener):
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         if step in KEPT:
             moment = self.to / f"{checkpoint_id}-{step.name}"
-            for part in PARTS:
-                if self.world.path(part).exists():
-                    shutil.copytree(self.world.path(part), moment / part)
-            self.moments[checkpoint_id, step] = moment
+            self.moments[checkpoint_id, step] = self.world.back_up(moment)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +135,24 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, Step], 
     world.start(listeners=[backups])
     assert world.visible() == Counter(ids(INPUT))
     return backups.moments
+
+
+@pytest.fixture(scope="module")
+def eras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Of a job that was restored from a savepoint of checkpoint 1: by what was seen last."""
+    folder = tmp_path_factory.mktemp("eras")
+    world = World(folder / "world")
+    world.start(1)
+    eras = {"before the savepoint": world.back_up(folder / "eras" / "before")}
+    world.start(2)
+    uri = world.save()
+    eras["saved"] = world.back_up(folder / "eras" / "saved")
+    world.restore_savepoint(uri)
+    eras["restored"] = world.back_up(folder / "eras" / "restored")
+    backups = Backups(world, folder / "eras")
+    world.start(listeners=[backups])
+    assert world.visible() == Counter(ids(INPUT))
+    return eras | {moment.name: moment for moment in backups.moments.values()}
 
 
 @pytest.fixture
@@ -135,17 +173,20 @@ def test_one_moment_in_all_three_goes_on(world: World, moments: dict[tuple[int, 
         assert world.in_doubt() == []
 
 
-def combinations(seed: int, count: int) -> Iterator[list[int]]:
+def combinations(seed: int, moments: int, count: int) -> Iterator[list[int]]:
     chance = random.Random(seed)
     for _ in range(count):
-        yield [chance.randrange(-1, BATCHES * len(KEPT)) for _ in PARTS]
+        yield [chance.randrange(-1, moments) for _ in PARTS]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_three_moments_are_right_or_refused(world: World, moments: dict[tuple[int, Step], Path], seed: int) -> None:
+@pytest.mark.parametrize("life", ["moments", "eras"])
+def test_any_three_moments_are_right_or_refused(
+    world: World, request: pytest.FixtureRequest, life: str, seed: int
+) -> None:
     """-1 stands for a folder that was deleted."""
-    ordered = list(moments.values())
-    for chosen in combinations(seed, 60):
+    ordered = list(request.getfixturevalue(life).values())
+    for chosen in combinations(seed, len(ordered), 30):
         mixed = {part: None if n < 0 else ordered[n] for part, n in zip(PARTS, chosen, strict=True)}
         what = {part: moment.name if moment else "deleted" for part, moment in mixed.items()}
         put_together(world, **mixed)
@@ -273,6 +314,55 @@ def test_adopting_where_the_database_remembers(world: World, moments: dict[tuple
         world.start()
 
 
+# ---------------------------------------------------------------------- before and after a restored savepoint
+def test_storage_of_before_a_restore(world: World, eras: dict[str, Path]) -> None:
+    """Its checkpointLocation is of then, too; the database has rows of the lineage after it."""
+    put_together(world, storage=eras["saved"], query=eras["saved"], db=eras["3-DONE"])
+    before = world.visible()
+    with pytest.raises(StorageBehind, match=r"rows of lineage \w+ of this job, up to checkpoint 3, .* does not know"):
+        world.start()
+    assert world.visible() == before
+
+
+def test_the_database_of_before_a_savepoint_that_was_restored(world: World, eras: dict[str, Path]) -> None:
+    """Nothing of the new lineage is visible yet, so no record of it names what is gone."""
+    put_together(world, storage=eras["restored"], query=eras["restored"], db=eras["before the savepoint"])
+    with pytest.raises(ExternalSystemBehind, match=r"of checkpoint 1, but .* ends with checkpoint 0 of the lineage"):
+        world.start()
+    assert world.visible() == Counter(ids(INPUT[:1]))
+
+
+def test_a_savepoint_restored_elsewhere_while_the_older_job_went_on(world: World) -> None:
+    """In a storage that shows no later checkpoints; the database does, until they are removed."""
+    world.start(2)
+    uri = world.save()
+    world.start(3)
+    shutil.rmtree(world.path("storage"))
+    world.restore_savepoint(uri)
+    with pytest.raises(StorageBehind, match=r"began with a savepoint of checkpoint 1, but .* up to checkpoint 2"):
+        world.start()
+    world.restore_savepoint(uri, allow_later_checkpoints=True)
+    world.start()
+    assert world.visible() == Counter(ids(INPUT)) + Counter(ids(INPUT[2:3])), "the operator said that they may be twice"
+    world.start()
+
+
+def test_two_jobs_of_one_name_in_two_storages(world: World, tmp_path: Path) -> None:
+    """The second one begins while the first writes its first checkpoint, which notices before it decides."""
+
+    class Second(CheckpointListener):
+        def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+            if (step, checkpoint_id) == (Step.TRIGGERED, 0):
+                other = World(tmp_path / "other")
+                other.sink = world.sink  # type: ignore[method-assign]
+                other.start(3)
+
+    with pytest.raises(StorageBehind, match="or a second job of this name"):
+        world.start(listeners=[Second()])
+    assert world.visible() == Counter(ids(INPUT[:3]))
+
+
+# ---------------------------------------------------------------------- while the query runs
 class SetBack(CheckpointListener):
     """The database fails over to a replica that lagged behind, between two batches."""
 
