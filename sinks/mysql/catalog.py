@@ -143,29 +143,29 @@ def current(connection: Connection, target: Target, written: Sequence[str]) -> T
     return found
 
 
-def staged_types(connection: Connection, schema: str, tables: Sequence[str]) -> set[tuple[str, str, str]]:
-    """Name, type and collation of the columns of staging tables."""
+def staged_types(connection: Connection, schema: str, tables: Sequence[str]) -> dict[str, dict[str, str]]:
+    """By table, its columns in order, each with its type and collation."""
     marks = ", ".join(["%s"] * len(tables))
     rows = query(
         connection,
-        "SELECT column_name, column_type, coalesce(collation_name, '') FROM information_schema.columns"
-        f" WHERE table_schema = %s AND table_name IN ({marks})",
+        "SELECT table_name, column_name, column_type, coalesce(collation_name, '') FROM information_schema.columns"
+        f" WHERE table_schema = %s AND table_name IN ({marks}) ORDER BY ordinal_position",
         [schema, *tables],
     )
-    return {(name, str(declared), collation) for name, declared, collation in rows}
+    found: dict[str, dict[str, str]] = {}
+    for table, name, declared, collation in rows:
+        found.setdefault(table, {})[name] = f"{declared} {collation}".rstrip()
+    return found
 
 
-def other_types(target: Target, staged: Iterable[tuple[str, str, str]]) -> list[str]:
+def other_types(target: Target, staged: Iterable[tuple[str, str]]) -> list[str]:
     """Where the server might alter values that were staged with these types on their way into the columns."""
-    known = {column.name: column for column in target.columns}
-    reasons = []
-    for name, declared, collation in sorted(staged):
-        there = known.get(name)
-        if there and (there.declared, there.collation) != (declared, collation):
-            now = f"{there.declared} {there.collation}".rstrip()
-            then = f"{declared} {collation}".rstrip()
-            reasons.append(f'its column "{name}" is {now}, and the rows are staged for {then}: change it back')
-    return reasons
+    known = {column.name: f"{column.declared} {column.collation}".rstrip() for column in target.columns}
+    return [
+        f'its column "{name}" is {known[name]}, and the rows are staged for {then}: change it back'
+        for name, then in sorted(staged)
+        if known.get(name, then) != then
+    ]
 
 
 def require_innodb(target: Target, engine: str | None) -> None:

@@ -25,7 +25,7 @@ from sinks.mysql.loading import RowTransaction
 from sinks.mysql.server import SORTED_BYTES, Connection, execute, literal, query, quoted
 from sinks.mysql.types import Column, target_type
 from sinks.sql.dialect import Plan
-from sinks.sql.staging import StagingDialect, identity_of
+from sinks.sql.staging import StagedTypes, StagingDialect, identity_of
 from sinks.transaction import TransactionContext
 
 logger = logging.getLogger(__name__)
@@ -99,27 +99,27 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, RowTransacti
         transaction.seal(f"DROP TABLE {moved}" if moved else "COMMIT")
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan[Connection, Target], tables: Sequence[str]) -> Target:
+    def locked(self, connection: Connection, plan: Plan[Connection, Target], staged: StagedTypes) -> Target:
         """The lock is that of an INSERT of no rows. Types, engine and indexes are asked for under it."""
         with connection.at_work():
-            return self._locked(connection, plan.target, tables)
+            return self._unchanged(connection, plan.target, staged)
 
-    def _locked(self, connection: Connection, known: Target, tables: Sequence[str]) -> Target:
+    def _unchanged(self, connection: Connection, known: Target, staged: StagedTypes) -> Target:
         upsert = self.merge.mode == "upsert"
-        staged = catalog.staged_types(connection, known.schema, tables)
-        names = sorted({name for name, *_ in staged} - {_ROW})
+        types = {one for columns in staged.values() for one in columns.items()}
+        names = sorted({name for name, _ in types})
         written = self.merge.written(names, known.names)
         unlocked = catalog.lock(connection, known, written)
         target = catalog.describe(connection, known.schema, known.name, references=upsert)
         catalog.require_innodb(known, target.engine if target else None)
         assert target is not None
         reasons = catalog.lacking(written, target) or ([describe(unlocked)] if unlocked else [])
-        reasons += catalog.other_types(target, staged)
+        reasons += catalog.other_types(target, types)
         # a counter or timestamp takes a NULL for a number or the time; of others it is better to know now
         nullable = {column.name for column in known.columns if column.nullable}
         asked = [c for c in target.columns if c.counter or c.type == "timestamp" or c.name in nullable]
         required = [c.name for c in asked if not c.nullable and c.name in written]
-        reasons += self._nulls(connection, target, tables, required)
+        reasons += self._nulls(connection, target, list(staged), required)
         reasons += catalog.unsafe_triggers(connection, target)
         rights = self.rights(target, "staged")
         reasons += catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
@@ -292,14 +292,11 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, RowTransacti
         )
         return [text for (text,) in rows]
 
-    def staged_columns(self, connection: Connection, schema: str, name: str) -> list[str]:
-        rows = query(
-            connection,
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s"
-            " ORDER BY ordinal_position",
-            [schema, name],
-        )
-        return [column for (column,) in rows if column != _ROW]
+    def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
+        found = catalog.staged_types(connection, schema, tables)
+        return {
+            table: {name: kind for name, kind in columns.items() if name != _ROW} for table, columns in found.items()
+        }
 
 
 def _extra_column(name: str, arrow: pa.DataType) -> Column:

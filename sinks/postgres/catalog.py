@@ -256,14 +256,18 @@ def current(connection: Connection, target: Target) -> Target:
     return replace(target, oid=found[0], columns=columns, declarations=declarations, always_identity=always)
 
 
-def staged_types(connection: Connection, schema: str, tables: Sequence[str]) -> list[tuple[str, str]]:
-    """Column and type, each pair once, of all these staging tables."""
-    return connection.execute(
-        "SELECT DISTINCT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
+def staged_types(connection: Connection, schema: str, tables: Sequence[str]) -> dict[str, dict[str, str]]:
+    """By table, its columns in order, each with its type."""
+    rows = connection.execute(
+        "SELECT relname::text, attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
         " JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace"
-        " WHERE nspname = %s AND relname = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY 1, 2",
+        " WHERE nspname = %s AND relname = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         [schema, list(tables)],
     ).fetchall()
+    found: dict[str, dict[str, str]] = {}
+    for table, name, kind in rows:
+        found.setdefault(table, {})[name] = kind
+    return found
 
 
 def changed(mismatch: SchemaMismatch, then: Iterable[Column], now: Iterable[Column]) -> SchemaMismatch:

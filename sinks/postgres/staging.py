@@ -21,7 +21,7 @@ from sinks.postgres.failures import describe, explained
 from sinks.postgres.server import Connection
 from sinks.postgres.types import Column, target_type
 from sinks.sql.dialect import Plan
-from sinks.sql.staging import StagingDialect, identity_of
+from sinks.sql.staging import StagedTypes, StagingDialect, identity_of
 from sinks.transaction import TransactionContext
 
 # Staging tables dropped in one transaction. Each drop takes some five locks out of the server's shared table (64 x
@@ -93,7 +93,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
         transaction.seal("COMMIT")
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan[Connection, Target], tables: Sequence[str]) -> Target:
+    def locked(self, connection: Connection, plan: Plan[Connection, Target], staged: StagedTypes) -> Target:
         """What is new in the table may bind rows that the staging tables took, so it is a constraint beside those."""
         known = plan.target
         try:
@@ -109,7 +109,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
             raise ConfigurationError(
                 f"table {known.label}: a right is missing; an owner has to run: {'; '.join(missing)}"
             )
-        if reasons := list(self._changes(connection, target, known, tables)):
+        if reasons := list(self._changes(target, known, staged)):
             raise ConfigurationError(
                 f"table {known.label} was changed after its rows were staged: {'; '.join(reasons)}"
             )
@@ -124,13 +124,13 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
         needed = ("SELECT", "INSERT", "DELETE")
         return missing + catalog.missing_rights(connection, ledger.schema, ledger.name, needed, create=False)
 
-    def _changes(self, connection: Connection, target: Target, known: Target, tables: Sequence[str]) -> Iterable[str]:
+    def _changes(self, target: Target, known: Target, staged: StagedTypes) -> Iterable[str]:
         """What keeps the rows from going in as they are, and what to change back."""
         now = {column.name: column for column in target.columns}
-        staged = catalog.staged_types(connection, known.schema, tables)
-        written = self.merge.written([name for name, _ in staged], known.names)
+        types = sorted({one for columns in staged.values() for one in columns.items()})
+        written = self.merge.written([name for name, _ in types], known.names)
         table = self.server.quote(known.schema, known.name)
-        for name, kind in staged:
+        for name, kind in types:
             column = now.get(name)
             if name not in written:
                 continue
@@ -280,10 +280,5 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
         ).fetchall()
         return [text for (text,) in rows]
 
-    def staged_columns(self, connection: Connection, schema: str, name: str) -> list[str]:
-        rows = connection.execute(
-            "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
-            " AND NOT attisdropped ORDER BY attnum",
-            [self.server.quote(schema, name)],
-        ).fetchall()
-        return [column for (column,) in rows]
+    def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
+        return catalog.staged_types(connection, schema, tables)

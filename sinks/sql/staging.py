@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from sinks.errors import BadValue, ConfigurationError, SinkError
 from sinks.sql.dialect import Dialect, Plan, T, TargetT
@@ -16,6 +17,9 @@ from sinks.sql.strategies import Doubtful, Staged, TargetRefuses
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
 
 _COUNTED_TOGETHER = 50
+
+StagedTypes: TypeAlias = Mapping[str, Mapping[str, str]]
+"""By staging table, its columns in order, each with its type as the server writes it."""
 
 
 class StagingDialect(Dialect[C, TargetT, T]):
@@ -36,8 +40,8 @@ class StagingDialect(Dialect[C, TargetT, T]):
         rows were moved already."""
 
     @abstractmethod
-    def staged_columns(self, connection: C, schema: str, name: str) -> list[str]:
-        """Those of a staging table that go into the target or tell what to do with a row."""
+    def staged_types(self, connection: C, schema: str, tables: Sequence[str]) -> StagedTypes:
+        """Of the staging tables that are there. A column that only the table itself needs is left out."""
 
     @abstractmethod
     def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
@@ -48,7 +52,7 @@ class StagingDialect(Dialect[C, TargetT, T]):
         """The comments of all tables `tpc_…` that begin so, sorted."""
 
     @abstractmethod
-    def locked(self, connection: C, plan: Plan[C, TargetT], tables: Sequence[str]) -> TargetT:
+    def locked(self, connection: C, plan: Plan[C, TargetT], staged: StagedTypes) -> TargetT:
         """The target as the running transaction sees it, locked against changes until its end. Raises
         ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
         cannot go into it as they are."""
@@ -189,15 +193,15 @@ class StagingTables(Staged[C, TargetT, T]):
     def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
         self.finish(transaction, plan)
         self.dialect.seal(transaction)
-        return Committable(transaction.identity, proof=plan.ledger.proof())
+        columns = _digest(transaction.context.schema.names)
+        return Committable(transaction.identity, proof=plan.ledger.proof() | {"columns": columns})
 
     def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
         """At-least-once: move the rows in the transaction that staged them."""
         rows, dialect, connection = self.finish(transaction, plan), self.dialect, transaction.connection
         name = staging_table(transaction.context.transaction_id)
         with transaction.explained():
-            target = self._locked(connection, plan, [name])
-            [table], written = self._staging(connection, target, [name])
+            target, [table], written = self._locked(connection, plan, [name])
             if dialect.merge.mode == "upsert":
                 dialect.clashes(connection, target, [table], written)
             dialect.move(connection, target, [table], written, rows)
@@ -216,8 +220,7 @@ class StagingTables(Staged[C, TargetT, T]):
                 return
             where = f"checkpoint {checkpoint.checkpoint_id}"
             with dialect.explained(plan.target, where, tables), self.server.trial(connection):
-                target = self._locked(connection, plan, tables)
-                staging, written = self._staging(connection, target, tables)
+                target, staging, written = self._locked(connection, plan, tables, committables)
                 if dialect.merge.mode == "upsert" or target.judges:
                     dialect.clashes(connection, target, staging, written)
                     if dialect.constraints(target, written):
@@ -249,8 +252,7 @@ class StagingTables(Staged[C, TargetT, T]):
     def move(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> None:
         target, tables = plan.target, names_of(committables)
         try:
-            target = self._locked(connection, plan, tables)
-            staging, written = self._staging(connection, target, tables)
+            target, staging, written = self._locked(connection, plan, tables, committables)
             self.dialect.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
         except ConfigurationError as error:
             raise TargetRefuses(str(error)) from error
@@ -280,16 +282,27 @@ class StagingTables(Staged[C, TargetT, T]):
         mine = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
         return {text: identity_of(schema, text) for text in mine}
 
-    def _locked(self, connection: C, plan: Plan[C, TargetT], tables: Sequence[str]) -> TargetT:
-        target = self.dialect.locked(connection, plan, tables)
+    def _locked(
+        self,
+        connection: C,
+        plan: Plan[C, TargetT],
+        tables: Sequence[str],
+        committables: Sequence[Committable] = (),
+    ) -> tuple[TargetT, list[str], list[str]]:
+        """The target, locked; the staging tables, quoted; and the columns that they have for it. Raises SinkError if
+        one of `committables` has other columns than its task gave it: what is missing would become NULL."""
+        staged = self.dialect.staged_types(connection, plan.target.schema, tables)
+        for committable in committables:
+            there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
+            if there and committable.proof["columns"] != _digest(there):
+                raise SinkError(
+                    f"the staging table {committable.transaction['table']} was altered by somebody: it has the columns "
+                    f"{', '.join(there)} now, and its task wrote others: change it back"
+                )
+        target = self.dialect.locked(connection, plan, staged)
         self.require_meant(connection, plan)
-        return target
-
-    def _staging(self, connection: C, target: TargetT, tables: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Staging tables, quoted, and the columns that they have for the target."""
-        columns = self.dialect.staged_columns(connection, target.schema, tables[0])
         quoted = [self.server.quote(target.schema, name) for name in tables]
-        return quoted, self.dialect.merge.written(columns, target.names)
+        return target, quoted, self.dialect.merge.written(list(staged.get(tables[0], ())), target.names)
 
 
 def identity_of(schema: str, transaction_id: str) -> Identity:
@@ -298,6 +311,10 @@ def identity_of(schema: str, transaction_id: str) -> Identity:
 
 def names_of(committables: Sequence[Committable]) -> list[str]:
     return [staging_table(c.transaction["transaction_id"]) for c in committables]
+
+
+def _digest(columns: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(sorted(columns)).encode()).hexdigest()[:16]
 
 
 def _key(columns: Sequence[str], row: Sequence[object]) -> str:

@@ -127,6 +127,24 @@ def test_what_changes_before_the_decision_is_refused_by_it(db: Observer, change:
         sink.validate_all(checkpoint(), committables)
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("change", ["DROP COLUMN v", "RENAME COLUMN v TO w"])
+def test_a_staging_table_that_somebody_alters_moves_no_nulls(db: Observer, mode: Any, change: str) -> None:
+    options = {"strategy": "staged", "mode": mode, "keys": ["id"] if mode == "upsert" else []}
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint) ENGINE=InnoDB")
+    sink = again(db, **options)
+    schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+    sink.check(schema)
+    committables = [pre_commit(sink, batch([{"id": n, "v": 7}], schema), subtask=n) for n in range(2)]
+    db.run(f"ALTER TABLE {committables[0].transaction['table']} {change}")
+    with pytest.raises(SinkError, match="was altered by somebody"):
+        sink.validate_all(checkpoint(), committables)
+    reason = why_unknown(sink.commit_all(checkpoint(), committables)[0])
+    assert "was altered by somebody" in reason
+    assert "Nothing was moved" in reason
+    assert db.visible("t") == []
+
+
 BACK = {
     "renamed": "RENAME COLUMN w TO v",
     "dropped column": "ADD COLUMN v bigint",

@@ -213,6 +213,23 @@ def test_a_change_is_refused_before_the_decision_or_told_after_it_and_mended(
     mended.close()
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("change", ["DROP amount", "RENAME amount TO price"])
+def test_a_staging_table_that_somebody_alters_moves_no_nulls(db: Observer, mode: Any, change: str) -> None:
+    db.run("ALTER TABLE orders DROP name, ADD amount double precision, ADD PRIMARY KEY (id)")
+    sink = PostgresSink(db.dsn, "orders", strategy="staged", mode=mode, keys=["id"] if mode == "upsert" else [])
+    sink.check(NUMBERS)
+    committables = [pre_commit(sink, numbers((n, 1.5)), subtask=n) for n in range(2)]
+    db.run(f"ALTER TABLE {committables[0].transaction['table']} {change}")
+    with pytest.raises(SinkError, match="was altered by somebody"):
+        sink.validate_all(checkpoint(), committables)
+    reason = why_unknown(sink.commit_all(checkpoint(), committables)[0])
+    assert "was altered by somebody" in reason
+    assert "Nothing was moved" in reason
+    assert db.visible() == []
+    sink.close()
+
+
 def test_staging_tables_have_the_types_of_now(db: Observer) -> None:
     db.run("ALTER TABLE orders DROP name, ADD amount double precision")
     sink = PostgresSink(db.dsn, "orders", strategy="staged")
