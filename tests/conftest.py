@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from coordinator import Step
 from sinks.testing.servers.kafka import KafkaService, kafka_service
 from sinks.testing.servers.mariadb import MySQLService, mysql_service
 from sinks.testing.servers.postgres import PostgresService, postgres_service
 from sinks.testing.servers.s3 import S3Server
-from tests import jvm, reaper
+from tests import jvm, reaper, short_loop, temporary
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+temporary.prepare()
 jvm.prepare()
 
 
@@ -32,44 +32,56 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _is_over_spark(item) or (_is_a_further_case(item) and item.path.name != "test_custom_sink.py"):
+        if short_loop.is_large(item):
             item.add_marker(pytest.mark.large)
     _in_turn(items)
 
 
-def _is_a_further_case(item: pytest.Item) -> bool:
-    """Of the kit: killed at steps where no transaction is begun or ended, so that one sink is enough; and a database
-    that is restarted, since one that is killed has more to lose."""
-    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    steps = Step.GENERATION_CLAIMED, Step.LOADED, Step.SWEPT, Step.TRIGGERED
-    name = getattr(item, "originalname", "")
-    if name == "test_driver_killed_at_every_step":
-        return params["step"] in steps
-    return name == "test_server_goes_down_between_pre_commit_and_commit" and params["how"] == "restart"
-
-
-def _is_over_spark(item: pytest.Item) -> bool:
-    """Of the kit: what jobs of Spark are killed in, elsewhere, for all sinks."""
-    return getattr(item, "originalname", "") == "test_over_a_local_spark"
-
-
 def _in_turn(items: list[pytest.Item]) -> None:
-    """First what shares a driver, which takes longest. Then long files, most of which keep a processor busy with Spark,
-    in turn with others, most of which wait for servers; and before the last of these, so that at the end no process of
-    `make test` waits for the other."""
-    long = {item.path for item in items if "spark" in item.location[0] or item.get_closest_marker("slow")}
+    """First what shares a driver, which takes longest, and the longest files, so that at the end no process of `make
+    test` waits for the other. Of the rest, files that keep a processor busy with Spark are in turn with others, most of
+    which wait for servers."""
+    busy = {item.path for item in items if "spark" in item.location[0] or item.get_closest_marker("slow")}
     scopes: dict[bool, dict[str, int]] = {True: {}, False: {}}
     """The place in its row of each module or class, which xdist's loadscope leaves to one process."""
     for item in items:
-        row = scopes[item.path in long]
+        row = scopes[item.path in busy]
         row.setdefault(_scope(item), len(row))
     items.sort(
         key=lambda item: (
             not _shares_a_driver(item.nodeid),
-            scopes[item.path in long][_scope(item)],
-            item.path not in long,
+            LONGEST.index(_module(item.nodeid)) if _module(item.nodeid) in LONGEST else len(LONGEST),
+            scopes[item.path in busy][_scope(item)],
+            item.path not in busy,
         )
     )
+
+
+def _module(nodeid: str) -> str:
+    return nodeid.partition(".py::")[0].removeprefix("tests/")
+
+
+LONGEST = (
+    "spark/test_killed",
+    "sqlalchemy_sink/test_conformance",
+    "spark/test_connect",
+    "kafka/test_conformance",
+    "install/test_wheel",
+    "kafka/test_sink",
+    "cli/test_runbook",
+    "postgres/test_conformance",
+    "services/test_kafka",
+    "kafka/test_crashes",
+    "postgres/test_set_back",
+    "spark/test_full_disk",
+    "spark/test_executors",
+    "test_demo",
+    "postgres/test_sink",
+    "mysql/test_conformance",
+    "protocol/test_two_sinks_machine",
+    "protocol/test_memories",
+)
+"""More than a minute each with three test processes, the longest first."""
 
 
 def _scope(item: pytest.Item) -> str:
@@ -77,8 +89,7 @@ def _scope(item: pytest.Item) -> str:
 
 
 SHARE_A_DRIVER = frozenset(
-    f"tests/{module}.py"
-    for module in (
+    {
         "restart/test_run",
         "savepoint/test_spark",
         "spark/test_arrow",
@@ -91,14 +102,14 @@ SHARE_A_DRIVER = frozenset(
         "spark/test_spark",
         "storage/test_hdfs",
         "test_config",
-    )
+    }
 )
 """What asks for the session `spark`, or runs jobs in a driver that goes on after them: one test process runs them all,
 since each other one would have to start Spark too."""
 
 
 def _shares_a_driver(nodeid: str) -> bool:
-    return nodeid.partition("::")[0] in SHARE_A_DRIVER
+    return _module(nodeid) in SHARE_A_DRIVER
 
 
 @pytest.hookimpl(optionalhook=True)

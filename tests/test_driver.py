@@ -55,8 +55,9 @@ def test_what_a_driver_wrote_is_shown_with_a_failure(
     assert "ValueError: the disk hiccupped" in capsys.readouterr().err
 
 
-def test_sigkill_is_one(tmp_path: Path, sink: FileSink) -> None:
-    assert driver(tmp_path, Hooked(sink, "write")).run() == KILLED
+@pytest.mark.parametrize("method", ["write", "purge"])
+def test_sigkill_is_one(tmp_path: Path, sink: FileSink, method: str) -> None:
+    assert driver(tmp_path, Hooked(sink, method)).run() == KILLED
 
 
 def linger() -> None:

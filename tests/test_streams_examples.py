@@ -24,21 +24,13 @@ def test_page_views_are_counted_once(
     assert "'checkpoint': 3" in capsys.readouterr().out
 
 
-LAST_KILL = dict(list(orders_fan_out.KILLS.items())[-1:])
-
-
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.chaos
-@pytest.mark.parametrize(
-    "kills",
-    [LAST_KILL, pytest.param(orders_fan_out.KILLS, marks=pytest.mark.large)],
-    ids=["one kill", "all kills"],
-)
 def test_every_order_is_in_all_three_systems(
-    kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path, kills: dict[str, str]
+    kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path
 ) -> None:
     orders = orders_fan_out.PER_BATCH * 5
-    found = orders_fan_out.run(kafka.bootstrap, pg_database, mysql_database, tmp_path, orders, kills)
+    found = orders_fan_out.run(kafka.bootstrap, pg_database, mysql_database, tmp_path, orders, orders_fan_out.KILLS)
     assert found == {system: Counter(range(orders)) for system in ("PostgreSQL", "MySQL", "Kafka")}
 
 

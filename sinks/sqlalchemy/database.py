@@ -89,13 +89,12 @@ class Database(Server[Connection]):
         if self.dialect == "sqlite" and (self.url.database or ":memory:") == ":memory:":
             raise ConfigurationError(f"sink {name!r}: tasks cannot see a SQLite database in memory; give it a file")
         self._options = dict(options)
-        self._engine: Engine | None = None
+        self._engines: dict[str, Engine] = {}
 
     @property
     def engine(self) -> Engine:
-        if self._engine is None:
-            self._engine = self._make()
-        return self._engine
+        """Of threads that meet in the first call, all get the one that is kept; the others have opened nothing."""
+        return self._engines.get("kept") or self._engines.setdefault("kept", self._make())
 
     def _make(self) -> Engine:
         options: dict[str, Any] = {"pool_pre_ping": True, **self._options, "hide_parameters": True}
@@ -119,13 +118,17 @@ class Database(Server[Connection]):
 
         @sa.event.listens_for(engine, "connect")
         def configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-            if self.dialect == "sqlite":
-                connection.isolation_level = None  # BEGIN is ours, below
-            cursor = connection.cursor()
-            for statement in statements:
-                cursor.execute(statement)
-            cursor.close()
-            connection.commit()
+            try:
+                if self.dialect == "sqlite":
+                    connection.isolation_level = None  # BEGIN is ours, below
+                cursor = connection.cursor()
+                for statement in statements:
+                    cursor.execute(statement)
+                cursor.close()
+                connection.commit()
+            except BaseException:
+                connection.close()  # the pool would leave it to the garbage collector
+                raise
 
         if self.dialect == "sqlite":
 
@@ -201,7 +204,7 @@ class Database(Server[Connection]):
         return sum(inserted(connection, _text(statement, row)) for row in rows)
 
     def close(self) -> None:
-        engine, self._engine = self._engine, None
+        engine = self._engines.pop("kept", None)
         if engine is not None:
             engine.dispose()
 
@@ -252,7 +255,7 @@ class Database(Server[Connection]):
         return self.url.set(query={}).render_as_string(hide_password=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_engine": None}
+        return self.__dict__ | {"_engines": {}}
 
 
 def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:

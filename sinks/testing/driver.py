@@ -125,6 +125,9 @@ class Hooked(TwoPhaseCommitSink[Any]):
     def abort(self, transaction: Identity) -> None:
         self._call("abort", transaction)
 
+    def purge(self, checkpoint: Checkpoint) -> None:
+        self._call("purge", checkpoint)
+
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         memory: Mapping[str, int] | None = self._call("committed_checkpoints", job)
         return memory

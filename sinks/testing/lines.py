@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -61,4 +62,9 @@ def _own_code(sink: TwoPhaseCommitSink[Any]) -> Callable[[str], bool]:
     modules = {sys.modules[cls.__module__] for cls in type(sink).__mro__ if cls not in ours}
     files = {module.__file__ for module in modules if module.__file__}
     folders = {str(Path(m.__file__).parent) for m in modules if m.__file__ and "." in m.__name__}
-    return lambda file: file in files or str(Path(file).parent) in folders
+
+    @functools.cache  # asked at each call of a function
+    def own(file: str) -> bool:
+        return file in files or str(Path(file).parent) in folders
+
+    return own

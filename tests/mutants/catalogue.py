@@ -34,6 +34,7 @@ KAFKA = _of("kafka", "sink")
 KAFKA_MEMORY = ("tests/kafka/test_memory.py",)
 SQLALCHEMY = _of("sqlalchemy_sink", "sink")
 KILLED = ("tests/spark/test_killed.py",)
+FILE_SINK = ("tests/test_custom_sink.py",)
 
 MUTANTS = (
     # ------------------------------------------------------------------ the protocol
@@ -512,6 +513,49 @@ MUTANTS = (
         "rows = _ledger(ledger).staged(connection, token(job), token(sink)) if ledger else {}",
         "rows: dict[str, str] = {}",
         SQLALCHEMY,
+    ),
+    # ------------------------------------------------------------------ rollback and purge
+    Mutant(
+        "a sink is not asked to purge",
+        "coordinator",
+        "self.sinks[name].purge(self._about(visible.checkpoint_id))",
+        "pass",
+        PROTOCOL,
+    ),
+    Mutant(
+        "files: what was written stays after a rollback",
+        "examples",
+        'for prefix in (".open-", "."):\n            (self.folder / f"{prefix}',
+        'for prefix in (".",):\n            (self.folder / f"{prefix}',
+        FILE_SINK,
+    ),
+    Mutant(
+        "files: the proof that may still be asked for is purged",
+        "examples",
+        "name.checkpoint < checkpoint.oldest_retained",
+        "name.checkpoint <= checkpoint.oldest_retained",
+        FILE_SINK,
+    ),
+    Mutant(
+        "tables: what pre-commit had sealed stays after a rollback",
+        "sinks/sql",
+        "        if transaction.sealing:\n            self.abort(",
+        "        if False:\n            self.abort(",
+        POSTGRES,
+    ),
+    Mutant(
+        "tables: the proof that may still be asked for is purged",
+        "sinks/sql",
+        "before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS",
+        "before = checkpoint.oldest_retained + 1",
+        ("tests/postgres/test_proofs.py",),
+    ),
+    Mutant(
+        "Kafka: a rollback leaves the transaction open",
+        "sinks/kafka",
+        "            transaction.abort(self.timeout)\n        finally:",
+        "            pass\n        finally:",
+        KAFKA,
     ),
     # ------------------------------------------------------------------ Spark
     Mutant(

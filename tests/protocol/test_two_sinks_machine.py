@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
@@ -165,8 +166,23 @@ class MoreAtomic(More):
     atomic = True
 
 
-TestMore = More.TestCase
-TestMoreAtomic = MoreAtomic.TestCase
-TestMore.settings = TestMoreAtomic.settings = settings(
-    max_examples=50, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+class MuchMore(More):
+    pass
+
+
+class MuchMoreAtomic(MoreAtomic):
+    pass
+
+
+def machine(histories: type[More], examples: int) -> Any:
+    case = histories.TestCase
+    case.settings = settings(
+        max_examples=examples, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    return case
+
+
+TestMore, TestMoreAtomic = (machine(histories, 15) for histories in (More, MoreAtomic))
+TestMuchMore, TestMuchMoreAtomic = (
+    pytest.mark.large(machine(histories, 60)) for histories in (MuchMore, MuchMoreAtomic)
 )

@@ -132,6 +132,7 @@ def test_topics_are_not_made_by_themselves(server: KafkaServer) -> None:
         _produce(server, "nobody_made_this", "a", **{"topic.metadata.propagation.max.ms": "500"})
 
 
+@pytest.mark.large
 def test_settings_reach_the_broker_and_nothing_is_left_after_exit() -> None:
     with KafkaServer({"transaction.max.timeout.ms": "5000"}) as server:
         home, pid = server.home, server.broker().pid
@@ -329,6 +330,7 @@ def test_three_brokers_start_again_with_their_data(three: KafkaServer, way: str)
 # ---------------------------------------------------------------------- users and rights
 
 
+@pytest.mark.large
 def test_users_come_in_by_tls_with_their_password(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         secured.allow("ann", "topic", topic, "write")
@@ -336,6 +338,7 @@ def test_users_come_in_by_tls_with_their_password(secured: KafkaServer) -> None:
         assert _read(secured, topic, 1) == ["a"]
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -352,6 +355,7 @@ def test_nobody_else_comes_in(secured: KafkaServer, wrong: dict[str, str]) -> No
         Producer(options | wrong).list_topics(timeout=3)
 
 
+@pytest.mark.large
 def test_users_have_only_the_rights_they_were_given(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
@@ -364,6 +368,7 @@ def test_users_have_only_the_rights_they_were_given(secured: KafkaServer) -> Non
         assert _read(secured, topic, 1) == ["b"]
 
 
+@pytest.mark.large
 def test_transactional_ids_need_a_right_of_their_own(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         secured.allow("ann", "topic", topic, "write")
@@ -379,6 +384,7 @@ def test_transactional_ids_need_a_right_of_their_own(secured: KafkaServer) -> No
         assert _read(secured, topic, 1) == ["a"]
 
 
+@pytest.mark.large
 def test_users_and_rights_survive_a_crash(secured: KafkaServer) -> None:
     with secured.topic() as topic:
         secured.allow("ann", "topic", topic, "write")

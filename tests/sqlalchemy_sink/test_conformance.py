@@ -12,9 +12,6 @@ import sqlalchemy as sa
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Ability, SinkConformance, SinkContract
 
-# a connection of a sink that was stopped amid its first call is left to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 class Contract(SinkContract):
     url: str
@@ -60,6 +57,7 @@ class TestPostgresTwoPhase(PostgreSQL, SinkConformance):
     cannot: ClassVar = {Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself"}
 
 
+@pytest.mark.large  # staged is run by SQLite and MariaDB, and by test_servers.py
 class TestPostgresStaged(PostgreSQL):
     strategy = "staged"
 

@@ -1,0 +1,49 @@
+"""Which cases of the kit `make test` leaves to `make test-all`: further ones of a failure that it has already."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from coordinator import Step
+from sinks.testing import SinkConformance
+
+EVERY_CASE = "test_custom_sink.py"
+"""Runs every case of the kit, at little cost, since its sink writes files."""
+
+KEPT: dict[str, Collection[Any]] = {
+    "test_an_undisturbed_run": (),
+    "test_driver_killed_at_every_step": (Step.PRE_COMMITTED, Step.COMMITTED),
+    "test_process_killed_inside_the_sink": ("pre_commit", "commit", "commit_all"),
+    "test_a_decided_transaction_is_rolled_back_by_an_operator": (Step.REPLAY_COMPLETE,),
+    "test_replay_of_other_rows_stops_and_loses_nothing": (),
+    "test_a_second_driver_takes_over_from_a_zombie": ("pre_commit",),
+    "test_in_doubt_lists_no_other_jobs_transactions": ("CONFORMANCE", "other job/ü", "_"),
+}
+"""Of these tests of the kit, the cases that each other sink runs too. At which step a driver dies, and what the next
+one does about it, is the protocol's, whatever the sink; what is the sink's is whether another process sees, commits and
+aborts what a dead one has pre-committed."""
+
+
+SECOND_VARIANTS = ("TestPostgresTwoPhase",)
+"""Over the same system as another variant of the same sink: of its processes that die, only one test."""
+
+ONCE = ("test_another_process_sees_and_commits_what_a_dead_one_pre_committed", "test_killed_again_and_again")
+
+
+def is_large(item: pytest.Item) -> bool:
+    name = getattr(item, "originalname", "")
+    if name == "test_over_a_local_spark":
+        return True  # jobs of Spark are killed in tests/spark, for all sinks
+    cases: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    if name == "test_server_goes_down_between_pre_commit_and_commit":
+        return bool(cases["how"] == "restart")  # one that is killed has more to lose
+    if item.path.name == EVERY_CASE:
+        return False
+    if f"::{item.nodeid}".split("::")[-2] in SECOND_VARIANTS and name in vars(SinkConformance):
+        return name not in ONCE
+    if name not in KEPT:
+        return False
+    return not any(case in KEPT[name] for case in cases.values())
