@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from examples import orders_fan_out, page_views, word_count
+from examples import customers_cdc, orders_fan_out, page_views, word_count
 from sinks.testing.servers.kafka import KafkaService
 
 
@@ -49,3 +51,24 @@ def test_words_are_counted_once_over_three_attempts(kafka: KafkaService, pg_data
         ("3", "500", "1500"),
     ]
     assert word_count.LINES_PER_BATCH == 500
+
+
+@pytest.mark.large
+@pytest.mark.chaos
+def test_changes_of_a_table_arrive_as_its_newest_rows(
+    kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path
+) -> None:
+    assert customers_cdc.run(kafka.bootstrap, pg_database, mysql_database, tmp_path) == {"PostgreSQL": 0, "MySQL": 0}
+
+
+def test_events_of_the_example_lead_to_its_customers() -> None:
+    events, customers = customers_cdc.changes(2000)
+    times = Counter(value for _, value in events if value)
+    assert max(times.values()) > 1, "some are delivered again"
+    assert any(value is None for _, value in events), "tombstones"
+    newest: dict[int, dict[str, Any]] = {}
+    for key, event in ((key, json.loads(value)) for key, value in events if value):
+        if key not in newest or event["source"]["lsn"] >= newest[key]["source"]["lsn"]:
+            newest[key] = event
+    left = {key: event["after"] for key, event in newest.items() if event["op"] != "d"}
+    assert {key: (row["name"], row["email"]) for key, row in left.items()} == customers

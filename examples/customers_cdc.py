@@ -1,0 +1,199 @@
+"""A table's changes, as Debezium writes them to Kafka, into the same table in PostgreSQL and in MySQL.
+
+    python -m examples.customers_cdc
+
+Customers are created, changed and deleted; the topic has an event for each change, a tombstone after each delete, and,
+as after a crash of the connector, stretches of events a second time. The job gets SIGKILL twice: when all is
+pre-committed but not decided, and when it is decided but not yet committed. At the end both tables are compared with
+what the changes lead to. Kafka, PostgreSQL and MariaDB are started for it unless addresses are given.
+
+A deleted customer stays as a row with `deleted`: a row that is gone could not tell that an older event, delivered
+once more, is older. Readers ask `WHERE NOT deleted`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+from confluent_kafka import Producer
+from psycopg import sql
+from pyspark.sql import functions as f
+from sqlalchemy import create_engine, make_url, text
+
+from coordinator import CheckpointCoordinator
+from examples.streams import DieAt, create_topic, local_session, read_topic, run_job
+from sinks.mysql import MySQLSink
+from sinks.postgres import PostgresSink
+from sinks.testing.servers.kafka import KafkaServer
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.postgres import PostgresServer
+
+CHANGES, PER_BATCH = 3000, 500
+KILLS = {
+    "PRE_COMMITTED 1": "in checkpoint 1, all pre-committed and nothing decided",
+    "COMMITTING 3": "in checkpoint 3, decided and nothing committed",
+}
+ROW = "STRUCT<id: BIGINT, name: STRING, email: STRING>"
+EVENT = f"op STRING, before {ROW}, after {ROW}, source STRUCT<lsn: BIGINT>"
+
+Customer = tuple[str, str | None]
+Event = tuple[int, str | None]
+"""Key and value of a record; without a value, the tombstone."""
+
+
+def changes(count: int, seed: int = 1) -> tuple[list[Event], dict[int, Customer]]:
+    """The events of so many changes, and the customers that they leave."""
+    chance = random.Random(seed)
+    customers: dict[int, Customer] = {}
+    gone: set[int] = set()
+    events: list[Event] = []
+
+    def event(op: str, lsn: int, key: int, before: Customer | None, after: Customer | None) -> Event:
+        def row(customer: Customer | None) -> dict[str, object] | None:
+            return customer and {"id": key, "name": customer[0], "email": customer[1]}
+
+        payload = {"before": row(before), "after": row(after), "source": {"lsn": lsn}, "op": op, "ts_ms": lsn}
+        return key, json.dumps(payload)
+
+    for lsn in range(1, count + 1):
+        choice = chance.random()
+        key = chance.choice(list(customers)) if customers and choice > 0.3 else len(customers) + len(gone)
+        before = customers.get(key)
+        if before and choice > 0.9:
+            del customers[key]
+            gone.add(key)
+            events += [event("d", lsn, key, before, None), (key, None)]
+        else:
+            customers[key] = f"customer {key}, change {lsn}", None if choice < 0.35 else f"{lsn}@example.org"
+            events.append(event("u" if before else "c", lsn, key, before, customers[key]))
+        if chance.random() < 0.01:
+            events += events[-chance.randrange(1, 200) :]
+    return events, customers
+
+
+def write_events(bootstrap: str, topic: str, events: list[Event]) -> None:
+    create_topic(bootstrap, topic, 2)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for key, value in events:
+        producer.produce(topic, value, key=str(key))
+        producer.poll(0)
+    if left := producer.flush(120):
+        raise SystemExit(f"{left:,} records could not be written to topic {topic} within 120 s")
+
+
+def job(args: argparse.Namespace) -> None:
+    spark = local_session()
+    records = read_topic(spark, args.bootstrap, args.source, PER_BATCH).where("value IS NOT NULL")
+    event = records.select(f.from_json(f.col("value").cast("string"), EVENT).alias("event"))
+    customers = event.selectExpr(
+        "coalesce(event.after.id, event.before.id) AS id",
+        "coalesce(event.after, event.before).name AS name",
+        "coalesce(event.after, event.before).email AS email",
+        "event.op = 'd' AS deleted",
+        "event.source.lsn AS lsn",
+    )
+    coordinator = CheckpointCoordinator(
+        "customers",
+        [
+            PostgresSink(
+                args.postgres,
+                args.table,
+                name="postgres",
+                create_table=True,
+                mode="upsert",
+                keys=["id"],
+                order_by="lsn",
+                keep_newer=True,
+            ),
+            MySQLSink(
+                args.mysql,
+                args.table,
+                name="mysql",
+                create_table=True,
+                mode="upsert",
+                keys=["id"],
+                order_by="lsn",
+                keep_newer=True,
+            ),
+        ],
+        (args.folder / "checkpoints").absolute().as_uri(),
+        listeners=[DieAt(args.die_at)],
+    )
+    with coordinator:
+        writer = customers.writeStream.foreachBatch(coordinator).option(
+            "checkpointLocation", str(args.folder / "spark")
+        )
+        writer.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+def run(
+    bootstrap: str,
+    postgres: str,
+    mysql: str,
+    folder: Path,
+    count: int = CHANGES,
+    kills: Mapping[str, str] = KILLS,
+) -> dict[str, int]:
+    """Returns how many customers are missing, left over or not as they should be in each system."""
+    topic = f"customers-{uuid.uuid4().hex[:8]}"
+    table = topic.replace("-", "_")
+    events, expected = changes(count)
+    write_events(bootstrap, topic, events)
+    print(f"{count:,} changes in {len(events):,} records from Kafka into PostgreSQL and MySQL", flush=True)
+    options = ["--bootstrap", bootstrap, "--postgres", postgres, "--mysql", mysql, "--source", topic]
+    options += ["--table", table, "--folder", str(folder)]
+    for moment, words in kills.items():
+        run_job("examples.customers_cdc", [*options, "--die-at", moment], expected=-signal.SIGKILL)
+        print(f"killed {words}", flush=True)
+    run_job("examples.customers_cdc", options)
+    wrong = {}
+    for name, found in visible(postgres, mysql, table):
+        wrong[name] = sum(found.get(key) != expected.get(key) for key in found.keys() | expected.keys())
+        print(f"{name:10s}: {len(found):,} customers of {len(expected):,}, {wrong[name]} wrong", flush=True)
+    return wrong
+
+
+def visible(postgres: str, mysql: str, table: str) -> Iterator[tuple[str, dict[int, Customer]]]:
+    with psycopg.connect(postgres) as connection:
+        query = sql.SQL("SELECT id, name, email FROM {} WHERE NOT deleted").format(sql.Identifier(table))
+        yield "PostgreSQL", {id: (name, email) for id, name, email in connection.execute(query)}
+    with create_engine(make_url(mysql).set(drivername="mysql+pymysql")).begin() as connection_:
+        rows = connection_.execute(text(f"SELECT id, name, email FROM {table} WHERE NOT deleted"))
+        yield "MySQL", {id: (name, email) for id, name, email in rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, what in (("bootstrap", "brokers"), ("postgres", "a PostgreSQL DSN"), ("mysql", "a MySQL DSN")):
+        parser.add_argument(f"--{name}", help=f"{what}; a server is started if there is none")
+    parser.add_argument("--changes", type=int, default=CHANGES)
+    commands = parser.add_subparsers(dest="command")
+    worker = commands.add_parser("job")
+    for name in ("bootstrap", "postgres", "mysql", "source", "table"):
+        worker.add_argument(f"--{name}", required=True)
+    worker.add_argument("--folder", type=Path, required=True)
+    worker.add_argument("--die-at", default="")
+    args = parser.parse_args()
+    if args.command == "job":
+        job(args)
+        return
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        bootstrap = args.bootstrap or stack.enter_context(KafkaServer()).bootstrap
+        postgres = args.postgres or stack.enter_context(PostgresServer()).dsn
+        mysql = args.mysql or stack.enter_context(stack.enter_context(MariaDBServer()).database())
+        run(bootstrap, postgres, mysql, folder, args.changes)
+
+
+if __name__ == "__main__":
+    main()
