@@ -22,8 +22,6 @@ from sinks.testing.table import SCHEMA, context, rows_of
 from sinks.testing.table_crashes import At, TableCrashes, assert_exactly_once, run
 from tests.postgres.play import Observer
 
-STRATEGIES = ["prepared", "staged"]
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
@@ -74,7 +72,7 @@ def test_a_table_changed_after_the_decision_is_mended_and_every_row_is_there_onc
     assert_exactly_once(Observer(dsn), input)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["prepared", pytest.param("staged", marks=pytest.mark.large)])
 def test_a_server_that_freezes_holds_nobody_up(tmp_path: Path, server: PostgresServer, dsn: str, strategy: Any) -> None:
     """Five seconds of silence, then the two that a connection may take: asked once, and given up."""
     input = example_input()
