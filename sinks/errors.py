@@ -5,6 +5,7 @@
         * SchemaMismatch - the batch and the target do not fit; names every mismatch at once
     * BadValue - a row that the target refuses (type, range, constraint); names table, column and row
     * TransactionBlocked - a bounded lock wait ran out; the coordinator sweeps orphans and tries again
+    * TransactionEnded - what was pre-committed is not there any more, before it was decided; it is written again
     * LargeRow - a row larger than its share of a record batch; the coordinator tries again with smaller batches
     * CommittedError - abort found the transaction committed
 
@@ -52,6 +53,12 @@ class TransactionBlocked(SinkError):
     retryable = True
 
 
+class TransactionEnded(SinkError):
+    """`validate_all` found that somebody has ended a transaction, before its checkpoint was decided."""
+
+    retryable = True
+
+
 class LargeRow(SinkError):
     """A row takes more than its share of a record batch (`coordinator.spark.arrow`), and came without its contents."""
 
@@ -64,5 +71,14 @@ class CommittedError(SinkError):
 
 _BY_NAME: dict[str, type[SinkError]] = {
     cls.__name__: cls
-    for cls in (SinkError, ConfigurationError, SchemaMismatch, BadValue, TransactionBlocked, LargeRow, CommittedError)
+    for cls in (
+        SinkError,
+        ConfigurationError,
+        SchemaMismatch,
+        BadValue,
+        TransactionBlocked,
+        TransactionEnded,
+        LargeRow,
+        CommittedError,
+    )
 }

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 from confluent_kafka.serialization import SerializationContext
@@ -15,7 +15,7 @@ from kafka.errors import GroupAuthorizationFailedError, KafkaError
 
 from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import Finding, InDoubt
-from sinks.errors import CommittedError, ConfigurationError
+from sinks.errors import CommittedError, ConfigurationError, TransactionEnded
 from sinks.kafka import columns, doctor, librdkafka, memory
 from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster
 from sinks.kafka.memory import Mark
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Transform = Callable[["DataFrame"], "DataFrame"]
+Answered = TypeVar("Answered")
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
 _WITNESS_THREADS = 8
@@ -232,6 +233,20 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         return float(self._producer_options["transaction.timeout.ms"]) / 1000
 
     # ------------------------------------------------------------------ on the driver
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        """What somebody has ended since its task let go of it is written again before the decision, not after it: that
+        asks nothing of the query."""
+        names = [one.transaction["transactional_id"] for one in committables]
+        states = self._patiently(lambda: self._brokers.states(names))
+        ended = [one for one in committables if states.get(one.transaction["transactional_id"]) != _ongoing(one)]
+        if ended:
+            raise TransactionEnded(
+                f"sink {self.name!r}: {len(ended)} of {len(committables)} transactions of checkpoint "
+                f"{checkpoint.checkpoint_id} are not open any more, {shown(ended[0].transaction)} for one: the brokers "
+                f"have ended them after transaction_timeout ({self._delivery_timeout:g} s; raise it, if batches take "
+                "longer), or an operator or another driver of this job has"
+            )
+
     def commit(self, committable: Committable) -> CommitOutcome:
         (outcome,) = self._commit([committable])
         if isinstance(outcome, Exception):
@@ -324,12 +339,17 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         """None where the group has no offset: it was never written, has expired, or went with the topic."""
         if not self.remember:
             return None
+        try:
+            return self._patiently(lambda: self._remembered(job))
+        except GroupAuthorizationFailedError as error:
+            raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
+
+    def _patiently(self, question: Callable[[], Answered]) -> Answered:
+        """Ask again, within `timeout`, while a coordinator moves or is at work."""
         deadline, pause = min(time.monotonic() + self.timeout, self._reached_by), 0.002
         while True:
             try:
-                return self._remembered(job)
-            except GroupAuthorizationFailedError as error:
-                raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
+                return question()
             except (NotYetKnown, KafkaError) as error:
                 if not getattr(error, "retriable", True) or time.monotonic() > deadline:
                     raise
@@ -386,6 +406,10 @@ def _after(first: Transform | None, second: Transform) -> Transform:
 
 def _group(job: str, sink: str) -> str:
     return f"tpc.{token(job)}.{token(sink)}"
+
+
+def _ongoing(committable: Committable) -> tuple[Identity, str]:
+    return dict(committable.transaction), "Ongoing"
 
 
 def _prefix(job: str, sink: str) -> str:

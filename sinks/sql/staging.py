@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, TypeAlias
 
 from sinks.errors import BadValue, ConfigurationError, SinkError
 from sinks.sql.dialect import Dialect, Plan, T, TargetT
 from sinks.sql.ledger import Ledger
-from sinks.sql.names import of_sink, staging_table
+from sinks.sql.names import altered, columns_digest, of_sink, staging_table
 from sinks.sql.server import C
 from sinks.sql.strategies import Doubtful, Staged, TargetRefuses
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
@@ -193,7 +192,7 @@ class StagingTables(Staged[C, TargetT, T]):
     def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
         self.finish(transaction, plan)
         self.dialect.seal(transaction)
-        columns = _digest(transaction.context.schema.names)
+        columns = columns_digest(transaction.context.schema.names)
         return Committable(transaction.identity, proof=plan.ledger.proof() | {"columns": columns})
 
     def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
@@ -290,15 +289,12 @@ class StagingTables(Staged[C, TargetT, T]):
         committables: Sequence[Committable] = (),
     ) -> tuple[TargetT, list[str], list[str]]:
         """The target, locked; the staging tables, quoted; and the columns that they have for it. Raises SinkError if
-        one of `committables` has other columns than its task gave it: what is missing would become NULL."""
+        one of `committables` has other columns than its task gave it."""
         staged = self.dialect.staged_types(connection, plan.target.schema, tables)
         for committable in committables:
             there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
-            if there and committable.proof["columns"] != _digest(there):
-                raise SinkError(
-                    f"the staging table {committable.transaction['table']} was altered by somebody: it has the columns "
-                    f"{', '.join(there)} now, and its task wrote others: change it back"
-                )
+            if there and committable.proof["columns"] != columns_digest(there):
+                raise altered(committable.transaction["table"], there)
         target = self.dialect.locked(connection, plan, staged)
         self.require_meant(connection, plan)
         quoted = [self.server.quote(target.schema, name) for name in tables]
@@ -311,10 +307,6 @@ def identity_of(schema: str, transaction_id: str) -> Identity:
 
 def names_of(committables: Sequence[Committable]) -> list[str]:
     return [staging_table(c.transaction["transaction_id"]) for c in committables]
-
-
-def _digest(columns: Iterable[str]) -> str:
-    return hashlib.sha256("\0".join(sorted(columns)).encode()).hexdigest()[:16]
 
 
 def _key(columns: Sequence[str], row: Sequence[object]) -> str:

@@ -9,7 +9,7 @@ in many databases would commit a transaction half done. In between nothing is lo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -20,6 +20,7 @@ from sinks.errors import BadValue, ConfigurationError, SinkError
 from sinks.sql import dialect as dialects
 from sinks.sql import ledger as ledgers
 from sinks.sql import strategies
+from sinks.sql.names import altered, columns_digest
 from sinks.sql.options import MergeOptions
 from sinks.sqlalchemy import changes
 from sinks.sqlalchemy.dialect import PARTICIPANT, SqlAlchemyDialect, Target
@@ -77,7 +78,8 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
             if not _ledger(plan.ledger).stage(transaction.connection, text, staging):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
         transaction.seal()
-        return Committable(transaction.identity, proof=plan.ledger.proof())
+        columns = columns_digest(transaction.context.schema.names)
+        return Committable(transaction.identity, proof=plan.ledger.proof() | {"columns": columns})
 
     def commit_directly(self, transaction: RowTransaction, plan: Plan) -> None:
         """At-least-once: move the rows in the transaction that staged them."""
@@ -85,7 +87,7 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         rows = plan.target.staging, [tag(transaction.context.transaction_id)]
         self.finish(transaction, plan)
         with transaction.explained():
-            self._require_same(transaction.connection, plan, [rows])
+            self._require_same(transaction.connection, plan, [rows], [])
             _once(transaction.connection, plan, self.merge, rows)
             _move(transaction.connection, plan.target.table, self.merge, rows)
         transaction.seal()
@@ -95,7 +97,7 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         where = f"table {plan.target.label}: checkpoint {checkpoint.checkpoint_id}"
         with self.database.explained(where), self.server.lend() as connection, self.server.trial(connection):
             if tables := _by_table(connection, plan, committables):
-                self._require_same(connection, plan, tables)
+                self._require_same(connection, plan, tables, committables)
                 rows = _gathered(connection, tables)
                 _once(connection, plan, self.merge, rows)
                 _move(connection, plan.target.table, self.merge, rows)
@@ -123,16 +125,23 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         tables = _by_table(connection, plan, committables)
         try:
             with self.database.explained(f"table {plan.target.label}"):
-                self._require_same(connection, plan, tables)
+                self._require_same(connection, plan, tables, committables)
             with self.database.explained(f"table {plan.target.label}: a checkpoint"):
                 _move(connection, plan.target.table, self.merge, _gathered(connection, tables))
         except ConfigurationError as error:
             raise strategies.TargetRefuses(f"{error}. Change it back") from error
         except BadValue as error:
             raise strategies.TargetRefuses(str(error)) from error
+        except SinkError as error:
+            if error.retryable:
+                raise
+            raise strategies.Doubtful(f"table {plan.target.label}: {error}") from error
 
-    def _require_same(self, connection: Connection, plan: Plan, tables: Sequence[Rows]) -> None:
-        _require_same(connection, plan, self.merge, tables)
+    def _require_same(
+        self, connection: Connection, plan: Plan, tables: Sequence[Rows], committables: Sequence[Committable]
+    ) -> None:
+        digests = {c.transaction["staging"]: c.proof["columns"] for c in committables}
+        _require_same(connection, plan, self.merge, tables, digests)
         self.require_meant(connection, plan)
 
     def commit_all(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
@@ -185,13 +194,19 @@ def _by_table(connection: Connection, plan: Plan, committables: Sequence[Committ
     return tables
 
 
-def _require_same(connection: Connection, plan: Plan, merge: MergeOptions, staged: Sequence[Rows]) -> None:
-    """Lock the target. Raises ConfigurationError if it was altered since its rows were staged: if the types differ, or
+def _require_same(
+    connection: Connection, plan: Plan, merge: MergeOptions, staged: Sequence[Rows], digests: Mapping[str, str]
+) -> None:
+    """Lock the target. Raises SinkError if somebody altered a staging table, whose columns its tasks told as `digests`,
+    and ConfigurationError if the target was altered since its rows were staged: if the types differ, or
     it takes no NULL where there is one, in place of which databases may count on, or put the time."""
     target = plan.target
     known = {column.name: column for column in target.columns}
     for staging, tags in staged:
         columns = changes.columns_of(connection, staging)
+        given = [name for name in columns if name != PARTICIPANT]
+        if digests.get(staging.name, columns_digest(given)) != columns_digest(given):
+            raise altered(staging.name, given)
         then = changes.types_of(connection, columns)
         if connection.dialect.name not in changes.RECREATED:
             then = target.types if staging is target.staging else {}

@@ -23,6 +23,7 @@ from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.testing.table import eventually
 from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
+from tests.protocol.play import Steps
 
 
 @dataclass
@@ -134,15 +135,19 @@ def test_time_is_up_after_the_decision(kafka: KafkaService, kafka_topic: str, tm
 
 
 def test_time_is_up_before_the_decision(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:
-    """Nobody asks whether the acknowledged transactions still stand: the decision falls, and a replay follows."""
+    """The brokers are asked whether the acknowledged transactions still stand: they are written again, and no replay
+    asks for the same rows."""
     sink = AsRecords(kafka.bootstrap, kafka_topic, transaction_timeout=2)
+    seen = Steps()
 
     def wait_until_aborted() -> None:
         while list(sink.in_doubt("crashes")):
             time.sleep(0.1)
 
-    run(sink, tmp_path, example_input(), At(Step.PRE_COMMITTED, 0, wait_until_aborted))
+    run(sink, tmp_path, example_input(), At(Step.PRE_COMMITTED, 0, wait_until_aborted), seen)
     every_row_once(kafka, sink, example_input())
+    assert (Step.FAILED, 0) in seen.seen
+    assert Step.REPLAYING not in [step for step, _ in seen.seen]
 
 
 def test_ids_left_over_by_a_job_that_shrank(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:

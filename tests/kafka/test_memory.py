@@ -307,10 +307,8 @@ def test_a_storage_from_before_a_savepoint_was_restored(job: Job) -> None:
     """The group has an offset of the lineage that the restore began."""
     settled(job.kafka.bootstrap)
     set_offset(job.kafka, job.sink, "job", TopicPartition(job.sink.topic or "", 0, 3, "lineage=5afe5afe"))
-    told = (
-        "has nothing of this lineage.* It has rows of lineage 5afe5afe up to checkpoint 2: if a savepoint was restored"
-    )
-    with pytest.raises(ExternalSystemBehind, match=told):
+    told = "has rows of lineage 5afe5afe of this job, up to checkpoint 2, which checkpoint storage .* does not know"
+    with pytest.raises(StorageBehind, match=told):
         job.driver(5).run_here()
     assert job.visible() == Counter(ids(INPUT[:4]))
 

@@ -424,6 +424,27 @@ MUTANTS = (
         POSTGRES,
     ),
     Mutant(
+        "what somebody made of a staging table's columns is moved",
+        "sinks/sql",
+        'committable.proof["columns"] != columns_digest(there)',
+        "False",
+        ("tests/postgres/test_changes.py",),
+    ),
+    Mutant(
+        "SqlAlchemySink: what somebody made of the staging table's columns is moved",
+        "sinks/sqlalchemy",
+        "digests.get(staging.name, columns_digest(given)) != columns_digest(given)",
+        "False",
+        SQLALCHEMY,
+    ),
+    Mutant(
+        "Kafka: transactions that were ended are decided",
+        "sinks/kafka",
+        "        if ended:\n",
+        "        if False:\n",
+        ("tests/kafka/test_crashes.py",),
+    ),
+    Mutant(
         "a part of a staged checkpoint is moved",
         "sinks",
         "if intact and not outcomes and all(states.values()):",

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
-from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.table import context, why_unknown
 from sinks.transaction import CommitState, Fingerprint, TransactionId
@@ -388,6 +388,19 @@ def test_staged_rows_that_somebody_changed_are_lost_and_never_half_moved(db: Pla
     ]
     assert db.run("SELECT * FROM orders") == []
     assert list(sink.in_doubt("job")) == []
+
+
+def test_a_staging_table_that_somebody_alters_moves_no_nulls(db: Play) -> None:
+    sink = db.sink()
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "a")])
+    db.run(f"ALTER TABLE {committable.transaction['staging']} DROP COLUMN name")
+    for one in (sink, db.sink()):  # the driver that decided, and one that starts anew
+        with pytest.raises(SinkError, match="was altered by somebody"):
+            one.validate_all(Checkpoint("job", "l1", 0), [committable])
+        [outcome] = one.commit_all(Checkpoint("job", "l1", 0), [committable])
+        assert "was altered by somebody" in why_unknown(outcome)
+    assert db.run("SELECT * FROM orders") == []
 
 
 def test_a_staging_table_that_was_dropped_is_a_loss(db: Play) -> None:
