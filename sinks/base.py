@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import pyarrow as pa
 
+from sinks.audit import Audit, Holding, Part
 from sinks.diagnosis import Finding, InDoubt
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
     Committable,
+    Fingerprint,
     Identity,
     TransactionContext,
     TransactionId,
@@ -42,6 +44,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     weaknesses            driver   after open, when a query starts                         yes      logged
     begin_transaction     task     before the first row; never for a partition without     no       task fails
     write                 task     once per Arrow record batch                             no       task fails
+    sum_up                task     after the last row, before pre_commit                   no       task fails
     pre_commit            task     after the last row                                      no       task fails
     commit_directly       task     instead of pre_commit, in at-least-once mode            no       task fails
     rollback              task     after a failed write, pre_commit or commit_directly     no       logged
@@ -53,6 +56,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     committed_checkpoints driver   recovery, before anything is committed or aborted       yes      stops the query
     reach_within          CLI      before all else of a command                            no       no
     diagnose, inspect     CLI      when an operator asks                                   yes      shown
+    audit                 CLI      the same, on an object of its own                       yes      shown
     close                 both     last                                                    yes      logged
     ===================== ======== ======================================================= ======== ==================
 
@@ -99,6 +103,10 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """Write the rows of one Arrow record batch (schema: `context.schema`; never empty). They must stay invisible,
         and the transaction is not in doubt yet."""
+
+    def sum_up(self, transaction: Transaction, fingerprint: Fingerprint) -> None:
+        """Told count and hash of the rows that were written, as the ack will carry them: a sink that keeps them beside
+        the rows, in the same transaction, lets `audit` compare. Not in at-least-once mode. Default: nothing."""
 
     @abstractmethod
     def pre_commit(self, transaction: Transaction) -> Identity | Committable:
@@ -244,6 +252,12 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         """What can be told of transactions that `in_doubt` listed, in order. Default: what their names say, where an
         identity holds `TransactionContext.transaction_id`."""
         return [InDoubt.named(transaction) for transaction in transactions]
+
+    def audit(self, job: str, parts: Sequence[Part], told: Callable[[str], None], *, quick: bool = False) -> Audit:
+        """What the external system has of these parts of checkpoints that are visible, for `coordinator verify`.
+        Changes nothing. `told` takes a line about what is done now; with `quick` nothing is done that takes longer the
+        more rows there are. Default: nobody can tell."""
+        return Audit([Holding(remarks=(f"{type(self).__name__} cannot ask {self.system} for rows",))] * len(parts))
 
     # ------------------------------------------------------------------ Flink's names
     @final

@@ -127,6 +127,7 @@ class SinkTask:
             if not self.exactly_once:
                 self.sink.commit_directly(transaction)
                 return Ack(subtask, fingerprint, bytes=size)
+            self.sink.sum_up(transaction, fingerprint)
             committable = self.sink.snapshot_state(transaction)
             return Ack(subtask, fingerprint, committable.of(self.sink.name, subtask, fingerprint), bytes=size)
         except BaseException:

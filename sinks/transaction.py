@@ -129,8 +129,13 @@ class Fingerprint:
     def add(self, rows: int, hash_sum: int) -> Fingerprint:
         return Fingerprint(self.rows + rows, (self.hash + hash_sum) & (2**64 - 1))
 
+    def stored(self) -> tuple[int, str]:
+        """Count, and hash as a text."""
+        return self.rows, f"{self.hash:016x}"
+
     def to_json(self) -> dict[str, Any]:
-        return {"rows": self.rows, "hash": f"{self.hash:016x}"}
+        rows, text = self.stored()
+        return {"rows": rows, "hash": text}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Fingerprint:

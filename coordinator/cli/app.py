@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli import checkpoints, doctor, history, in_doubt, new_sink, resolve, savepoints, status, ui
+from coordinator.cli import checkpoints, doctor, history, in_doubt, new_sink, resolve, savepoints, status, ui, verify
 
 app = typer.Typer(
     name="coordinator",
@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # they hold passwords
     epilog="Exit codes: 0 done, nothing wrong; 1 something was found, or failed; 2 wrong usage or job file; "
-    "3 a confirmation was not given, nothing was changed.",
+    "3 a confirmation was not given, nothing was changed; 4 verify: nobody can tell.",
 )
 
 
@@ -40,6 +40,7 @@ app.add_typer(savepoints.app, name="savepoint")
 app.command()(status.status)
 app.command()(history.history)
 app.command()(ui.ui)
+app.command()(verify.verify)
 app.command()(checkpoints.losses)
 app.command()(doctor.doctor)
 app.command()(resolve.resolve)

@@ -23,8 +23,9 @@ from coordinator.wording import duration as duration
 from coordinator.wording import time_of as time_of
 from sinks.errors import SinkError
 
-FOUND, USAGE, UNCONFIRMED = 1, 2, 3
-"""Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given."""
+FOUND, USAGE, UNCONFIRMED, UNTOLD = 1, 2, 3, 4
+"""Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given; what was
+asked for cannot be told."""
 
 Job = Annotated[
     str,

@@ -16,7 +16,8 @@ from functools import cached_property, partial
 from threading import Lock
 from typing import Any, Literal
 
-from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka import TopicPartition
+from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 from kafka.errors import TransactionalIdNotFoundError, UnknownTopicOrPartitionError, for_code
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.consumer.fetch import FetchRequest
@@ -264,9 +265,16 @@ class Cluster:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""
         self.admin.create_topics([name], raise_errors=False)
 
-    def fetch(self, topic: str, partition: int, offset: int) -> Any:
-        """What the partition's leader answers to a Fetch of one record batch at this offset, with read_committed:
-        `error_code`, `last_stable_offset`, `log_start_offset`, `aborted_transactions`, `records`."""
+    def log_start(self, topic: str, partition: int) -> int:
+        """The offset that a partition begins with: retention has removed what was before it."""
+        place = TopicPartition(topic, partition)
+        found = self.admin.list_partition_offsets({place: OffsetSpec.EARLIEST})
+        return int(found[place].offset)
+
+    def fetch(self, topic: str, partition: int, offset: int, most: int = 1) -> Any:
+        """What the partition's leader answers to a Fetch at this offset, with read_committed: `error_code`,
+        `last_stable_offset`, `log_start_offset`, `aborted_transactions`, `records`. These are one record batch, whole
+        whatever its size, or as many as there are in `most` bytes, of which the last one may be cut off."""
         about = self.topic(topic)
         if about is None:
             raise UnknownTopicOrPartitionError(f"topic {topic!r}")
@@ -275,14 +283,14 @@ class Cluster:
             topic=topic,
             partitions=[
                 FetchRequest.FetchTopic.FetchPartition(
-                    partition=partition, fetch_offset=offset, current_leader_epoch=-1, partition_max_bytes=1
+                    partition=partition, fetch_offset=offset, current_leader_epoch=-1, partition_max_bytes=most
                 )
             ],
         )
         request = FetchRequest(
             max_wait_ms=0,
             min_bytes=0,
-            max_bytes=1,  # the first batch comes whole, whatever its size
+            max_bytes=most,
             isolation_level=READ_COMMITTED,
             session_epoch=-1,
             topics=[wanted],

@@ -288,9 +288,7 @@ class NativeProducer(TransactionalProducer):
         if error:
             self._failed(_name(error), _text(rd.lib.event_error_string(event)), self._topic_of(message), count)
             return
-        self.delivered += count
-        if self._witness is None and message.offset >= 0:
-            self._witness = self._topic_of(message), message.partition, message.offset
+        self._delivered_at(self._topic_of(message), message.partition, message.offset, count)
 
     def _topic_of(self, message: rd.Message) -> str:
         return _text(rd.lib.topic_name(message.rkt))

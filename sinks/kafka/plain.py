@@ -222,14 +222,19 @@ class PlainProducer(TransactionalProducer):
         if error is not None:
             self._failed(error.name(), error.str(), topic or "", 1)
             return
-        self.delivered += 1
+        assert topic is not None
+        assert partition is not None
+        span = self._spans.get((topic, partition))
+        if span and offset == span[1]:  # once a record, so without a call
+            span[1] += 1
+            self.delivered += 1
+        else:
+            self._delivered_at(topic, partition, -1 if offset is None else offset, 1)
         if topic in self._timed and message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
             self._failure = self._failure or ConfigurationError(
                 f"topic {topic!r} puts its own time in place of the records' timestamps (message.timestamp.type = "
                 "LogAppendTime): set CreateTime, or leave the column `timestamp` out"
             )
-        if self._witness is None and topic is not None and partition is not None and offset is not None and offset >= 0:
-            self._witness = topic, partition, offset
 
     def _explained(self, error: KafkaException, call: str) -> Exception:
         if self._failure is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +85,9 @@ class Sealed:
     offset: int
     topic_ids: Mapping[str, str]
     """Of all topics that it wrote to."""
+    spans: Mapping[str, Sequence[Sequence[int]]] | None
+    """By topic: partition, offset of the first record there, and the one after the last. None if a broker did not tell
+    an offset."""
 
 
 class TransactionalProducer(ABC):
@@ -104,6 +107,7 @@ class TransactionalProducer(ABC):
         """Of records that librdkafka threw away since the transaction had failed: never the cause."""
         self._producer: tuple[int, int] | None = None
         self._witness: tuple[str, int, int] | None = None
+        self._spans: dict[tuple[str, int], list[int]] = {}
 
     @abstractmethod
     def begin(self, timeout: float) -> None:
@@ -188,6 +192,14 @@ class TransactionalProducer(ABC):
         else:
             self._failure = self._failure or error
 
+    def _delivered_at(self, topic: str, partition: int, offset: int, records: int) -> None:
+        """Of records that follow one another; offset -1 if the broker did not tell it."""
+        self.delivered += records
+        if self._witness is None and offset >= 0:
+            self._witness = topic, partition, offset
+        span = self._spans.setdefault((topic, partition), [offset, offset])
+        span[:] = min(span[0], offset), max(span[1], offset + records)
+
     def _is_awaited(self) -> bool:
         """Whether the brokers may still acknowledge what was sent."""
         return self.delivered < self.sent and self._failure is None and self._purged is None
@@ -211,7 +223,11 @@ class TransactionalProducer(ABC):
             missing = "its id and epoch" if self._producer is None else "the offset of any record"
             raise RuntimeError(f"the producer {self.transactional_id} did not tell {missing}")
         topic, partition, offset = self._witness
-        return Sealed(*self._producer, cluster, topic, partition, offset, self.topic_ids)
+        spans: dict[str, list[list[int]]] = {}
+        for (name, number), (first, end) in sorted(self._spans.items()):
+            spans.setdefault(name, []).append([number, first, end])
+        told = all(first >= 0 for first, _ in self._spans.values())
+        return Sealed(*self._producer, cluster, topic, partition, offset, self.topic_ids, spans if told else None)
 
     def _learn_producer(self, statistics: Mapping[str, Any]) -> None:
         eos = statistics.get("eos", {})

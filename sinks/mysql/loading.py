@@ -15,7 +15,7 @@ from sinks.mysql.encode import LoadEncoder, RowEncoder
 from sinks.mysql.failures import Writing
 from sinks.mysql.server import Server, execute, query
 from sinks.sql.server import disconnect
-from sinks.transaction import Identity, TransactionContext
+from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 
 class RowTransaction:
@@ -35,6 +35,7 @@ class RowTransaction:
         self.context = context
         self.identity = identity
         self.sealing = False
+        self.summed: Fingerprint | None = None
         self._writing = Writing(table, f"partition {context.subtask} of checkpoint {context.checkpoint_id}")
         self._undo = undo
         self._loading = 0

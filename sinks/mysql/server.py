@@ -154,6 +154,7 @@ class Server(servers.PooledServer[Connection]):
             f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ("
             "transaction_id varchar(199) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,"
             f" committed boolean NOT NULL, job {word}, lineage {word}, sink {word}, checkpoint bigint NOT NULL,"
+            " written bigint, row_hash varchar(16) CHARACTER SET ascii COLLATE ascii_bin,"
             f" at datetime NOT NULL DEFAULT current_timestamp) ENGINE=InnoDB COMMENT={literal(_LEDGER)}",
         )
 

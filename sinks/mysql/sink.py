@@ -55,6 +55,7 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
         create_table: bool = False,
         lock_timeout: float = 10.0,
         ledger: str = "tpc_ledger",
+        checkpoint_column: str | None = None,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         connect_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -72,6 +73,8 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
         * `rounding`: "refuse" fails the checkpoint for a value that its column cannot hold as it is; "allow" rounds
           numbers and times to what it can hold, and lets CHAR drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
+        * `checkpoint_column`: a text column of the table that the sink fills with the checkpoint of each row, as
+          `LINEAGE.NUMBER` (up to 30 characters), by which `coordinator verify` counts them.
         * `lock_timeout`: seconds that any of our statements waits for a lock, rounded up to whole ones.
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
@@ -84,7 +87,7 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
         dialect = MySQLStaging(server, merge, strategy)
         planner = Planner(dialect, name or table, table, create_table, ledger)
-        super().__init__(planner, StagingTables(dialect), problems, transform)
+        super().__init__(planner, StagingTables(dialect), problems, transform, checkpoint_column)
 
     def weaknesses(self) -> Sequence[str]:
         with self._server.lend() as connection:

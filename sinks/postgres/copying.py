@@ -12,7 +12,7 @@ from psycopg import sql
 from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import explained
 from sinks.postgres.server import Server
-from sinks.transaction import Identity, TransactionContext
+from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 
 class CopyTransaction:
@@ -26,6 +26,7 @@ class CopyTransaction:
         self.context = context
         self.identity = identity
         self.sealing = False
+        self.summed: Fingerprint | None = None
         self._table = table
         self._where = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
         self._aliases: dict[str, str] = {}
@@ -50,7 +51,8 @@ class CopyTransaction:
         self._encoder = encoder
         columns = sql.SQL(", ").join(map(sql.Identifier, encoder.columns))
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)
-        copying = self.connection.cursor().copy(statement)
+        self._cursor = self.connection.cursor()
+        copying = self._cursor.copy(statement)
         with self.explained():
             self._copy = copying.__enter__()
             self._copying = copying
@@ -62,14 +64,13 @@ class CopyTransaction:
                 self._copy.write(piece)
 
     def finish(self) -> int:
-        """End the COPY; now every row is checked. Returns how many rows there were."""
+        """End the COPY; now every row is checked. Returns how many rows the server took."""
         assert self._copying is not None
         copying, self._copying = self._copying, None
         with self.explained():
             self._copy.write(self._encoder.trailer())
             copying.__exit__(None, None, None)
-        rows: int = self._encoder.rows
-        return rows
+        return self._cursor.rowcount
 
     def execute(self, statement: str | sql.Composed) -> None:
         with self.explained():

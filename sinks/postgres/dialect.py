@@ -18,7 +18,8 @@ from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import describe
 from sinks.postgres.server import Connection, Server, row
 from sinks.postgres.types import Column, mismatches, target_type
-from sinks.sql.dialect import Dialect, Plan, declarations
+from sinks.sql.dialect import Dialect, Plan, Writers, declarations
+from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
@@ -189,6 +190,23 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
     def evidence(self, transaction: CopyTransaction) -> dict[str, object]:
         (xid,) = row(transaction.connection, "SELECT txid_current()")
         return {"xid": xid}
+
+    def writers(
+        self, connection: Connection, target: Target, ledger: Ledger[Connection], keys: Sequence[str]
+    ) -> Writers:
+        """By the system column xmin, which rows share with the ledger's row of their transaction. It outlives VACUUM,
+        and an UPDATE sets it anew."""
+        rows = connection.execute(
+            f"WITH known AS MATERIALIZED (SELECT transaction_id, xmin::text AS writer, age(xmin) FROM {ledger.table}"
+            " WHERE committed), written AS (SELECT xmin::text AS writer, count(*) AS rows"
+            f" FROM {self.server.quote(target.schema, target.name).replace('%', '%%')} WHERE age(xmin) <="
+            " (SELECT max(age) FROM known WHERE transaction_id = ANY(%s)) GROUP BY 1)"
+            " SELECT transaction_id, writer, coalesce(rows, 0) FROM known FULL JOIN written USING (writer)".encode(),
+            [list(keys)],
+        ).fetchall()
+        of = {key: writer for key, writer, _ in rows if key is not None}
+        counts = {writer: int(count) for key, writer, count in rows if key is not None}
+        return Writers(of, counts, sum(int(count) for key, _, count in rows if key is None))
 
     def contradiction(self, connection: Connection, proof: Mapping[str, object]) -> str | None:
         """The server remembers for a while how transactions ended. Only that one was committed counts: what it says

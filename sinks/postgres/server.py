@@ -194,6 +194,7 @@ class Server(servers.PooledServer[Connection]):
             connection,
             f'{self.quote(schema, name)} (transaction_id text COLLATE "C" PRIMARY KEY, committed boolean NOT NULL,'
             " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
+            " written bigint, row_hash text,"
             " at timestamptz NOT NULL DEFAULT now())",
         )
 

@@ -16,18 +16,20 @@ from sinks.sql.ledger import Ledger
 from sinks.sql.options import MergeOptions
 from sinks.sql.server import C, Server
 from sinks.sql.target import Column, Target
-from sinks.transaction import Identity, TransactionContext
+from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 Declared = TypeVar("Declared")
 
 
 class RowTransaction(Protocol):
     """An open transaction in the task. `identity` is what it will be known by when it is pre-committed; `sealing` is
-    set just before the statement that makes it durable, after which only the server knows whether it is."""
+    set just before the statement that makes it durable, after which only the server knows whether it is. `summed` is
+    what the task says of its rows, before that."""
 
     context: TransactionContext
     identity: Identity
     sealing: bool
+    summed: Fingerprint | None
     connection: Any
 
     def explained(self) -> AbstractContextManager[None]:
@@ -53,6 +55,16 @@ class Plan(Generic[C, TargetT]):
     target: TargetT
     ledger: Ledger[C]
     strategy: str
+
+
+@dataclass(frozen=True)
+class Writers:
+    """Which transaction wrote the rows of a table: those of the ledger by their keys in it (`of`), how many rows each
+    of them has there now, and how many `others` have that began after the oldest that was asked for."""
+
+    of: Mapping[str, str]
+    rows: Mapping[str, int]
+    others: int
 
 
 class Dialect(ABC, Generic[C, TargetT, T]):
@@ -166,6 +178,11 @@ class Dialect(ABC, Generic[C, TargetT, T]):
 
     def contradiction(self, connection: C, proof: Mapping[str, object]) -> str | None:
         """Why a transaction of which the ledger has nothing can nevertheless not be called lost."""
+        return None
+
+    def writers(self, connection: C, target: TargetT, ledger: Ledger[C], keys: Sequence[str]) -> Writers | None:
+        """Who wrote the rows of the table, in one snapshot of it and of the ledger. None, the default, for a database
+        that does not keep it."""
         return None
 
     # ------------------------------------------------------------------ alike

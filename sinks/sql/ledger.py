@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Generic
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeAlias
 
 from sinks.errors import ConfigurationError
 from sinks.sql.names import label
-from sinks.sql.server import LEDGER_COLUMNS, C, Row, Server
-from sinks.transaction import Checkpoint, TransactionId, token
+from sinks.sql.server import LEDGER_COLUMNS, SUMS, C, Row, Server
+from sinks.transaction import Checkpoint, Fingerprint, TransactionId, token
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _KEPT_CHECKPOINTS = 100
 _ASKED_TOGETHER = 1000
+
+Entry: TypeAlias = "Fingerprint | None"
+"""Count and hash of a transaction's rows, if they were written down."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Ledger(Generic[C]):
     schema: str
     name: str
     id: str
+    has_sums: bool = field(default=False, compare=False)
+    """Whether it has room for count and hash of rows, as far as `ensure` has seen."""
 
     @classmethod
     def find(cls, server: Server[C], connection: C, schema: str, name: str) -> Self | None:
@@ -53,7 +58,7 @@ class Ledger(Generic[C]):
             found = new._look(connection)
         if found is None or not found.id:
             raise ConfigurationError(f"the ledger table {new.label} could not be created")
-        return found
+        return replace(found, has_sums=server.has_sums(connection, schema, name))
 
     def _look(self, connection: C) -> Self | None:
         """The table with the id that it has now, "" if it has lost it; None if there is no table."""
@@ -92,7 +97,8 @@ class Ledger(Generic[C]):
         return self.server.quote(self.schema, self.name).replace("%", "%%")
 
     def _sql(self, template: str) -> str:
-        return template.format(ledger=self.table, **{name: self.server.quote(name) for name in LEDGER_COLUMNS})
+        columns = (*LEDGER_COLUMNS, *SUMS)
+        return template.format(ledger=self.table, **{name: self.server.quote(name) for name in columns})
 
     def _query(self, connection: C, template: str, parameters: Sequence[object]) -> list[Row]:
         return self.server.query(connection, self._sql(template), parameters)
@@ -133,18 +139,49 @@ class Ledger(Generic[C]):
         )
         return {lineage: int(newest) for lineage, newest in self._query(connection, template, [job, sink, True])}
 
-    def insert(self, connection: C, transactions: Mapping[str, TransactionId], *, committed: bool) -> bool:
+    def insert(
+        self,
+        connection: C,
+        transactions: Mapping[str, TransactionId],
+        *,
+        committed: bool,
+        sums: Mapping[str, Fingerprint] | None = None,
+    ) -> bool:
         """Write a row or a tombstone under each key that has none, in the caller's transaction. Returns whether that
-        was each of them. Waits for others that write the same keys, within the limit for lock waits."""
-        rows = [
+        was each of them. Waits for others that write the same keys, within the limit for lock waits. `sums`: of the
+        transactions' rows, as far as they are known."""
+        rows: list[tuple[object, ...]] = [
             (key, committed, name.job, name.lineage, name.sink, name.checkpoint)
             for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
         ]
-        return self.server.insert_missing(connection, self.table, rows) == len(rows)
+        columns: tuple[str, ...] = LEDGER_COLUMNS
+        if sums and self.has_sums:
+            columns += SUMS
+            rows = [(*row, *(sums[str(row[0])].stored() if row[0] in sums else (None, None))) for row in rows]
+        return self.server.insert_missing(connection, self.table, rows, columns) == len(rows)
 
-    def decide(self, connection: C, ids: Collection[str], *, committed: bool) -> bool:
+    def decide(
+        self,
+        connection: C,
+        ids: Collection[str],
+        *,
+        committed: bool,
+        sums: Mapping[str, Fingerprint] | None = None,
+    ) -> bool:
         """The same for transactions that the ledger knows by their own ids."""
-        return self.insert(connection, {text: TransactionId.parse(text) for text in ids}, committed=committed)
+        names = {text: TransactionId.parse(text) for text in ids}
+        return self.insert(connection, names, committed=committed, sums=sums)
+
+    def committed(self, connection: C, job: str, sink: str, lineage: str, checkpoint: int) -> dict[str, Entry]:
+        """What was committed of a checkpoint of a job and sink (as tokens), by key."""
+        mine = [job, sink, lineage, checkpoint, True]
+        wanted = "{written}, {row_hash}" if self.has_sums else "NULL, NULL"
+        template = (
+            f"SELECT {{transaction_id}}, {wanted} FROM {{ledger}} WHERE {{job}} = %s AND {{sink}} = %s"
+            " AND {lineage} = %s AND {checkpoint} = %s AND {committed} = %s"
+        )
+        rows = self._query(connection, template.replace("%SUMS", wanted), mine)
+        return {str(key): None if n is None else Fingerprint(int(n), int(text, 16)) for key, n, text in rows}
 
     def prune(self, connection: C, checkpoint: Checkpoint, sink: str) -> None:
         """Delete the rows of this job, lineage and sink that recovery will never ask for again, those that are staged

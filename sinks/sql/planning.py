@@ -104,6 +104,9 @@ class Planner(Generic[C, TargetT, T]):
         schema, _ = self._locate(connection)
         return schema, self.dialect.LEDGER.find(self.dialect.server, connection, schema, self.ledger)
 
+    def find_target(self, connection: C) -> TargetT | None:
+        return self.dialect.describe(connection, *self._locate(connection))
+
     def ensure_ledger(self, connection: C) -> Ledger[C]:
         schema, _ = self._locate(connection)
         return self.dialect.LEDGER.ensure(self.dialect.server, connection, schema, self.ledger)

@@ -14,8 +14,10 @@ _INSERTED_TOGETHER = 1000
 
 Row = tuple[Any, ...]
 """What a driver makes of a row."""
-LedgerRow = tuple[str, bool, str, str, str, int]
+LedgerRow = tuple[object, ...]
 LEDGER_COLUMNS = ("transaction_id", "committed", "job", "lineage", "sink", "checkpoint")
+SUMS = ("written", "row_hash")
+"""Columns of a ledger for count and hash of a transaction's rows. One that an older version made lacks them."""
 
 
 class Closable(Protocol):
@@ -68,11 +70,17 @@ class Server(ABC, Generic[C]):
         """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
 
     @abstractmethod
+    def has_sums(self, connection: C, schema: str, name: str) -> bool:
+        """Whether the ledger has the columns `SUMS`."""
+
+    @abstractmethod
     def create_ledger(self, connection: C, schema: str, name: str) -> None:
         """Create it, unless somebody else does at the same moment."""
 
     @abstractmethod
-    def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
+    def insert_missing(
+        self, connection: C, ledger: str, rows: Sequence[LedgerRow], columns: Sequence[str] = LEDGER_COLUMNS
+    ) -> int:
         """Insert those rows into the (quoted) ledger whose primary key no row has; returns how many. Waits for others
         that insert the same keys, within the limit for lock waits."""
 
@@ -103,12 +111,23 @@ class PooledServer(Server[C]):
     def _clean(self, connection: C) -> bool:
         """Whether a connection can be lent again: it is open, and not inside a transaction."""
 
-    def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
+    def has_sums(self, connection: C, schema: str, name: str) -> bool:
+        ((found,),) = self.query(
+            connection,
+            "SELECT count(*) FROM information_schema.columns"
+            " WHERE table_schema = %s AND table_name = %s AND column_name IN (%s, %s)",
+            [schema, name, *SUMS],
+        )
+        return int(found) == len(SUMS)
+
+    def insert_missing(
+        self, connection: C, ledger: str, rows: Sequence[LedgerRow], columns: Sequence[str] = LEDGER_COLUMNS
+    ) -> int:
         inserted = 0
         for start in range(0, len(rows), _INSERTED_TOGETHER):
             some = rows[start : start + _INSERTED_TOGETHER]
-            marks = ", ".join([f"({', '.join(['%s'] * len(LEDGER_COLUMNS))})"] * len(some))
-            statement = self.INSERT_MISSING.format(table=ledger, columns=", ".join(LEDGER_COLUMNS), rows=marks)
+            marks = ", ".join([f"({', '.join(['%s'] * len(columns))})"] * len(some))
+            statement = self.INSERT_MISSING.format(table=ledger, columns=", ".join(columns), rows=marks)
             inserted += self.execute(connection, statement, [value for row in some for value in row])
         return inserted
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import pyarrow as pa
 
+from sinks.audit import Audit, Holding, Part
 from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import Finding, Severity
 from sinks.errors import ConfigurationError
+from sinks.sql.audit import Auditor, mark_of
 from sinks.sql.dialect import Dialect, Plan, T, TargetT
 from sinks.sql.planning import Planner
 from sinks.sql.server import IDLE_CONNECTIONS, C
 from sinks.sql.strategies import Staged, TwoPhase
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, token
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    Committable,
+    Fingerprint,
+    Identity,
+    TransactionContext,
+    token,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,8 +46,10 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         staged: Staged[C, TargetT, T],
         problems: Sequence[str],
         transform: Callable[[DataFrame], DataFrame] | None,
+        checkpoint_column: str | None = None,
     ) -> None:
-        """Raises ConfigurationError for `problems`, what is wrong with the user's options."""
+        """`checkpoint_column` is filled by the sink. Raises ConfigurationError for `problems`, what is wrong with the
+        user's options."""
         super().__init__(name=planner.sink, transform=transform)
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
@@ -47,6 +60,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         self._planner = planner
         self._two_phase = TwoPhase(planner.dialect)
         self._staged = staged
+        self._checkpoint_column = checkpoint_column
         self._plan: Plan[C, TargetT] | None = None
 
     # ------------------------------------------------------------------ set-up
@@ -57,12 +71,23 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         """
         try:
             with self._server.lend() as connection:
-                self._plan = self._planner.check(connection, schema)
+                self._plan = self._planner.check(connection, self._marked(schema))
         except Exception as error:
             reason = self._dialect.misconfigured(error)
             if reason is None:
                 raise
             raise ConfigurationError(f"sink {self.name!r}: {reason}") from None
+
+    def _marked(self, schema: pa.Schema) -> pa.Schema:
+        """With the checkpoint column."""
+        if self._checkpoint_column is None:
+            return schema
+        if self._checkpoint_column in schema.names:
+            raise ConfigurationError(
+                f"sink {self.name!r} fills the column {self._checkpoint_column!r} of checkpoint_column=, and the batch "
+                "has one of this name: leave it out there"
+            )
+        return schema.append(pa.field(self._checkpoint_column, pa.string()))
 
     def _planned(self) -> Plan[C, TargetT]:
         """The plan of `check`, or one made now: recovery comes before the first batch."""
@@ -77,10 +102,18 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> T:
         plan = self._planned()
+        context = replace(context, schema=self._marked(context.schema))
         return (self._staged if plan.strategy == "staged" else self._two_phase).begin(plan, context)
 
     def write(self, transaction: T, batch: pa.RecordBatch) -> None:
+        if self._checkpoint_column:
+            about = transaction.context
+            mark = pa.repeat(mark_of(about.lineage, about.checkpoint_id), batch.num_rows)
+            batch = pa.RecordBatch.from_arrays([*batch.columns, mark], schema=about.schema)
         transaction.write(batch)
+
+    def sum_up(self, transaction: T, fingerprint: Fingerprint) -> None:
+        transaction.summed = fingerprint
 
     def pre_commit(self, transaction: T) -> Committable:
         return self._strategy(transaction.identity).pre_commit(transaction, self._planned())
@@ -184,6 +217,23 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         yield from found
         if all(one.severity is not Severity.ERROR for one in found):
             yield from super().diagnose(job)
+
+    def audit(self, job: str, parts: Sequence[Part], told: Callable[[str], None], *, quick: bool = False) -> Audit:
+        """By the ledger; and by the table, if the database keeps who wrote a row."""
+        with self._server.lend() as connection, self._server.reading(connection):
+            _, ledger = self._planner.find_ledger(connection)
+            if ledger is None:
+                gone = f"there is no ledger {self._planner.ledger} any more that says what was committed"
+                return Audit([Holding(remarks=(gone,))] * len(parts))
+            ledger = replace(ledger, has_sums=self._server.has_sums(connection, ledger.schema, ledger.name))
+            target = None if quick else self._planner.find_target(connection)
+            told(f"reading the ledger {ledger.label}" + (f" and table {target.label}" if target else ""))
+            return Auditor(connection, self._dialect, ledger, self._key, self._checkpoint_column).audit(
+                job, self.name, parts, target
+            )
+
+    def _key(self, identity: Identity) -> str:
+        return str(identity["transaction_id"]) if _is_staged(identity) else self._dialect.key(identity)
 
     def trial_schema(self) -> pa.Schema | None:
         with self._server.lend() as connection:

@@ -7,14 +7,23 @@ connection is handed to them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Generic
 
 from sinks.errors import CommittedError, ConfigurationError, SinkError
 from sinks.sql.dialect import Dialect, Plan, T, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.server import C
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    Committable,
+    Fingerprint,
+    Identity,
+    TransactionContext,
+    TransactionId,
+)
 
 
 class Strategy(ABC, Generic[C, TargetT, T]):
@@ -62,12 +71,13 @@ class TwoPhase(Strategy[C, TargetT, T]):
 
     def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
         """The ledger row goes into the same transaction: it becomes visible if and only if the rows do."""
-        self.finish(transaction, plan)
+        rows = self.finish(transaction, plan)
         text, ledger = transaction.context.transaction_id, plan.ledger
         key = self.dialect.key(transaction.identity)
+        sums = {key: replace(transaction.summed, rows=rows)} if transaction.summed else None
         with transaction.explained():
             proof = ledger.proof() | self.dialect.evidence(transaction)
-            if not ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True):
+            if not ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True, sums=sums):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
         self.dialect.prepare(transaction, ledger.schema)
         return Committable(transaction.identity, proof=proof)
@@ -221,7 +231,8 @@ class Staged(Strategy[C, TargetT, T]):
             states |= self._decide(connection, ledger, lost, committed=False)
 
         if intact and not outcomes and all(states.values()):
-            states |= self._decide(connection, ledger, intact, committed=True)
+            sums = {text: c.fingerprint for text, c in by_id.items()}
+            states |= self._decide(connection, ledger, intact, committed=True, sums=sums)
             self.move(connection, plan, [c for c in undecided if _id(c) in intact])
 
         return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
@@ -235,8 +246,16 @@ class Staged(Strategy[C, TargetT, T]):
             f"{self.gone(text)}, and the ledger {ledger.label} has a tombstone in place of its row"
         )
 
-    def _decide(self, connection: C, ledger: Ledger[C], ids: Collection[str], *, committed: bool) -> dict[str, bool]:
-        if not ledger.decide(connection, ids, committed=committed):
+    def _decide(
+        self,
+        connection: C,
+        ledger: Ledger[C],
+        ids: Collection[str],
+        *,
+        committed: bool,
+        sums: Mapping[str, Fingerprint] | None = None,
+    ) -> dict[str, bool]:
+        if not ledger.decide(connection, ids, committed=committed, sums=sums):
             raise SettledByOthers(f"somebody else settled one of {sorted(ids)} at the same time")
         return dict.fromkeys(ids, committed)
 

@@ -15,7 +15,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.sql import triggers
-from sinks.sql.server import LEDGER_COLUMNS, LedgerRow, Row, Server
+from sinks.sql.server import LEDGER_COLUMNS, SUMS, LedgerRow, Row, Server
 
 _LOCK_SECONDS = 10
 _SQLITE_SECONDS = 60  # one writer at a time, so a task waits for all of another's partition
@@ -189,7 +189,8 @@ class Database(Server[Connection]):
         columns = {column["name"]: column for column in inspector.get_columns(name, schema or None)}
         table = ledger_table(name, schema)
         keys = inspector.get_pk_constraint(name, schema or None)["constrained_columns"]
-        if not set(columns) >= set(table.columns.keys()) or not columns["committed"]["nullable"] or not keys:
+        needed = set(table.columns.keys()) - set(SUMS)
+        if not set(columns) >= needed or not columns["committed"]["nullable"] or not keys:
             raise ConfigurationError(
                 f"{table.fullname} exists and is not a ledger of this sink; give the sink another name with ledger=…"
             )
@@ -198,8 +199,18 @@ class Database(Server[Connection]):
     def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
         create(connection, ledger_table(name, schema))
 
-    def insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
-        names, marks = ", ".join(map(self.quote, LEDGER_COLUMNS)), ", ".join(["%s"] * len(LEDGER_COLUMNS))
+    def has_sums(self, connection: Connection, schema: str, name: str) -> bool:
+        columns = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
+        return columns >= set(SUMS)
+
+    def insert_missing(
+        self,
+        connection: Connection,
+        ledger: str,
+        rows: Sequence[LedgerRow],
+        columns: Sequence[str] = LEDGER_COLUMNS,
+    ) -> int:
+        names, marks = ", ".join(map(self.quote, columns)), ", ".join(["%s"] * len(columns))
         statement = f"INSERT INTO {ledger} ({names}) VALUES ({marks})"
         return sum(inserted(connection, _text(statement, row)) for row in rows)
 
@@ -291,6 +302,8 @@ def ledger_table(name: str, schema: str) -> sa.Table:
         sa.Column("sink", sa.String(64), nullable=False),
         sa.Column("checkpoint", sa.BigInteger, nullable=False),
         sa.Column("staging", sa.String(64), nullable=True),
+        sa.Column("written", sa.BigInteger, nullable=True),
+        sa.Column("row_hash", sa.String(16), nullable=True),
         sa.Column("at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
         schema=schema or None,
         mysql_engine="InnoDB",

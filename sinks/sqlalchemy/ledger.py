@@ -7,7 +7,7 @@ which has one writer at a time in the whole database, nobody ever is in flight.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from sinks.sql import ledger
-from sinks.sql.server import Server
+from sinks.sql.server import SUMS, Server
 from sinks.sqlalchemy.database import inserted, ledger_table
-from sinks.transaction import TransactionId
+from sinks.transaction import Fingerprint, TransactionId
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,11 +37,13 @@ class Ledger(ledger.Ledger[Connection]):
     def proof(self) -> dict[str, object]:
         return {"ledger": self.label, "ledger_id": self.id}
 
-    def stage(self, connection: Connection, text: str, staging: str) -> bool:
+    def stage(self, connection: Connection, text: str, staging: str, rows: Fingerprint | None) -> bool:
         """Note in the running transaction that its rows are in the table `staging`; False if it has a row already."""
         name = TransactionId.parse(text)
         facts = {"job": name.job, "lineage": name.lineage, "sink": name.sink, "checkpoint": name.checkpoint}
         row = {"transaction_id": text, "committed": None, "staging": staging, **facts}
+        if rows and self.has_sums:
+            row |= zip(SUMS, rows.stored(), strict=True)
         return inserted(connection, self.rows.insert().values(row))
 
     def undecided(self, connection: Connection, ids: Collection[str]) -> list[str]:
@@ -57,8 +59,15 @@ class Ledger(ledger.Ledger[Connection]):
         query = sa.select(t.transaction_id, t.staging).where(*mine).order_by(t.transaction_id)
         return {row.transaction_id: row.staging for row in connection.execute(query)}
 
-    def decide(self, connection: Connection, ids: Collection[str], *, committed: bool) -> bool:
-        """Turn what is staged; a tombstone also goes where there is no row."""
+    def decide(
+        self,
+        connection: Connection,
+        ids: Collection[str],
+        *,
+        committed: bool,
+        sums: Mapping[str, Fingerprint] | None = None,
+    ) -> bool:
+        """Turn what is staged; a tombstone also goes where there is no row. Sums are there since it was staged."""
         t = self.rows.c
         turn = self.rows.update().where(t.transaction_id.in_(ids), t.committed.is_(None)).values(committed=committed)
         decided = connection.execute(turn).rowcount

@@ -14,7 +14,7 @@ from sqlalchemy.engine import RootTransaction
 from sinks.sql.values import Refused, bad_value
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.types import Column, conversion
-from sinks.transaction import Identity, TransactionContext
+from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 _ROWS_TOGETHER = 1000
 
@@ -44,6 +44,7 @@ class RowTransaction:
         self.context = context
         self.identity = identity
         self.sealing = False
+        self.summed: Fingerprint | None = None
         self.where = f"table {label}: partition {context.subtask} of checkpoint {context.checkpoint_id}"
         self.database = database
         self._insert = into.insert()

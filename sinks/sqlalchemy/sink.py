@@ -63,6 +63,7 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         rounding: Rounding = "refuse",
         create_table: bool = False,
         ledger: str = "tpc_ledger",
+        checkpoint_column: str | None = None,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         engine_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -78,6 +79,8 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         * `rounding`: "refuse" fails the checkpoint for a value that its column cannot hold as it is; "allow" rounds
           numbers and times to what it can hold, and lets the database drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
+        * `checkpoint_column`: a text column of the table that the sink fills with the checkpoint of each row, as
+          `LINEAGE.NUMBER` (up to 30 characters), by which `coordinator verify` counts them.
 
         Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
         """
@@ -87,4 +90,4 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         dialect = SqlAlchemyDialect(database, merge, strategy)
         planner = _Planner(dialect, name or table, table, create_table, ledger)
         problems = list(merge.contradictions(strategy, "two_phase"))
-        super().__init__(planner, Staged(dialect), problems, transform)
+        super().__init__(planner, Staged(dialect), problems, transform, checkpoint_column)

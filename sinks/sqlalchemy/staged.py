@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -73,9 +74,10 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
 
     def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
         text, staging = transaction.context.transaction_id, transaction.identity["staging"]
-        self.finish(transaction, plan)
+        rows = self.finish(transaction, plan)
+        sums = transaction.summed and replace(transaction.summed, rows=rows)
         with transaction.explained():
-            if not _ledger(plan.ledger).stage(transaction.connection, text, staging):
+            if not _ledger(plan.ledger).stage(transaction.connection, text, staging, sums):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
         transaction.seal()
         columns = columns_digest(transaction.context.schema.names)

@@ -88,6 +88,7 @@ class Clause(Enum):
     MEMORY_DIRECTLY = "committed_checkpoints", "at-least-once mode leaves no trace in it"
     DIAGNOSE = "diagnose", "yields findings, and nothing of it stays behind"
     INSPECT = "inspect", "one answer for each transaction, in order"
+    AUDIT = "audit", "tells of rows that are visible how many were written, or that it cannot tell"
     # ------------------------------------------------------------------ the whole
     EXACTLY_ONCE = "__doc__", "whoever dies, and wherever: every row becomes visible once, and nothing stays in doubt"
     AT_LEAST_ONCE = "commit_directly", "at-least-once mode loses no row"

@@ -25,7 +25,7 @@ from pyspark import cloudpickle
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from sinks.base import TwoPhaseCommitSink
 from sinks.testing.local import LocalQuery, Partitions
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionContext
 
 KILLED = -signal.SIGKILL
 
@@ -96,6 +96,9 @@ class Hooked(TwoPhaseCommitSink[Any]):
 
     def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
         self._call("write", transaction, batch)
+
+    def sum_up(self, transaction: Any, fingerprint: Fingerprint) -> None:
+        self.inner.sum_up(transaction, fingerprint)
 
     def pre_commit(self, transaction: Any) -> Identity | Committable:
         result: Identity | Committable = self._call("pre_commit", transaction)

@@ -162,6 +162,7 @@ class SinkTests:
         self, sink: Sink, transaction: Any, count: int, subtask: int = 0, clause: Clause = Clause.PRE_COMMIT
     ) -> Committable:
         with clause.kept("pre_commit"):
+            sink.sum_up(transaction, Fingerprint(count))
             committable = sink.snapshot_state(transaction)
         assert isinstance(committable.transaction, Mapping), Clause.IDENTITY.broken(
             f"an identity of type {type(committable.transaction).__name__}: {committable.transaction!r}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sinks.audit import Part
 from sinks.diagnosis import Finding, InDoubt
 from sinks.errors import ConfigurationError
 from sinks.testing.clauses import Ability, Clause
@@ -253,3 +254,10 @@ class TwoPhases(SinkTests):
             weaknesses = sink.weaknesses()
         assert not isinstance(weaknesses, str), Clause.WEAKNESSES.broken(f"one text: {weaknesses!r}")
         assert all(isinstance(one, str) for one in weaknesses), Clause.WEAKNESSES.broken(f"{weaknesses!r}")
+        done = self.pre_committed(sink, rows(100, 3))
+        self.commit(sink, done, clause=Clause.AUDIT)
+        with Clause.AUDIT.kept("audit"):
+            (held,) = sink.audit(self.job, [Part(LINEAGE, 0, [done])], lambda _: None).holdings
+        counts = {held.held, held.kept.rows if held.kept else None}
+        assert counts <= {None, 3}, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")
+        assert not held.differences, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")

@@ -33,6 +33,7 @@ MYSQL = _of("mysql", "sink", "faults")
 KAFKA = _of("kafka", "sink")
 KAFKA_MEMORY = ("tests/kafka/test_memory.py",)
 SQLALCHEMY = _of("sqlalchemy_sink", "sink")
+VERIFY = ("tests/cli/test_verify.py",)
 KILLED = ("tests/spark/test_killed.py",)
 FILE_SINK = ("tests/test_custom_sink.py",)
 
@@ -412,7 +413,7 @@ MUTANTS = (
     Mutant(
         "pre-committed although it was aborted",
         "sinks",
-        "if not ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True):",
+        "if not ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True, sums=sums):",
         "if ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True) and False:",
         POSTGRES,
     ),
@@ -482,9 +483,44 @@ MUTANTS = (
     Mutant(
         "a tombstone does not stop a row",
         "sinks/sql",
-        "return self.server.insert_missing(connection, self.table, rows) == len(rows)",
-        "return self.server.insert_missing(connection, self.table, rows) is not None",
+        "return self.server.insert_missing(connection, self.table, rows, columns) == len(rows)",
+        "return self.server.insert_missing(connection, self.table, rows, columns) is not None",
         POSTGRES,
+    ),
+    Mutant(
+        "verify: a row counts whoever wrote it last",
+        "sinks/postgres",
+        "written AS (SELECT xmin::text AS writer, count(*) AS rows",
+        "written AS (SELECT (SELECT min(writer) FROM known) AS writer, count(*) AS rows",
+        VERIFY,
+    ),
+    Mutant(
+        "verify: a transaction that no record names is not seen",
+        "sinks/sql",
+        "for key in sorted(entries.keys() - known)",
+        "for key in sorted(known - known)",
+        VERIFY,
+    ),
+    Mutant(
+        "verify: aborted records count",
+        "sinks/kafka",
+        "if not any(id == name[0] and first <= at < end for id, at in aborted):",
+        "if True:",
+        VERIFY,
+    ),
+    Mutant(
+        "verify: fewer rows than acknowledged balance",
+        "coordinator",
+        "if held is not None and held != written.rows:",
+        "if held is not None and held > written.rows:",
+        ("tests/protocol/test_balance.py",),
+    ),
+    Mutant(
+        "a ledger without columns for counts is written to as if it had them",
+        "sinks/sql",
+        "if sums and self.has_sums:",
+        "if sums:",
+        VERIFY,
     ),
     Mutant(
         "a trigger that is new is taken as meant",

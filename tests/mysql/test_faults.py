@@ -27,6 +27,7 @@ from sinks.transaction import CommitState
 from tests.mysql.play import Observer, held
 
 COMMITTED = CommitOutcome.COMMITTED
+COLUMNS = "transaction_id, committed, job, lineage, sink, checkpoint"
 
 
 @pytest.fixture(params=["xa", "staged"])
@@ -57,7 +58,7 @@ def name(committable: Any) -> str:
 
 def insert(committable: Any, committed: bool) -> str:
     """What somebody else writes into the ledger."""
-    return f"INSERT INTO tpc_ledger VALUES ('{name(committable)}', {committed}, 'j', 'l', 's', 0, now())"
+    return f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES ('{name(committable)}', {committed}, 'j', 'l', 's', 0)"
 
 
 def waits(db: Observer) -> bool:
@@ -102,7 +103,7 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
         (job, "other", sink_name, 2),
         (job, lineage, "other", 3),
     ):
-        db.run("INSERT INTO tpc_ledger VALUES (%s, true, %s, %s, %s, %s, now())", [str(key), *key])
+        db.run(f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES (%s, true, %s, %s, %s, %s)", [str(key), *key])
     last = pre_commit(staged, rows_of(2), checkpoint=250)
     assert staged.commit_all(checkpoint(250), [last]) == [COMMITTED]
     staged.purge(checkpoint(250, oldest=200))

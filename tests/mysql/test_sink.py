@@ -247,7 +247,8 @@ def test_a_staged_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None
     sink = make(db, strategy="staged", lock_timeout=1)
     committable = pre_commit(sink, rows_of(1))
     name = committable.transaction["transaction_id"]
-    in_flight = f"INSERT INTO tpc_ledger VALUES ('{name}', true, '', '', '', 0, now())"
+    columns = "transaction_id, committed, job, lineage, sink, checkpoint"
+    in_flight = f"INSERT INTO tpc_ledger ({columns}) VALUES ('{name}', true, '', '', '', 0)"
     with held(db.dsn, in_flight) as other:
         (outcome,) = sink.commit_all(checkpoint(), [committable])
         assert isinstance(outcome, pymysql.OperationalError)

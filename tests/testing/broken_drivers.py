@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+from sinks.audit import Audit, Holding, Part
 from sinks.errors import CommittedError
 from sinks.testing import Clause
 from sinks.testing.kit import LINEAGE
@@ -17,12 +18,20 @@ from tests.testing.catalogue import breaks
 from tests.testing.shelf import Handle, Shelf, WholeShelf
 
 COMMITTED = CommitOutcome.COMMITTED
+OPERATORS = "what_operators_are_told_is_told_as_documented"
 ONCE, AGAIN = "commit_makes_all_rows_visible_once", "commit_is_idempotent"
 NEVER, ABORTED = "commit_of_what_was_never_seen_is_no_success_and_no_proof", "commit_after_abort_is_lost_and_stays_lost"
 SILENT, BESIDE = "a_system_that_does_not_answer_is_no_outcome", "commits_side_by_side"
 DIES, EACH = "a_driver_killed_at_any_line_of_commit", "commit_all_tells_the_outcome_of_each_in_order"
 PICKLED = "commit_needs_only_the_pickled_sink_and_the_committable_as_json"
 ONLY = "commit_and_abort_end_only_what_they_name"
+
+
+# ---------------------------------------------------------------------- audit
+@breaks(Clause.AUDIT, OPERATORS)
+class CountsOneTooFew(Shelf):
+    def audit(self, job: str, parts: Sequence[Part], told: Any, *, quick: bool = False) -> Audit:
+        return Audit([Holding(held=sum(c.fingerprint.rows for c in part.committables) - 1) for part in parts])
 
 
 # ---------------------------------------------------------------------- commit

@@ -1,0 +1,202 @@
+"""Books that balance: what the records say of checkpoints that are visible, beside what the sinks' systems have.
+
+`balance` is a pure function of facts; `take_balance` reads them. It proves what docs/verify.md says, and no more.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from coordinator.protocol.batch import Sink
+from coordinator.protocol.decisions import Complete
+from coordinator.protocol.records import CheckpointStore, Record
+from sinks.audit import Audit, Holding, Part
+from sinks.transaction import Committable, Fingerprint, Identity, unnamed
+
+History = Sequence[tuple[Record, ...]]
+_TRIES = 3
+
+
+class Verdict(str, Enum):
+    BALANCED = "balanced"
+    DIFFERS = "differs"
+    UNTOLD = "cannot tell"  # nobody but the record says anything of it
+
+
+@dataclass(frozen=True)
+class Line:
+    """One sink's part of one checkpoint, in rows. `read`: what came to the sink, after its transform; `pre_committed`:
+    what its transactions acknowledged, `given_up` of it by an operator; `kept`: what the system's own ledger says;
+    `held`: what is there now as it was written. None where that cannot be told."""
+
+    checkpoint: int
+    lineage: str
+    sink: str
+    read: int
+    pre_committed: int
+    given_up: int
+    kept: int | None
+    held: int | None
+    verdict: Verdict
+    differences: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Balance:
+    """`differences` and `remarks` by sink are of no single checkpoint."""
+
+    lines: tuple[Line, ...]
+    differences: Mapping[str, tuple[str, ...]]
+    remarks: Mapping[str, tuple[str, ...]]
+
+    @property
+    def verdict(self) -> Verdict:
+        verdicts = {line.verdict for line in self.lines}
+        if Verdict.DIFFERS in verdicts or any(self.differences.values()):
+            return Verdict.DIFFERS
+        return Verdict.UNTOLD if Verdict.UNTOLD in verdicts or not self.lines else Verdict.BALANCED
+
+    def totals(self) -> dict[str, dict[str, int | None]]:
+        """By sink, over all checkpoints; None if it is of one of them."""
+        columns = ("read", "pre_committed", "given_up", "kept", "held")
+        return {
+            sink: {name: _total([getattr(line, name) for line in self.lines if line.sink == sink]) for name in columns}
+            for sink in dict.fromkeys(line.sink for line in self.lines)
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict.value,
+            "checkpoints": [asdict(line) | {"verdict": line.verdict.value} for line in self.lines],
+            "totals": self.totals(),
+            "differences": {sink: list(texts) for sink, texts in self.differences.items() if texts},
+            "remarks": {sink: list(texts) for sink, texts in self.remarks.items() if texts},
+        }
+
+
+def _total(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+# ---------------------------------------------------------------------- facts
+@dataclass(frozen=True)
+class Answer:
+    """What a sink has told: of those checkpoints that it was asked about, its holding. `why` it was not, of others."""
+
+    holdings: Mapping[int, Holding]
+    why: Mapping[int, str]
+    audit: Audit
+
+
+def take_balance(
+    store: CheckpointStore,
+    sinks: Mapping[str, Sink],
+    told: Callable[[str], None] = lambda _: None,
+    *,
+    quick: bool = False,
+) -> Balance:
+    """Reads storage, and asks copies of the sinks, so a driver may use them meanwhile. A checkpoint that a driver ends
+    at the same time is looked at again. Raises `StorageError`, `CorruptRecord`."""
+    for _ in range(_TRIES):
+        history = store.history()
+        answers = {name: _ask(sink, store.job, history, told, quick=quick) for name, sink in sinks.items()}
+        now = {rounds[0].checkpoint_id: rounds for rounds in store.history()}
+        if all(now.get(rounds[0].checkpoint_id, rounds) == rounds for rounds in history):  # None: retention was quicker
+            break
+    return balance(history, answers)
+
+
+def _ask(sink: Sink, job: str, history: History, told: Callable[[str], None], *, quick: bool) -> Answer:
+    parts, why = dict[int, Part](), dict[int, str]()
+    try:
+        with closing(copy.deepcopy(sink)) as asked:
+            asked.open()
+            in_doubt = list(asked.in_doubt(job))
+            for rounds in history:
+                number, part = rounds[0].checkpoint_id, part_of(sink.name, rounds)
+                named = [committable.transaction for committable in part.committables]
+                if len(unnamed(named, in_doubt)) < len(named):
+                    why[number] = "transactions of it are in doubt, so not all of it is visible yet"
+                elif not named and rounds[0].rows.get(sink.name):
+                    why[number] = "it was written at least once: no transaction is named"
+                else:
+                    parts[number] = part
+            audit = asked.audit(job, list(parts.values()), lambda text: told(f"sink {sink.name}: {text}"), quick=quick)
+            return Answer(dict(zip(parts, audit.holdings, strict=True)), why, audit)
+    except Exception as error:
+        reason = f"sink {sink.name!r} cannot be asked: {error}"
+        return Answer({}, {rounds[0].checkpoint_id: reason for rounds in history}, Audit([]))
+
+
+def part_of(sink: str, rounds: tuple[Record, ...]) -> Part:
+    mine = Complete(rounds).only(sink)
+    accepted: list[Identity] = [one.transaction for record in rounds for one in record.accepted if one.sink == sink]
+    return Part(rounds[0].lineage, rounds[0].checkpoint_id, list(mine.named.values()), accepted)
+
+
+# ---------------------------------------------------------------------- the books
+def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
+    """Of each retained checkpoint, oldest first, and each sink that is asked or has rows in it."""
+    lines = [
+        _line(name, rounds, answers.get(name))
+        for rounds in history
+        if not rounds[0].restored_from
+        for name in dict.fromkeys([*rounds[0].rows, *answers])
+    ]
+    differences = {name: answer.audit.differences for name, answer in answers.items()}
+    return Balance(tuple(lines), differences, {name: answer.audit.remarks for name, answer in answers.items()})
+
+
+def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
+    record, part = rounds[0], part_of(sink, rounds)
+    read = record.rows.get(sink, 0)
+    given_up = sum(one.rows for each in rounds for one in each.accepted if one.sink == sink)
+    written = _sum(part.committables)
+    holding = answer.holdings.get(record.checkpoint_id) if answer else None
+    if answer is None:
+        remarks: tuple[str, ...] = ("the job has no sink of this name",)
+    elif holding is None:
+        remarks = (answer.why[record.checkpoint_id],)
+    else:
+        remarks = holding.remarks
+    differences = [*(holding.differences if holding else ())]
+    if part.committables and read != written.rows + given_up:
+        differences.append(f"{read:,} row(s) came to the sink, and its transactions acknowledged {written.rows:,}")
+    kept, held = (holding.kept, holding.held) if holding else (None, None)
+    if kept and kept.rows != written.rows:
+        differences.append(f"the system's ledger has {kept.rows:,} row(s), and the record {written.rows:,}")
+    elif kept and kept.hash != written.hash:
+        differences.append("the system's ledger and the record have as many rows, but not the same: the hashes differ")
+    if held is not None and held != written.rows:
+        changed = "fewer: rows were deleted or changed" if held < written.rows else "more"
+        differences.append(f"{held:,} of {written.rows:,} row(s) are there as they were written, {changed}")
+    verdict = Verdict.DIFFERS if differences else Verdict.BALANCED
+    if not differences and kept is None and held is None and (part.committables or read):
+        verdict = Verdict.UNTOLD
+    return Line(
+        record.checkpoint_id,
+        record.lineage,
+        sink,
+        read,
+        written.rows + given_up,
+        given_up,
+        kept.rows if kept else None,
+        held,
+        verdict,
+        tuple(differences),
+        remarks,
+    )
+
+
+def _sum(committables: Sequence[Committable]) -> Fingerprint:
+    total = Fingerprint()
+    for one in committables:
+        total = total.add(one.fingerprint.rows, one.fingerprint.hash)
+    return total

@@ -1,0 +1,69 @@
+"""`coordinator verify`: whether the books balance. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from coordinator.balance import Balance, Verdict, take_balance
+from coordinator.cli.output import FOUND, JOB_FILE, UNTOLD, AsJson, Job, opened, say, show_json, show_table
+
+_STYLES = {Verdict.BALANCED: "green", Verdict.DIFFERS: "bold red", Verdict.UNTOLD: "yellow"}
+_CODES = {Verdict.DIFFERS: FOUND, Verdict.UNTOLD: UNTOLD}
+_COLUMNS = {"read": "read", "pre_committed": "pre-committed", "given_up": "given up", "kept": "ledger", "held": "held"}
+
+
+def verify(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Compare records and ledgers; read no table and no topic.")
+    ] = False,
+    job: Job = JOB_FILE,
+    as_json: AsJson = False,
+) -> None:
+    """Of each retained checkpoint and sink: rows that came to the sink, that were pre-committed, that the external
+    system has; and what differs. Exit code 0: balanced, 1: something differs, 4: nobody can tell."""
+    with opened(job) as coordinator:
+        store = coordinator.protocol.store
+        found = take_balance(store, coordinator.sinks, say, quick=quick)
+    if as_json:
+        show_json({"job": store.job, "storage": store.storage.uri} | found.to_json())
+    else:
+        _show(found)
+    if code := _CODES.get(found.verdict):
+        raise typer.Exit(code)
+
+
+def _show(found: Balance) -> None:
+    if not found.lines:
+        say("No checkpoint is retained: there is nothing to compare.")
+        return
+    rows = [
+        [
+            line.checkpoint,
+            line.sink,
+            *(_count(getattr(line, name)) for name in _COLUMNS),
+            Text(line.verdict.value, _STYLES[line.verdict]),
+        ]
+        for line in found.lines
+    ]
+    for sink, totals in found.totals().items():
+        rows.append([Text("all", "bold"), sink, *(_count(totals[name]) for name in _COLUMNS), ""])
+    show_table(["checkpoint", "sink", *_COLUMNS.values(), ""], rows)
+    for sink, texts in found.differences.items():
+        for text in texts:
+            say(f"Differs: sink {sink}: {text}")
+    for line in found.lines:
+        for text in line.differences:
+            say(f"Differs: checkpoint {line.checkpoint}, sink {line.sink}: {text}")
+    told = [(sink, text) for sink, texts in found.remarks.items() for text in texts]
+    told += [(line.sink, text) for line in found.lines for text in line.remarks]
+    for sink, text in dict.fromkeys(told):
+        numbers = [str(line.checkpoint) for line in found.lines if line.sink == sink and text in line.remarks]
+        of = f", checkpoint{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""
+        say(f"Cannot tell: sink {sink}{of}: {text}")
+
+
+def _count(rows: int | None) -> str:
+    return "?" if rows is None else f"{rows:,}"

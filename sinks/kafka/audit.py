@@ -1,0 +1,146 @@
+"""How many records of transactions consumers can read: counted in the log, by the headers of its record batches.
+
+Each batch there names the producer's id and epoch, which are of one transaction alone. So its records are counted
+between the first and the last offset that the producer was told, without a look into them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka.errors import OffsetOutOfRangeError, for_code
+from kafka.record import MemoryRecords
+
+from sinks.audit import Audit, Holding, Part
+from sinks.kafka.cluster import Cluster
+from sinks.kafka.outcome import made_anew
+from sinks.transaction import Committable
+
+_FETCH_BYTES = 8 << 20
+_TOLD_EVERY = 5.0
+_PAUSE = 0.05
+
+Transaction = tuple[int, int]
+"""Producer id and epoch."""
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+@dataclass
+class _Span:
+    """A range of offsets in one partition, and whose records are looked for there."""
+
+    first: int
+    end: int
+    of: dict[Transaction, tuple[int, int]] = field(default_factory=dict)
+
+
+def audit(cluster: Cluster, parts: Sequence[Part], told: Callable[[str], None], patience: float) -> Audit:
+    """`patience`: seconds to wait for the brokers' markers of what was committed just before."""
+    here = cluster.cluster_id()
+    topics = {name for part in parts for one in part.committables for name in one.proof.get("topic_ids", ())}
+    ids = cluster.topic_ids(topics)
+    policies = {name: cluster.configs("TOPIC", name, ("cleanup.policy",)) for name, id in ids.items() if id}
+    compacted = {name for name, policy in policies.items() if "compact" in policy.get("cleanup.policy", "")}
+
+    def untold(committable: Committable) -> str:
+        if committable.proof["cluster"] != here:
+            return f"it was written to the cluster {committable.proof['cluster']}, and this is {here}"
+        if topic := made_anew(committable, ids):
+            return f"topic {topic!r} was deleted, or made anew, since"
+        if "spans" not in committable.proof:
+            return "its record has no offsets: an older version wrote it, or the brokers did not tell them"
+        if some := compacted & committable.proof["spans"].keys():
+            return f"topic {', '.join(sorted(some))} is compacted, so records may be gone by its rules"
+        return ""
+
+    reasons = [next((reason for one in part.committables if (reason := untold(one))), "") for part in parts]
+    asked = [part for part, reason in zip(parts, reasons, strict=True) if not reason]
+    counter = _Counter(cluster, told, patience)
+    for place, span in _spans(one for part in asked for one in part.committables).items():
+        counter.count(place, span)
+
+    def holding(part: Part, reason: str) -> Holding:
+        names = [_name(one) for one in part.committables]
+        reason = reason or next((counter.untold[name] for name in names if name in counter.untold), "")
+        if reason:
+            return Holding(remarks=(reason,))
+        return Holding(held=sum(counter.records[name] for name in names))
+
+    return Audit([holding(part, reason) for part, reason in zip(parts, reasons, strict=True)])
+
+
+def _name(committable: Committable) -> Transaction:
+    return committable.transaction["producer_id"], committable.transaction["producer_epoch"]
+
+
+def _spans(committables: Iterable[Committable]) -> dict[Place, _Span]:
+    spans: dict[Place, _Span] = {}
+    for one in committables:
+        for topic, its in one.proof["spans"].items():
+            for partition, first, end in its:
+                span = spans.setdefault((topic, partition), _Span(first, end))
+                span.first, span.end = min(span.first, first), max(span.end, end)
+                span.of[_name(one)] = first, end
+    return spans
+
+
+@dataclass(frozen=True)
+class _Counter:
+    """Committed records by transaction; or why those of one cannot be told."""
+
+    cluster: Cluster
+    told: Callable[[str], None]
+    patience: float
+    records: Counter[Transaction] = field(default_factory=Counter)
+    untold: dict[Transaction, str] = field(default_factory=dict)
+
+    def count(self, place: Place, span: _Span) -> None:
+        where, offset = f"{place[0]}-{place[1]}", span.first
+        told_at, deadline = time.monotonic(), time.monotonic() + self.patience
+        while offset < span.end:
+            found = self.cluster.fetch(*place, offset, _FETCH_BYTES)
+            start = self.cluster.log_start(*place) if found.error_code == OffsetOutOfRangeError.errno else 0
+            if start > offset:
+                offset = start
+                why = f"{where} begins at offset {offset} now: retention, or somebody, has removed records"
+                self.untold.update({name: why for name, (first, _) in span.of.items() if first < offset})
+                continue
+            if found.error_code:
+                raise for_code(found.error_code)(where)
+            before, offset = offset, self._take(found, span, offset)
+            if offset > before:
+                if time.monotonic() - told_at > _TOLD_EVERY:
+                    told_at = time.monotonic()
+                    self.told(f"{where}: offset {offset:,} of {span.end:,}")
+            elif time.monotonic() < deadline:
+                time.sleep(_PAUSE)
+            else:
+                why = f"readers of {where} are held up at offset {offset}: a transaction is still open there"
+                self.untold.update({name: why for name, (_, end) in span.of.items() if end > offset})
+                return
+
+    def _take(self, found: Any, span: _Span, offset: int) -> int:
+        """Returns the offset after what was fetched."""
+        aborted = [(one.producer_id, one.first_offset) for one in found.aborted_transactions or ()]
+        for batch in _batches(found.records):
+            if batch.last_offset < offset:
+                continue
+            offset = batch.last_offset + 1
+            name = batch.producer_id, batch.producer_epoch
+            if name in span.of and not batch.is_control_batch:
+                first, end = span.of[name]
+                if not any(id == name[0] and first <= at < end for id, at in aborted):
+                    self.records[name] += batch.records_count
+        return offset
+
+
+def _batches(records: Any) -> Iterable[Any]:
+    if records:
+        several = MemoryRecords(bytes(records))
+        while (batch := several.next_batch()) is not None:
+            yield batch

@@ -1,0 +1,105 @@
+"""What a database has of rows that are visible: by its ledger, and by the table itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from sinks.audit import Audit, Holding, Part
+from sinks.sql.dialect import Dialect, T, TargetT
+from sinks.sql.ledger import Entry, Ledger
+from sinks.sql.server import C
+from sinks.transaction import Fingerprint, Identity, token
+
+_NO_SUMS = "the ledger has no counts of it: an older version wrote it, or the ledger lacks the columns for them"
+
+
+@dataclass(frozen=True)
+class Auditor(Generic[C, TargetT, T]):
+    """Asks by one connection. `key` tells what the ledger knows a transaction by; `column` is the one that has the
+    checkpoint of each row."""
+
+    connection: C
+    dialect: Dialect[C, TargetT, T]
+    ledger: Ledger[C]
+    key: Callable[[Identity], str]
+    column: str | None
+
+    def audit(self, job: str, sink: str, parts: Sequence[Part], target: TargetT | None) -> Audit:
+        """Without a `target` the table is not asked."""
+        found = [self._by_ledger(token(job), token(sink), part) for part in parts]
+        if target is None or not parts:
+            return Audit(found)
+        if self.dialect.merge.mode == "upsert":
+            why = "upserts replace rows, so a table has not as many as there were changes: it was not asked"
+            return Audit(found, remarks=(why,))
+        try:
+            return self._by_column(target, parts, found) if self.column else self._by_writer(target, parts, found)
+        except Exception as error:  # a sink that only appends need not have the right to read
+            return Audit(found, remarks=(f"{target.label} cannot be read: {error}",))
+
+    def _by_column(self, target: TargetT, parts: Sequence[Part], found: Sequence[Holding]) -> Audit:
+        server, marks = self.dialect.server, [mark_of(part.lineage, part.checkpoint_id) for part in parts]
+        column = server.quote(str(self.column)).replace("%", "%%")
+        table = server.quote(target.schema, target.name).replace("%", "%%")
+        those = ", ".join(["%s"] * len(marks))
+        statement = f"SELECT {column}, count(*) FROM {table} WHERE {column} IN ({those}) GROUP BY {column}"
+        with server.trial(self.connection):
+            rows = {str(mark): int(count) for mark, count in server.query(self.connection, statement, marks)}
+        return Audit([replace(one, held=rows.get(mark, 0)) for one, mark in zip(found, marks, strict=True)])
+
+    def _by_writer(self, target: TargetT, parts: Sequence[Part], found: Sequence[Holding]) -> Audit:
+        keys = [self._keys(part) for part in parts]
+        writers = self.dialect.writers(self.connection, target, self.ledger, [key for some in keys for key in some])
+        if writers is None:
+            return Audit(found, remarks=(f"{target.label} does not tell who wrote a row: it was not asked",))
+        by_part = [{writers.of[key] for key in some if key in writers.of} for some in keys]
+        if any(count > 1 for count in Counter(writer for some in by_part for writer in some).values()):
+            why = f"{target.label} and its ledger were restored since: it does not tell any more who wrote a row"
+            return Audit(found, remarks=(why,))
+        held = [sum(writers.rows.get(writer, 0) for writer in some) for some in by_part]
+        counted = [replace(one, held=rows) for one, rows in zip(found, held, strict=True)]
+        return Audit(counted, (_of_others(target.label, writers.others),) if writers.others else ())
+
+    def _keys(self, part: Part) -> list[str]:
+        return [self.key(committable.transaction) for committable in part.committables]
+
+    def _by_ledger(self, job: str, sink: str, part: Part) -> Holding:
+        keys = self._keys(part)
+        entries = self.ledger.committed(self.connection, job, sink, part.lineage, part.checkpoint_id)
+        missing = [key for key in keys if key not in entries]
+        for committable in part.committables if missing else ():
+            if reason := self.ledger.foreign(self.connection, committable.proof):
+                return Holding(remarks=(reason,))
+        differences = [f"the ledger {self.ledger.label} does not say that {key} was committed" for key in missing]
+        known = {*keys, *map(self.key, part.given_up)}
+        differences += [
+            f"{key} was committed, and the record does not name it: its rows are there beside those of the record"
+            for key in sorted(entries.keys() - known)
+        ]
+        kept = _sum(entries, [key for key in keys if key in entries])
+        return Holding(kept, differences=tuple(differences), remarks=() if kept else (_NO_SUMS,))
+
+
+def mark_of(lineage: str, checkpoint: int) -> str:
+    """What a checkpoint column has."""
+    return f"{lineage}.{checkpoint}"
+
+
+def _sum(entries: Mapping[str, Entry], keys: Sequence[str]) -> Fingerprint | None:
+    total = Fingerprint()
+    for key in keys:
+        rows = entries[key]
+        if rows is None:
+            return None
+        total = total.add(rows.rows, rows.hash)
+    return total
+
+
+def _of_others(table: str, rows: int) -> str:
+    return (
+        f"{rows:,} row(s) of {table} were inserted or changed, since the oldest of these checkpoints, by transactions "
+        "that the ledger does not know (an ALTER TABLE that rewrites the table, or a restore, changes all)"
+    )

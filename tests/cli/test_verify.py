@@ -1,0 +1,181 @@
+"""Books that balance after drivers were killed, and what is named when somebody touches the target."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import TopicPartition
+
+from coordinator.balance import part_of
+from coordinator.jobfile import load_job
+from coordinator.listener import Step
+from coordinator.protocol.records import CheckpointStore
+from coordinator.storage import open_storage
+from sinks.audit import Part
+from sinks.kafka import KafkaSink
+from sinks.testing.servers.kafka import KafkaService
+from tests.cli.conftest import TABLE
+from tests.cli.play import INPUT, Job
+from tests.kafka.play import pre_commit, sink_of, texts
+from tests.mysql.play import Observer
+
+ROWS = [sum(table.num_rows for table in batch) for batch in INPUT]
+
+
+def lines(told: Any) -> list[tuple[Any, ...]]:
+    columns = ("checkpoint", "read", "pre_committed", "kept", "held", "verdict")
+    return [tuple(line[name] for name in columns) for line in told["checkpoints"]]
+
+
+def balanced(*checkpoints: int, kept: bool = True, held: bool = True) -> list[tuple[Any, ...]]:
+    return [
+        (n, ROWS[n], ROWS[n], ROWS[n] if kept else None, ROWS[n] if held else None, "balanced") for n in checkpoints
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_a_table_of_postgres(tmp_path: Path, pg_database: str, strategy: str) -> None:
+    job = Job(tmp_path, f'type = "postgres"\ndsn = "{pg_database}"\ntable = "orders"\nstrategy = "{strategy}"')
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        connection.execute(TABLE)
+        connection.execute("INSERT INTO orders VALUES (-1, 'of somebody, before', 0)")
+        job.run(2, crash=(Step.COMPLETE, 1))
+        told = job.json("verify", code=4)
+        assert "in doubt" in told["checkpoints"][1]["remarks"][0]
+        job.run(3, crash=(Step.PRE_COMMITTED, 2))
+        job.run(3)
+        connection.execute("VACUUM (FREEZE) orders")
+        told = job.json("verify")
+        assert lines(told) == balanced(0, 1, 2)
+        assert told["totals"]["orders"] == dict.fromkeys(("read", "pre_committed", "kept", "held"), sum(ROWS)) | {
+            "given_up": 0
+        }
+
+        first = min(id for table in INPUT[1] for id in table["id"].to_pylist())
+        connection.execute("DELETE FROM orders WHERE id = %s", [first])
+        told = job.json("verify", code=1)
+        assert [line[4:] for line in lines(told)] == [
+            (ROWS[0], "balanced"),
+            (ROWS[1] - 1, "differs"),
+            (ROWS[2], "balanced"),
+        ]
+        assert "deleted or changed" in told["checkpoints"][1]["differences"][0]
+        assert told["differences"] == {}
+        connection.execute("UPDATE orders SET amount = 0 WHERE id = %s", [first + 1])
+        connection.execute("INSERT INTO orders VALUES (-2, 'by hand', 0)")
+        said = job.cli("verify", code=1)
+        assert "Differs: sink orders: 2 row(s) of public.orders were inserted or changed" in said.stderr
+        assert f"Differs: checkpoint 1, sink orders: {ROWS[1] - 2} of {ROWS[1]} row(s) are there" in said.stderr
+        assert lines(job.json("verify", "--quick")) == balanced(0, 1, 2, held=False)
+
+
+def test_a_transaction_that_no_record_names_and_one_that_is_gone(pg_job: Job, pg_database: str) -> None:
+    pg_job.run(2)
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        another = "replace(transaction_id, 'a', 'a7'), committed, job, lineage, sink, checkpoint"
+        mine = "FROM tpc_ledger WHERE checkpoint = 1 AND sink <> '-' ORDER BY transaction_id LIMIT 1"
+        connection.execute(
+            "INSERT INTO tpc_ledger (transaction_id, committed, job, lineage, sink, checkpoint)"
+            f" SELECT {another} {mine}"
+        )
+        connection.execute("DELETE FROM tpc_ledger WHERE checkpoint = 0 AND sink <> '-' AND transaction_id <> 'ledger'")
+    told = pg_job.json("verify", code=1)
+    assert "its rows are there beside those of the record" in told["checkpoints"][1]["differences"][0]
+    assert lines(told)[0][3:] == (0, 0, "differs")
+    assert "does not say that tpc.orders" in told["checkpoints"][0]["differences"][0]
+
+
+OLD_LEDGER = (
+    'CREATE TABLE tpc_ledger (transaction_id text COLLATE "C" PRIMARY KEY, committed boolean NOT NULL,'
+    " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
+    " at timestamptz NOT NULL DEFAULT now())"
+)
+"""As version 0.1 made it."""
+
+
+def test_a_ledger_of_an_older_version_goes_on_and_takes_the_columns_that_are_added(
+    pg_job: Job, pg_database: str
+) -> None:
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        connection.execute(OLD_LEDGER)
+        pg_job.run(2)
+        told = pg_job.json("verify")
+        assert lines(told) == balanced(0, 1, kept=False)
+        assert "an older version wrote it" in told["checkpoints"][0]["remarks"][0]
+        connection.execute("ALTER TABLE tpc_ledger ADD written bigint, ADD row_hash text")
+        pg_job.run(3)
+        assert lines(pg_job.json("verify")) == [*balanced(0, 1, kept=False), *balanced(2)]
+
+
+@pytest.mark.parametrize("strategy", ["xa", "staged"])
+def test_a_table_of_mariadb(tmp_path: Path, mysql_database: str, strategy: str) -> None:
+    sink = f'type = "mysql"\ndsn = "{mysql_database}"\ntable = "orders"\nstrategy = "{strategy}"\ncreate_table = true'
+    job = Job(tmp_path, f'{sink}\ncheckpoint_column = "made_in"')
+    job.run(2, crash=(Step.COMPLETE, 1))
+    job.run(3)
+    assert lines(job.json("verify")) == balanced(0, 1, 2)
+    with closing(Observer(mysql_database)) as observer:
+        ((mark, _),) = observer.run("SELECT made_in, min(id) FROM orders WHERE made_in LIKE '%.1' GROUP BY made_in")
+        observer.run("DELETE FROM orders WHERE made_in = %s LIMIT 1", [mark])
+        told = job.json("verify", code=1)
+        assert [line[4] for line in lines(told)] == [ROWS[0], ROWS[1] - 1, ROWS[2]]
+        observer.run("UPDATE tpc_ledger SET row_hash = '0123456789abcdef' WHERE checkpoint = 1 AND written > 0")
+        observer.run("UPDATE tpc_ledger SET written = written - 1 WHERE checkpoint = 2 AND written > 0")
+    told = Job(tmp_path, sink).json("verify", code=1)
+    assert lines(told)[0][3:] == (ROWS[0], None, "balanced")
+    assert "does not tell who wrote a row" in told["remarks"]["orders"][0]
+    assert "the hashes differ" in told["checkpoints"][1]["differences"][0]
+    assert "and the record" in told["checkpoints"][2]["differences"][0]
+
+
+def test_a_table_of_sqlite(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    sink = f'type = "sqlalchemy"\nurl = "sqlite:///{file}"\ntable = "orders"\ncreate_table = true'
+    job = Job(tmp_path, f'{sink}\ncheckpoint_column = "made_in"')
+    job.run(3)
+    assert lines(job.json("verify")) == balanced(0, 1, 2)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("DELETE FROM orders WHERE rowid = (SELECT min(rowid) FROM orders)")
+    assert sum(line[4] for line in lines(job.json("verify", code=1))) == sum(ROWS) - 1
+
+
+def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
+    job = Job(
+        tmp_path,
+        f'type = "tests.kafka.play:AsRecords"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"',
+    )
+    job.run(2, crash=(Step.PRE_COMMITTED, 1))
+    job.run(3, crash=(Step.COMPLETE, 2))
+    job.run(3)
+    assert lines(job.json("verify")) == balanced(0, 1, 2, kept=False)
+    assert job.json("verify", "--quick", code=4)["verdict"] == "cannot tell"
+
+    sink = load_job(str(job.file)).sinks[kafka_topic]
+    assert isinstance(sink, KafkaSink)
+    sink.timeout = 0.5
+    part = part_of(sink.name, CheckpointStore(open_storage((tmp_path / "checkpoints").as_uri()), "orders").history()[0])
+    other = sink_of(kafka, kafka_topic)
+    transactions = [pre_commit(other, texts("another", "two"), subtask=n) for n in range(2)]
+    other.abort(transactions[0].transaction)
+    aborted, is_open = (Part("", 0, [one]) for one in transactions)
+    told_by_sink = sink.audit("orders", [part, aborted, is_open], print).holdings
+    assert [one.held for one in told_by_sink] == [ROWS[0], 0, None]
+    assert "readers of" in told_by_sink[2].remarks[0]
+    other.abort(transactions[1].transaction)
+    other.close()
+    sink.close()
+
+    admin = kafka.admin()
+    spans = [span for one in part.committables for span in one.proof["spans"][kafka_topic]]
+    starts = {partition: first + 1 for partition, first, _ in sorted(spans, reverse=True)}
+    removed = [TopicPartition(kafka_topic, partition, start) for partition, start in starts.items()]
+    for done in admin.delete_records(removed).values():
+        done.result(10)
+    told = job.json("verify", code=4)
+    assert [line[4:] for line in lines(told)] == [(None, "cannot tell"), (ROWS[1], "balanced"), (ROWS[2], "balanced")]
+    assert "retention, or somebody, has removed records" in told["checkpoints"][0]["remarks"][0]
