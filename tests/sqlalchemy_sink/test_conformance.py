@@ -47,6 +47,8 @@ class TestSQLite(Contract, SinkConformance):
 
 
 class PostgreSQL(Contract):
+    stops = 3
+
     @pytest.fixture
     def database(self, pg_database: str) -> str:
         return pg_database.replace("postgresql://", "postgresql+psycopg://")
@@ -63,6 +65,8 @@ class TestPostgresStaged(PostgreSQL):
 
 
 class TestMariaDB(Contract):
+    stops = 3
+
     @pytest.fixture
     def database(self, mysql_database: str) -> str:
         return mysql_database.replace("mysql://", "mysql+pymysql://")
