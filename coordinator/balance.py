@@ -20,6 +20,7 @@ from sinks.transaction import Committable, Fingerprint, Identity, unnamed
 
 History = Sequence[tuple[Record, ...]]
 _TRIES = 3
+_AT_LEAST_ONCE = "it was written at least once: no transaction is named"
 
 
 class Verdict(str, Enum):
@@ -125,10 +126,12 @@ def _ask(sink: Sink, job: str, history: History, told: Callable[[str], None], *,
                 if len(unnamed(named, in_doubt)) < len(named):
                     why[number] = "transactions of it are in doubt, so not all of it is visible yet"
                 elif not named and rounds[0].rows.get(sink.name):
-                    why[number] = "it was written at least once: no transaction is named"
+                    why[number] = _AT_LEAST_ONCE
                 else:
                     parts[number] = part
             audit = asked.audit(job, list(parts.values()), lambda text: told(f"sink {sink.name}: {text}"), quick=quick)
+            if _AT_LEAST_ONCE in why.values():  # their writers are nobody's that a ledger knows
+                audit = Audit(audit.holdings, (), audit.remarks + audit.differences)
             return Answer(dict(zip(parts, audit.holdings, strict=True)), why, audit)
     except Exception as error:
         reason = f"sink {sink.name!r} cannot be asked: {error}"

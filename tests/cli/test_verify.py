@@ -179,3 +179,13 @@ def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
     told = job.json("verify", code=4)
     assert [line[4:] for line in lines(told)] == [(None, "cannot tell"), (ROWS[1], "balanced"), (ROWS[2], "balanced")]
     assert "retention, or somebody, has removed records" in told["checkpoints"][0]["remarks"][0]
+
+
+def test_rows_that_were_written_at_least_once_are_nobodys_mistake(pg_job: Job) -> None:
+    pg_job.run(1)
+    config = pg_job.file.read_text()
+    pg_job.file.write_text(config.replace("[checkpointing]", '[checkpointing]\nmode = "at_least_once"'))
+    pg_job.run(2)
+    told = pg_job.json("verify", code=4)
+    assert lines(told) == [*balanced(0), (1, ROWS[1], 0, None, None, "cannot tell")]
+    assert f"{ROWS[1]} row(s) of public.orders were inserted" in told["remarks"]["orders"][0]
