@@ -58,8 +58,8 @@ class Fault:
     source       from now on a replay gets other rows than the first time
     second       another driver of the same job starts beside this one
     set-back     while no driver runs: storage, checkpointLocation or both become those of a backup, or are deleted; or
-                 Kafka's group of the job gets an older offset. No driver strikes it: see `Round._set_back`. Only where
-                 asked for: `--fault set-back --fault kill`
+                 Kafka's group of the job gets an older offset. No driver strikes it: see `Round._set_back`. Only with
+                 storage in files, and without Spark
     """
 
     kind: str

@@ -195,7 +195,7 @@ class Round:
         self._killed_at: float | None = None
         self._folder, self._backups = folder, 0
         fits = file and not tier.victims and not peer
-        self._may_set_back = fits and "set-back" in only
+        self._may_set_back = fits and not bug and (not only or "set-back" in only)
         self._refusal = ""
 
     def run(self) -> Result:
