@@ -230,6 +230,22 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
             "after a restart: restart the server, then start the query again"
         )
 
+    def kept(self, connection: Connection, ledger: Ledger[Connection], key: str) -> str | None:
+        if not is_mariadb(connection):
+            return None
+        row = f"SELECT 1 FROM {ledger.table} WHERE transaction_id = %s FOR UPDATE NOWAIT"
+        try:
+            query(connection, row, [key])
+        except pymysql.Error as error:
+            if code_of(error) != ER.LOCK_WAIT_TIMEOUT:
+                raise
+            return (
+                f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while the session that "
+                "prepared it ends. Its rows are not visible and never will be, but hold their locks until the server "
+                "is restarted; it lists the branch again then, and the next start aborts it"
+            )
+        return None
+
     def end(self, connection: Connection, schema: str, how: str, identity: Identity) -> bool:
         """MariaDB knows only its own session of a branch until that has ended, a moment after its connection was
         closed: raises OperationalError if it does not."""

@@ -176,6 +176,10 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         """What is to be told where the server answered a COMMIT that it did not do. Default: servers do not."""
         return None
 
+    def kept(self, connection: C, ledger: Ledger[C], key: str) -> str | None:
+        """The same of a ROLLBACK."""
+        return None
+
     def contradiction(self, connection: C, proof: Mapping[str, object]) -> str | None:
         """Why a transaction of which the ledger has nothing can nevertheless not be called lost."""
         return None

@@ -185,11 +185,15 @@ class Ledger(Generic[C]):
 
     def prune(self, connection: C, checkpoint: Checkpoint, sink: str) -> None:
         """Delete the rows of this job, lineage and sink that recovery will never ask for again, those that are staged
-        excepted."""
+        excepted. By their keys: a DELETE that looks for them would wait, in MySQL, for what others have prepared."""
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
         template = (
-            "DELETE FROM {ledger} WHERE {job} = %s AND {lineage} = %s AND {sink} = %s AND {checkpoint} < %s"
-            " AND {committed} IS NOT NULL"
+            "SELECT {transaction_id} FROM {ledger} WHERE {job} = %s AND {lineage} = %s AND {sink} = %s"
+            " AND {checkpoint} < %s AND {committed} IS NOT NULL"
         )
         mine = [token(checkpoint.job), checkpoint.lineage, token(sink), before]
-        self.server.execute(connection, self._sql(template), mine)
+        old = [text for (text,) in self._query(connection, template, mine)]
+        for start in range(0, len(old), _ASKED_TOGETHER):
+            some = old[start : start + _ASKED_TOGETHER]
+            those = f"DELETE FROM {{ledger}} WHERE {{transaction_id}} IN ({', '.join(['%s'] * len(some))})"
+            self.server.execute(connection, self._sql(those), some)

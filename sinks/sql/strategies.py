@@ -123,6 +123,8 @@ class TwoPhase(Strategy[C, TargetT, T]):
     def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None:
         key = self.dialect.key(identity)
         ended = self.dialect.end(connection, ledger.schema, "ROLLBACK", identity)
+        if ended and (kept := self.dialect.kept(connection, ledger, key)):
+            raise SinkError(kept)
         if not ended and ledger.states(connection, [key]).get(key):
             raise CommittedError(f"{key} is committed: the ledger {ledger.label} has its row")
 
