@@ -120,10 +120,12 @@ def weaknesses(connection: Connection, table: str) -> list[str]:
         found.append(f"its standbys are asynchronous ({standbys[0]}), so a failover may lose rows that were committed")
     schema, name = locate(connection, table)
     unlogged = (
-        "SELECT FROM pg_class WHERE oid = to_regclass(format('%%I.%%I', %s::text, %s::text)) AND relpersistence = 'u'"
+        "SELECT nspname::text, relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace,"
+        " to_regclass(format('%%I.%%I', %s::text, %s::text)) AS target WHERE relpersistence = 'u'"
+        " AND (c.oid = target OR c.oid IN (SELECT relid FROM pg_partition_tree(target))) ORDER BY 1, 2"
     )
-    if connection.execute(unlogged, [schema, name]).fetchone() is not None:
-        found.append(f"{schema}.{name} is UNLOGGED, so a crash of the server empties it")
+    for parts in connection.execute(unlogged, [schema, name]):
+        found.append(f"{'.'.join(parts)} is UNLOGGED, so a crash of the server empties it")
     return found
 
 

@@ -242,6 +242,8 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
             return None
         constraint = f' (constraint "{error.diag.constraint_name}")' if error.diag.constraint_name else ""
         mend = next((f"; {mend}" for kind, mend in _MENDS.items() if isinstance(error, kind)), "")
+        if isinstance(error, errors.CheckViolation) and not constraint:
+            mend = "; attach a partition that takes it"
         return f"{constraint}: {describe(error, dict.fromkeys(tables, target.label))}{mend}"
 
     # ------------------------------------------------------------------ staging tables

@@ -16,6 +16,9 @@ SELECT 'rule ' || rulename, pg_get_ruledef(r.oid)
 UNION ALL
 SELECT 'partition ' || c.oid::regclass || ', a foreign table,', ''
   FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relkind = 'f'
+UNION ALL
+SELECT 'that ' || c.oid::regclass || ' is UNLOGGED, so that a crash of the server empties it,', ''
+  FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relpersistence = 'u'
 """
 """The parameter, three times, is the table's name, quoted."""
 

@@ -286,6 +286,28 @@ def test_a_trigger_that_was_meant_and_does_something_else_now(db: Observer, stra
     sink.close()
 
 
+@pytest.mark.parametrize("strategy", ["prepared", "staged"])
+def test_a_table_that_a_crash_would_empty_from_now_on(db: Observer, strategy: Any) -> None:
+    db.run("DROP TABLE orders")
+    db.run("CREATE TABLE orders (id bigint, name text) PARTITION BY RANGE (id)")
+    db.run("CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (100)")
+    sink = PostgresSink(db.dsn, "orders", strategy=strategy)
+    sink.check(SCHEMA)
+    db.run("ALTER TABLE few SET UNLOGGED")
+    with pytest.raises(ConfigurationError, match=r"that few is UNLOGGED, .* is new"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, rows_of(1))])
+    assert sink.weaknesses() == ["public.few is UNLOGGED, so a crash of the server empties it"]
+    db.run("ALTER TABLE few SET LOGGED")
+    committables = [pre_commit(sink, rows_of(1))]
+    if strategy == "staged":
+        db.run("ALTER TABLE orders DETACH PARTITION few")
+        reason = why_unknown(sink.commit_all(checkpoint(), committables)[0])
+        assert re.search(r"Partition key of the failing row .*; attach a partition that takes it", reason)
+        db.run("ALTER TABLE orders ATTACH PARTITION few FOR VALUES FROM (0) TO (100)")
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
+    sink.close()
+
+
 def test_a_rule_that_would_send_rows_elsewhere(db: Observer) -> None:
     """COPY obeys no rules, INSERT does."""
     sink = PostgresSink(db.dsn, "orders", strategy="staged")
