@@ -17,6 +17,7 @@ class Mutant:
 
 QUICK = tuple(f"tests/protocol/test_{name}.py" for name in ("decisions", "rules", "protocol", "sweeps"))
 PROTOCOL = (*QUICK, "tests/protocol", "tests/test_custom_sink.py")
+TASK = ("tests/test_task.py", *PROTOCOL)
 MEMORIES = ("tests/protocol/test_memories.py",)
 SAVEPOINTS = ("tests/savepoint/test_lineages.py", "tests/savepoint/test_savepoints.py")
 FILES = tuple(f"tests/storage/test_{name}" for name in ("failures.py::TestFile", "conformance.py", "failures.py"))
@@ -323,28 +324,28 @@ MUTANTS = (
         "sinks",
         "            if not self.exactly_once:",
         "            if True:",
-        PROTOCOL,
+        TASK,
     ),
     Mutant(
         "a task that fails leaves its transaction",
         "sinks",
         "                self.sink.rollback(transaction)",
         "                pass",
-        PROTOCOL,
+        TASK,
     ),
     Mutant(
         "a replay writes all partitions",
         "sinks",
         "if self.only is not None and subtask not in self.only:",
         "if False:",
-        PROTOCOL,
+        TASK,
     ),
     Mutant(
         "fingerprints only count",
         "sinks",
         "fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())",
         "fingerprint.add(batch.num_rows, 0)",
-        PROTOCOL,
+        TASK,
     ),
     # ------------------------------------------------------------------ storages
     Mutant(
