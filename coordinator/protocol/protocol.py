@@ -368,7 +368,11 @@ class CheckpointProtocol:
         lineage, place = self.store.lineage, self.store.storage.uri
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
-            memories.require_one_history(name, remembered, self._predecessors or {}, lineage, place)
+            try:
+                memories.require_one_history(name, remembered, self._predecessors or {}, lineage, place)
+            except StorageBehind:
+                self.fence.require_newest("complete")  # a savepoint was restored meanwhile
+                raise
             if remembered is not None and name in self._visible:
                 memories.require_not_behind(name, remembered, self._visible[name])
 

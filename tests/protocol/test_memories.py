@@ -25,7 +25,7 @@ from coordinator import (
     Step,
     restore_savepoint,
 )
-from coordinator.errors import CheckpointGap, ExternalSystemBehind, FirstCheckpointError, StorageBehind
+from coordinator.errors import CheckpointGap, ExternalSystemBehind, FirstCheckpointError, StorageBehind, Superseded
 from examples.custom_sink import FileSink
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Hooked, LocalQuery
@@ -360,6 +360,23 @@ def test_two_jobs_of_one_name_in_two_storages(world: World, tmp_path: Path) -> N
     with pytest.raises(StorageBehind, match="or a second job of this name"):
         world.start(listeners=[Second()])
     assert world.visible() == Counter(ids(INPUT[:3]))
+
+
+def test_a_driver_of_before_a_restore_is_superseded(world: World) -> None:
+    """The restored job is done when the older one comes to its decision."""
+    world.start(2)
+    uri, there = world.save(), world.folder / "restored"
+
+    class Restore(CheckpointListener):
+        def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+            if (step, checkpoint_id) == (Step.TRIGGERED, 2):
+                restore_savepoint(uri, str(there), storage=world.storage)
+                with world.coordinator() as coordinator:
+                    LocalQuery(there, INPUT).run(coordinator)
+
+    with pytest.raises(Superseded):
+        world.start(listeners=[Restore()])
+    assert world.visible() == Counter(ids(INPUT))
 
 
 # ---------------------------------------------------------------------- while the query runs
