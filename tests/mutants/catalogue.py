@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         "no fence before the put",
         "coordinator",
-        'self.fence.require_newest("complete")',
+        'self.fence.require_newest("complete")  # R14: fence before the put',
         "pass",
         PROTOCOL,
     ),
