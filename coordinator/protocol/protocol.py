@@ -371,7 +371,7 @@ class CheckpointProtocol:
             try:
                 memories.require_one_history(name, remembered, self._predecessors or {}, lineage, place)
             except StorageBehind:
-                self.fence.require_newest("complete")  # a savepoint was restored meanwhile
+                self.fence.require_newest("go on")  # a savepoint was restored meanwhile
                 raise
             if remembered is not None and name in self._visible:
                 memories.require_not_behind(name, remembered, self._visible[name])
