@@ -19,12 +19,12 @@ class Step(str, Enum):
     GUARANTEED = "guarantee computed"  # exactly_once, reasons
     SWEPT = "orphans aborted"  # aborted: identities by sink
     TRIGGERED = "checkpoint triggered"  # offsets
-    PRE_COMMITTED = "all participants pre-committed"  # participants; rows, bytes, transactions: by sink
+    PRE_COMMITTED = "all participants pre-committed"  # participants; rows, bytes, transactions, ended: by sink
     VALIDATED = "sinks have no objection"
     COMPLETE = "complete record written"  # adopted: another driver's record was there
     COMMITTING = "about to commit"  # participants; transactions: by sink
     ASKING_AGAIN = "about to ask again for outcomes that are not known"  # tries, errors: by participant
-    COMMITTED = "all participants visible"
+    COMMITTED = "all participants visible"  # asked: begin and end by sink
     FAILED = "checkpoint aborted before it was complete"  # error
     REPLAYING = "about to write lost participants again"  # lost: reasons by participant; round; transactions: by sink
     REPLAY_PRE_COMMITTED = "replacements pre-committed"

@@ -12,9 +12,11 @@ from sinks.transaction import Committable
 
 @dataclass(frozen=True)
 class Acks:
-    """One per partition, also for one without rows, by sink."""
+    """One per partition, also for one without rows, by sink; and when each sink's last one had come, by the
+    coordinator's clock."""
 
     by_sink: Mapping[str, Sequence[Ack]] = field(default_factory=dict)
+    ended: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, sink: str) -> list[Committable]:
         return [ack.committable for ack in self.by_sink.get(sink, ()) if ack.committable]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -54,8 +54,9 @@ class MicroBatch(Protocol):
 
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
-    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
-        """Run each task over the batch, side by side; one ack per partition that ran, by sink name."""
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+        """Run each task over the batch, side by side; one ack per partition that ran, by sink name. `ended` is told
+        each sink whose task is done, from any thread."""
 
     def cancel(self) -> None:
         """Make what `run` is doing fail soon. Called from another thread, again and again until it has."""

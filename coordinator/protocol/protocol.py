@@ -80,6 +80,8 @@ class CheckpointProtocol:
         self._agreed = False
         """What storage, Spark and the sinks remember fits together (R15). Until then nothing is aborted (R16)."""
         self._checked: dict[str, pa.Schema] = {}
+        self._asked: dict[str, tuple[float, float]] = {}
+        """When each sink was asked for the outcomes of the newest checkpoint: begin of the first, end of the last."""
         self._outages = Outages(job, clock)
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
@@ -344,7 +346,9 @@ class CheckpointProtocol:
             )
             for name in (self.sinks if lost is None else only)
         }
-        return Acks(batch.run(tasks))
+        ended: dict[str, float] = {}
+        acks = batch.run(tasks, lambda name: ended.update({name: self.clock.monotonic()}))
+        return Acks(acks, ended)
 
     def _validate(self, n: int, acks: Acks) -> None:
         if errors := acks.errors:
@@ -356,6 +360,7 @@ class CheckpointProtocol:
             rows=acks.rows,
             bytes=acks.bytes,
             transactions={name: len(acks.of(name)) for name in self.sinks},
+            ended=acks.ended,
         )
         self._require_remembered()
         for name, sink in self.sinks.items():
@@ -445,6 +450,7 @@ class CheckpointProtocol:
         n, started = permit.complete.checkpoint_id, self.clock.monotonic()
         pending = permit.complete.pending()
         by_sink = Counter(sink for sink, _ in pending)
+        self._asked = {}
         self.listeners.tell(Step.COMMITTING, n, participants=len(pending), transactions=by_sink)
         permit, errors = self.ask(permit)
         tries = 1
@@ -490,12 +496,15 @@ class CheckpointProtocol:
         pending = complete.pending()
         for name, sink in self.sinks.items():
             asked = [p for p in pending if p[0] == name]
+            begin = self.clock.monotonic()
             committables = [complete.named[p] for p in asked]
             answers: Sequence[CommitOutcome | Exception]
             try:
                 answers = sink.notify_checkpoint_complete(self._about(complete.checkpoint_id), committables)
             except Exception as error:
                 answers = [error] * len(asked)
+            if asked:
+                self._asked[name] = self._asked.get(name, (begin,))[0], self.clock.monotonic()
             final = not any(isinstance(answer, Exception) for answer in answers)
             for participant, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Exception):
@@ -508,7 +517,7 @@ class CheckpointProtocol:
         """Write what the external system has lost again, until all of the checkpoint is visible."""
         while complete.lost():
             complete = self.commit(self._replay(complete, batch), batch)
-        self.listeners.tell(Step.COMMITTED, complete.checkpoint_id)
+        self.listeners.tell(Step.COMMITTED, complete.checkpoint_id, asked=self._asked)
         return complete
 
     def _replay(self, complete: Complete, batch: MicroBatch) -> CommitPermit:

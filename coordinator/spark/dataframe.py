@@ -32,14 +32,14 @@ class DataFrameBatch(ABC):
     def schema(self, sink: Sink) -> pa.Schema:
         return arrow_schema(self._written(sink))
 
-    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
             if len(tasks) > 1:
                 self.drain()  # else two executors may compute a partition, each for a sink of its own, with other rows
             hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
             first = all(task.exactly_once and task.only is None for task in tasks.values())  # may refuse large rows
             with self._passage.through(hashed, first and self._may_lift_limit(tasks)) as frames:
-                calls = {name: partial(_collect, frames[name], task) for name, task in tasks.items()}
+                calls = {name: partial(_collect, frames[name], task, ended) for name, task in tasks.items()}
                 acks = self._side_by_side(calls) if len(calls) > 1 else {name: call() for name, call in calls.items()}
             if any(isinstance(ack.error, LargeRow) for each in acks.values() for ack in each):
                 self._passage.limited_by_spark = True
@@ -91,8 +91,10 @@ class DataFrameBatch(ABC):
         return results
 
 
-def _collect(hashed: DataFrame, task: SinkTask) -> list[Ack]:
-    return [Ack.from_json(row.ack) for row in hashed.mapInArrow(task, ACK_SCHEMA).collect()]
+def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
+    acks = [Ack.from_json(row.ack) for row in hashed.mapInArrow(task, ACK_SCHEMA).collect()]
+    ended(task.sink.name)
+    return acks
 
 
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"

@@ -25,6 +25,7 @@ class CheckpointStatistics:
     """One try of a checkpoint, in the words of Flink's checkpoint statistics where it has them.
 
     `triggered_at` and `ended_at` are milliseconds since the epoch (0: not yet), `duration` and the `phases` seconds.
+    `spans`: by phase (prepare, commit) and sink, its begin and end in seconds from the trigger.
     `rows`, `bytes` (of the Arrow record batches) and `transactions` count what was pre-committed, by sink; `replayed`
     are transactions that were lost and written again, by sink; `aborted` orphans that sweeps have aborted since the try
     before, by sink. `commit_retries` is how often participants had to be asked again. `reasons` say why it was not
@@ -41,6 +42,7 @@ class CheckpointStatistics:
     ended_at: int = 0
     duration: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
+    spans: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     transactions: dict[str, int] = field(default_factory=dict)

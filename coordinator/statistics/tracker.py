@@ -126,6 +126,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         if step is Step.PRE_COMMITTED:
             current.rows, current.bytes = dict(facts["rows"]), dict(facts["bytes"])
             current.transactions = dict(facts["transactions"])
+            current.spans["prepare"] = {sink: self._span(self._started, end) for sink, end in facts["ended"].items()}
         elif step is Step.COMPLETE:
             current.adopted = facts["adopted"]
         elif step is Step.ASKING_AGAIN:
@@ -133,12 +134,16 @@ class CheckpointStatisticsTracker(CheckpointListener):
         elif step is Step.REPLAYING:
             current.replayed = dict(Counter(current.replayed) + Counter(facts["transactions"]))
         elif step is Step.COMMITTED:
+            current.spans["commit"] = {sink: self._span(*span) for sink, span in facts["asked"].items()}
             self._offsets, self._failed_tries = current.offsets_to or self._offsets, 0
             self._end(Status.COMPLETED)
         elif step in (Step.FAILED, Step.HALTED):
             self._failed_tries += 1
             current.error = reason(facts["error"])
             self._end(Status.HALTED if self.in_doubt or "decide" in current.phases else Status.FAILED)
+
+    def _span(self, begin: float, end: float) -> list[float]:
+        return [round(begin - self._started, 6), round(end - self._started, 6)]
 
     def _phase(self, name: str) -> None:
         now = self._clock.monotonic()

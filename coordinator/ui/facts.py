@@ -244,10 +244,13 @@ def counts(tries: Sequence[CheckpointStatistics]) -> dict[Status, int]:
 
 
 def waterfall(one: CheckpointStatistics) -> list[Bar]:
-    """Its phases, one after another."""
+    """Its phases, one after another; of several sinks each one's part."""
     whole = max(one.duration, sum(one.phases.values()), 1e-9)
     bars, at = [], 0.0
     for phase, seconds in one.phases.items():
         bars.append(Bar(phase, "", seconds, at / whole * 1000, seconds / whole * 1000))
         at += seconds
+        spans = one.spans.get(phase, {})
+        for sink, (begin, end) in spans.items() if len(spans) > 1 else ():
+            bars.append(Bar(phase, sink, end - begin, begin / whole * 1000, (end - begin) / whole * 1000))
     return bars

@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,7 +49,7 @@ class LocalBatch:
     def partitions(self, sink: TwoPhaseCommitSink[Any]) -> int:
         return len(self._partitions)
 
-    def run(self, tasks: Mapping[str, SinkTask]) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         acks: dict[str, list[Ack]] = {}
         self._cancelled = False
         for name, task in tasks.items():
@@ -59,6 +59,7 @@ class LocalBatch:
                 self._attempts += 1
                 copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
                 acks.setdefault(name, []).append(copy.run(with_row_hash(rows), subtask, self._attempts))
+            ended(name)
         return acks
 
     def cancel(self) -> None:

@@ -72,6 +72,9 @@ def test_an_undisturbed_run(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         assert (one.generation, one.exactly_once, one.adopted) == (1, True, False)
         assert list(one.phases) == ["prepare", "validate", "decide", "commit"]
         assert 0 < sum(one.phases.values()) <= one.duration < 60
+        [begin, end], [asked, answered] = one.spans["prepare"]["files"], one.spans["commit"]["files"]
+        assert begin == 0 < end < one.phases["prepare"] + 1e-5
+        assert sum(one.phases.values()) - one.phases["commit"] - 1e-5 < asked < answered <= one.duration
         assert 0 < one.triggered_at <= one.ended_at
         assert one.offsets_to == (f'{{"end":{n}}}',)
         assert one.offsets_from == (told[n - 1].offsets_to if n else ())

@@ -21,6 +21,7 @@ from coordinator.http.server import Server
 from coordinator.listener import Step
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.model import CheckpointStatistics, Status
+from coordinator.ui.facts import waterfall
 from coordinator.ui.page import TABS, Page
 from coordinator.ui.visitors import Visitors
 from examples.custom_sink import FileSink
@@ -143,6 +144,27 @@ def test_a_job_whose_driver_ended(job: Job) -> None:
         assert len([tab for tab in pages if tab.startswith("history/")]) == 4
         assert "computed by the driver of generation 1" in pages["guarantee"].lower()
         assert "it is gone with the driver&#39;s process" in pages["guarantee"]
+
+
+def test_the_waterfall_of_two_sinks(job: Job) -> None:
+    (job.folder / "other").mkdir()
+    sinks = [job.sink, FileSink(job.folder / "other", name="other")]
+    with CheckpointCoordinator("job", sinks, job.storage) as coordinator:
+        job.query(1).run(coordinator)
+        [one] = coordinator.history.own()
+    assert [(bar.phase, bar.sink) for bar in waterfall(one)] == [
+        ("prepare", ""),
+        ("prepare", "files"),
+        ("prepare", "other"),
+        ("validate", ""),
+        ("decide", ""),
+        ("commit", ""),
+        ("commit", "files"),
+        ("commit", "other"),
+    ]
+    of_other = [bar for bar in waterfall(one) if bar.sink == "other"]
+    assert all(0 <= bar.begin <= bar.begin + bar.width <= 1001 for bar in waterfall(one))
+    assert of_other[0].begin == 0 < of_other[1].begin
 
 
 def test_a_checkpoint_that_failed(job: Job) -> None:
