@@ -16,6 +16,7 @@ from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.diagnosis import InDoubt
+from sinks.progress import progress
 from sinks.transaction import Committable, unnamed
 
 
@@ -65,12 +66,14 @@ def look(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None 
     Superseded if it is not."""
     listed: dict[str, Sequence[InDoubt]] = {}
     errors: dict[str, str] = {}
-    for name, sink in sinks.items():
-        try:
-            sink.open()
-            listed[name] = sink.inspect(list(sink.in_doubt(store.job)))
-        except Exception as error:
-            errors[name] = reason(error)
+    with progress("ask what is in doubt", len(sinks), "sinks") as advance:
+        for name, sink in sinks.items():
+            try:
+                sink.open()
+                listed[name] = sink.inspect(list(sink.in_doubt(store.job)))
+            except Exception as error:
+                errors[name] = reason(error)
+            advance(1)
     generation, history = store.newest_generation(), store.history()
     if claimed is not None and generation != claimed:
         raise Superseded(f"a driver of job {store.job!r} (generation {generation}) has started just now")

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
 from sinks.diagnosis import Finding, InDoubt
+from sinks.progress import progress
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -176,8 +177,15 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         threads = min(threads, len(committables))
         if threads < 2:
             return [one(committable) for committable in committables]
-        with ThreadPoolExecutor(threads, f"commit-{self.name}") as pool:
-            return list(pool.map(one, committables))
+        with (
+            progress(f"sink {self.name}: commit", len(committables), "transactions") as advance,
+            ThreadPoolExecutor(threads, f"commit-{self.name}") as pool,
+        ):
+            answers = []
+            for answer in pool.map(one, committables):
+                answers.append(answer)
+                advance(1)
+            return answers
 
     @abstractmethod
     def abort(self, transaction: Identity) -> None:

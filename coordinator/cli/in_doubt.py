@@ -34,6 +34,7 @@ from coordinator.protocol import operators
 from coordinator.storage import MissingStorage
 from coordinator.wording import of_driver, of_newest
 from sinks.base import TwoPhaseCommitSink
+from sinks.progress import progress
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown
 
 app = typer.Typer(help="Transactions that are pre-committed and not yet resolved.", no_args_is_help=True)
@@ -138,12 +139,14 @@ def abort(
                 given=break_decision and yes,
             )
         results = []
-        for one in wanted:
-            try:
-                coordinator.sinks[one.sink].abort(one.about.transaction)
-                results.append((one, "aborted"))
-            except Exception as error:
-                results.append((one, f"failed: {error}"))
+        with progress("abort", len(wanted), "transactions") as advance:
+            for one in wanted:
+                try:
+                    coordinator.sinks[one.sink].abort(one.about.transaction)
+                    results.append((one, "aborted"))
+                except Exception as error:
+                    results.append((one, f"failed: {error}"))
+                advance(1)
         left = [one for one in seen.found if one not in wanted] if all_orphans else []
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
         if not as_json:

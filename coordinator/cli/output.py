@@ -10,6 +10,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +24,7 @@ from coordinator.wording import by_sink as by_sink
 from coordinator.wording import duration as duration
 from coordinator.wording import time_of as time_of
 from sinks.errors import SinkError
+from sinks.progress import Progress, Show, lines, shown_by
 
 FOUND, USAGE, UNCONFIRMED, UNTOLD = 1, 2, 3, 4
 """Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given; what was
@@ -81,10 +84,29 @@ def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointC
     for sink in coordinator.sinks.values():
         sink.reach_within(_PATIENCE)
     try:
-        with coordinator:
+        with coordinator, shown_by(bars(Console(stderr=True)) if sys.stderr.isatty() else lines(say)):
             yield coordinator
     except (CheckpointError, StorageError, SinkError) as error:
         fail(str(error))
+
+
+def bars(console: Console) -> Show:
+    """On a terminal; gone when all is done."""
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    shown, tasks = Bars(*columns, console=console, transient=True), dict[int, TaskID]()
+
+    def show(one: Progress, ended: bool) -> None:
+        if ended:
+            shown.remove_task(tasks.pop(id(one)))
+            if not tasks:
+                shown.stop()
+        elif id(one) in tasks:
+            shown.update(tasks[id(one)], completed=one.done)
+        else:
+            shown.start()
+            tasks[id(one)] = shown.add_task(one.doing, total=one.total or None)
+
+    return show
 
 
 def of_missing_storage(coordinator: CheckpointCoordinator) -> str:

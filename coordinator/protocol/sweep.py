@@ -14,6 +14,7 @@ from coordinator.protocol.fence import Fence
 from coordinator.protocol.outage import Outages
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
+from sinks.progress import progress
 from sinks.transaction import Identity, shown, unnamed
 
 logger = logging.getLogger(__package__)
@@ -72,9 +73,12 @@ class Sweeper:
                 self._outages.failed("the storage", "read the records before a sweep", error)
                 continue
             named = [c.transaction for rounds in history for record in rounds for c in record.committables]  # R16
-            for orphan in unnamed(listed, named):
-                if self._abort(sink, orphan):
-                    aborted.setdefault(name, []).append(dict(orphan))
+            orphans = unnamed(listed, named)
+            with progress(f"sink {name}: abort", len(orphans), "orphans") as advance:
+                for orphan in orphans:
+                    if self._abort(sink, orphan):
+                        aborted.setdefault(name, []).append(dict(orphan))
+                    advance(1)
         if aborted:
             told = [f"{name}: {shown(orphan)}" for name, orphans in aborted.items() for orphan in orphans]
             logger.info("job %s: aborted orphaned transactions %s", self._job, "; ".join(told))

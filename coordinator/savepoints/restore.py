@@ -14,6 +14,7 @@ from coordinator.protocol.records import CheckpointStore, Record, seal, unseal
 from coordinator.savepoints.model import MARK, SavedFile, Savepoint, chunk_key, load, opened, opened_savepoint
 from coordinator.spark.location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage
+from sinks.progress import progress
 
 logger = logging.getLogger(__package__)
 
@@ -61,8 +62,10 @@ def restore_savepoint(
                 "query there, or restore into an empty checkpointLocation"
             )
         chunks = _ChunkReader(source, savepoint)
-        for file in savepoint.files:
-            location.write(file.path, chunks.read(file))
+        with progress(f"restore into {location.uri}", len(savepoint.files), "files") as advance:
+            for file in savepoint.files:
+                location.write(file.path, chunks.read(file))
+                advance(1)
         store.begin_lineage(_base(savepoint, store.job, lineage, kept, allow_later_checkpoints), allow)
         logger.info("job %s: restored %s into %s, lineage %s", store.job, savepoint.uri, location.uri, lineage)
         return savepoint
@@ -90,15 +93,17 @@ def _base(savepoint: Savepoint, job: str, lineage: str, kept: Sequence[str], lat
 
 def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
     chunks, damaged = _ChunkReader(storage, savepoint), []
-    for file in savepoint.files:
-        try:
-            sha256 = hashlib.sha256()
-            for piece in chunks.read(file):
-                sha256.update(piece)
-            if sha256.hexdigest() != file.sha256:
-                damaged.append(f"{file.path}: its checksum does not match")
-        except SavepointError as error:
-            damaged.append(f"{file.path}: {error}")
+    with progress(f"verify {savepoint.uri}", len(savepoint.files), "files") as advance:
+        for file in savepoint.files:
+            try:
+                sha256 = hashlib.sha256()
+                for piece in chunks.read(file):
+                    sha256.update(piece)
+                if sha256.hexdigest() != file.sha256:
+                    damaged.append(f"{file.path}: its checksum does not match")
+            except SavepointError as error:
+                damaged.append(f"{file.path}: {error}")
+            advance(1)
     if damaged:
         more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
         raise SavepointError(

@@ -19,6 +19,7 @@ from coordinator.protocol.records import Record
 from coordinator.savepoints.model import MARK, SavedFile, Savepoint, address_of, chunk_key, delete
 from coordinator.spark.location import CheckpointLocation, facts_in, open_location
 from coordinator.storage import CheckpointStorage
+from sinks.progress import progress
 from sinks.transaction import token
 
 logger = logging.getLogger(__package__)
@@ -99,9 +100,11 @@ def _copy(location: CheckpointLocation, n: int, chunks: _ChunkWriter) -> list[Sa
         new = [path for path in location.files() if path not in saved and _belongs(path, n)]
         if not new:
             break
-        for path in new:
-            with suppress(FileNotFoundError):
-                saved[path] = chunks.add(path, location.read(path))
+        with progress(f"save {location.uri}", len(new), "files") as advance:
+            for path in new:
+                with suppress(FileNotFoundError):
+                    saved[path] = chunks.add(path, location.read(path))
+                advance(1)
     else:
         raise SavepointError(f"files in {location.uri} changed all the time while they were saved; try again")
     chunks.flush()

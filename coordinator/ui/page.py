@@ -16,10 +16,11 @@ from coordinator.http.server import Answer, Request, RequestRefused
 from coordinator.in_doubt import Decision, Pending, remedies
 from coordinator.statistics.model import PHASES, Status
 from coordinator.statistics.summary import remarks, summarized
-from coordinator.ui.facts import Found, JobFacts, counts, key_of, latest, waterfall
+from coordinator.ui.facts import JobFacts, counts, key_of, latest, waterfall
 from coordinator.ui.visitors import Visitors
 from coordinator.wording import ago, by_sink, duration, of_driver, of_newest, time_of
 from sinks.extras import needs_extra
+from sinks.progress import under_way
 from sinks.transaction import shown
 
 with needs_extra("ui"):
@@ -38,6 +39,9 @@ TABS = {
     "configuration": "Configuration",
 }
 """By path below `/ui/`."""
+
+BALANCE = {"read": "read", "pre_committed": "pre-committed", "given_up": "given up", "kept": "ledger", "held": "held"}
+"""Columns of a `Balance`, by attribute."""
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src "
@@ -130,6 +134,7 @@ class Page:
             "driver_text": driver.trouble or of_driver(driver.value),
             "newest_text": newest.trouble or of_newest(newest.value),
             "under_way": facts.tracker.under_way,
+            "doing": under_way(),
             "counts": counts(tries),
             "latest": latest(tries),
             "tries": len(tries),
@@ -212,7 +217,8 @@ class Page:
         return {"promise": promise, "source": source, "given_up": self._facts.given_up()}
 
     def _balance(self, query: dict[str, str]) -> dict[str, Any]:
-        return {"found": Found()}
+        found = self._facts.balance()
+        return {"found": found, "balance": found.value, "columns": BALANCE}
 
     def _configuration(self, query: dict[str, str]) -> dict[str, Any]:
         return {

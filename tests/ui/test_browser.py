@@ -53,9 +53,13 @@ class Watched:
         self.told: list[str] = []
         self.window.on("console", lambda message: self.told.append(message.text))
         self.window.on("pageerror", lambda error: self.told.append(str(error)))
-        self.window.on("dialog", lambda dialog: (self.told.append(dialog.message), dialog.dismiss()))
+        self.window.on("dialog", self._dismiss)
         self.window.on("request", lambda request: self._of_here(request.url))
         self.window.goto(address)
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.told.append(dialog.message)
+        dialog.dismiss()
 
     def _of_here(self, url: str) -> None:
         if not url.startswith(f"{self.home}/ui/"):

@@ -1,0 +1,67 @@
+"""How far something has come reaches the log now and then, a terminal at once, and ends with what it tells of."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coordinator.cli.output import bars
+from sinks import progress as module
+from sinks.progress import progress, shown_by, under_way
+from tests.protocol.play import Job
+
+
+def test_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("sinks.progress.time.monotonic", lambda: now[0])
+    caplog.set_level(logging.INFO, logger="sinks.progress")
+    with progress("sink orders: commit", 1000, "transactions") as advance:
+        for _ in range(1000):
+            advance(1)
+            now[0] += 0.012
+        assert under_way() == ["sink orders: commit: 1,000 of 1,000 transactions"]
+    assert under_way() == []
+    assert caplog.messages == [
+        "sink orders: commit: 418 of 1,000 transactions",
+        "sink orders: commit: 835 of 1,000 transactions",
+    ]
+
+
+def test_what_is_done_soon_says_nothing(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="sinks.progress")
+    job.run()
+    assert [record for record in caplog.records if record.name == "sinks.progress"] == []
+
+
+def test_a_commit_of_many_tells(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    caplog.set_level(logging.INFO, logger="sinks.progress")
+    job.run(1)
+    participants = sum(bool(table.num_rows) for table in job.input[0])
+    assert caplog.messages[-1] == f"sink files: commit: {participants} of {participants} transactions"
+
+
+def test_bars_on_a_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with shown_by(bars(console)), progress("[red]restore into x", 4, "files") as outer, progress("inner") as inner:
+        threads = [threading.Thread(target=outer, args=[1]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        inner(1)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "[red]restore into x" in shown
+    assert "0/4" in shown
+    assert under_way() == []
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
