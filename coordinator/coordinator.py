@@ -89,10 +89,10 @@ class CheckpointCoordinator:
         self.sinks = {sink.name: sink for sink in sinks}
         self.config = config
         self._clock = clock or Clock()
-        store = CheckpointStore(open_storage(storage), job)
-        self.history = CheckpointHistory(store, config.history_size)
         self.statistics = CheckpointStatisticsTracker(job, self._clock)
         """Of this driver's checkpoints."""
+        store = CheckpointStore(open_storage(storage), job, told=self.statistics.storage_called)
+        self.history = CheckpointHistory(store, config.history_size)
         self.statistics.reporters += [self.history, *open_telemetry(self.statistics)]
         self.protocol = CheckpointProtocol(
             job,

@@ -24,6 +24,7 @@ from typing import Any
 
 from coordinator.errors import CorruptRecord, Superseded, WrongJob
 from coordinator.storage import CheckpointStorage, StorageError
+from coordinator.storage.timed import TimedStorage
 from sinks.transaction import Committable, Identity, token
 
 logger = logging.getLogger(__name__)
@@ -181,8 +182,16 @@ def jobs_in(storage: CheckpointStorage) -> list[str]:
 class CheckpointStore:
     """The records of one job, in its current lineage (that of the newest claim it has seen) or in the one given."""
 
-    def __init__(self, storage: CheckpointStorage, job: str, lineage: str = "") -> None:
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        job: str,
+        lineage: str = "",
+        told: Callable[[str, float], None] | None = None,
+    ) -> None:
+        """`told`: as in `TimedStorage`."""
         self.storage = storage
+        self._calls = TimedStorage(storage, told) if told else storage
         self.job = job
         self._root = token(job)
         self._lineage = lineage
@@ -194,7 +203,7 @@ class CheckpointStore:
 
     def look(self, folder: str = "") -> Listing:
         """One listing of the job, or of one of its folders; nothing in it is older than this call."""
-        keys = self.storage.list(f"{self._root}/{folder}")
+        keys = self._calls.list(f"{self._root}/{folder}")
         claims, records = f"{self._root}/generation/", f"{self._root}/{self.lineage}/checkpoint/"
         try:
             pairs = [key.removeprefix(records).split(".") for key in keys if key.startswith(records)]
@@ -252,7 +261,7 @@ class CheckpointStore:
             if not number:
                 return Claim()
             key = self._generation_key(number)
-            if data := self.storage.get(key):  # None: so many have been claimed since that it is deleted
+            if data := self._calls.get(key):  # None: so many have been claimed since that it is deleted
                 body = unseal(data, self._where(key))
                 self._require_own(body["job"], key)
                 return Claim(number, body["lineage"], body["address"], SignOfLife(**body["sign"]))
@@ -271,7 +280,7 @@ class CheckpointStore:
 
     def _claim(self, claim: Claim) -> bool:
         body = {"job": self.job, "lineage": claim.lineage, "address": claim.address, "sign": asdict(claim.sign)}
-        if not self.storage.put_if_absent(self._generation_key(claim.generation), seal(body)):
+        if not self._calls.put_if_absent(self._generation_key(claim.generation), seal(body)):
             return False
         there = self.look("generation/")
         if there.newest_generation != claim.generation:
@@ -279,7 +288,7 @@ class CheckpointStore:
         with suppress(StorageError):  # they do no harm
             for old in there.generations:
                 if old <= claim.generation - _KEPT_GENERATIONS:
-                    self.storage.delete(self._generation_key(old))
+                    self._calls.delete(self._generation_key(old))
         return True
 
     def _generation_key(self, number: int) -> str:
@@ -290,17 +299,17 @@ class CheckpointStore:
         """Give the sign `number` of a generation. It takes the place of all before."""
         folder = f"{self._root}/alive"
         key = f"{folder}/{generation:010d}.{number:010d}"
-        self.storage.put_if_absent(key, seal({"sign": asdict(self._sign(next, ended))}))
-        for old in self.storage.list(folder):
+        self._calls.put_if_absent(key, seal({"sign": asdict(self._sign(next, ended))}))
+        for old in self._calls.list(folder):
             if old < key:
-                self.storage.delete(old)
+                self._calls.delete(old)
 
     def last_sign(self, claim: Claim) -> SignOfLife:
         """The newest sign of the driver that holds the claim; the claim itself is its first."""
         folder = f"{self._root}/alive"
         own = f"{folder}/{claim.generation:010d}."
-        while keys := [key for key in self.storage.list(folder) if key.startswith(own)]:
-            if data := self.storage.get(keys[-1]):  # None: a newer one has just taken its place
+        while keys := [key for key in self._calls.list(folder) if key.startswith(own)]:
+            if data := self._calls.get(keys[-1]):  # None: a newer one has just taken its place
                 return SignOfLife(**unseal(data, self._where(keys[-1]))["sign"])
         return claim.sign
 
@@ -322,12 +331,12 @@ class CheckpointStore:
         number += not newest
         count = len(before) + len(new)
         key = f"{self._root}/statistics/{number:010d}.{count:06d}.{secrets.token_hex(4)}"
-        self.storage.put_if_absent(key, seal({"job": self.job, "checkpoints": [*before, *new]}))
+        self._calls.put_if_absent(key, seal({"job": self.job, "checkpoints": [*before, *new]}))
         if newest:
-            self.storage.delete(newest)
+            self._calls.delete(newest)
         for _, older, old in reversed([one for one in there if one[2] != newest]):
             if count >= keep:
-                self.storage.delete(old)
+                self._calls.delete(old)
             count += older
 
     def statistics_keys(self) -> list[str]:
@@ -336,7 +345,7 @@ class CheckpointStore:
 
     def _statistics(self) -> list[tuple[int, int, str]]:
         """Number, count and key of each object."""
-        keys = self.storage.list(f"{self._root}/statistics")
+        keys = self._calls.list(f"{self._root}/statistics")
         try:
             parts = [key.split("/")[-1].split(".") for key in keys]
             return [(int(number), int(count), key) for (number, count, _), key in zip(parts, keys, strict=True)]
@@ -345,20 +354,20 @@ class CheckpointStore:
 
     def statistics_in(self, key: str) -> list[Mapping[str, Any]]:
         """Oldest first; some may be in another object, too."""
-        data = self.storage.get(key)
+        data = self._calls.get(key)
         body = unseal(data, self._where(key)) if data else {"job": self.job, "checkpoints": []}
         self._require_own(str(body["job"]), key)
         return list(body["checkpoints"])
 
     def _sign(self, next: float = 0.0, ended: str = "") -> SignOfLife:
         who = f"host {socket.gethostname()}, process {os.getpid()}"
-        return SignOfLife(who, time.time_ns() // 1_000_000, self.storage.clock(), next, ended)
+        return SignOfLife(who, time.time_ns() // 1_000_000, self._calls.clock(), next, ended)
 
     # ------------------------------------------------------------------ records
     def put(self, record: Record) -> bool:
         """Put-if-absent. True also if what is there is this very record (a put that was retried)."""
         key, data = self._record_key(record.checkpoint_id, record.round), record.to_bytes()
-        won = self.storage.put_if_absent(key, data) or self.storage.get(key) == data
+        won = self._calls.put_if_absent(key, data) or self._calls.get(key) == data
         if won:
             with suppress(StorageError):  # else retention does it
                 self._keep_loss(record)
@@ -367,7 +376,7 @@ class CheckpointStore:
     def get(self, checkpoint_id: int, number: int) -> Record | None:
         """Of the round with that number."""
         key = self._record_key(checkpoint_id, number)
-        data = self.storage.get(key)
+        data = self._calls.get(key)
         if data is None:
             return None
         record = Record.from_bytes(data, self._where(key))
@@ -413,13 +422,13 @@ class CheckpointStore:
             if id < checkpoint_id:
                 if number and (replay := self.get(id, number)):  # who put it may have died before it kept the loss
                     self._keep_loss(replay)
-                self.storage.delete(self._record_key(id, number))
+                self._calls.delete(self._record_key(id, number))
 
     def losses(self) -> list[Record]:
         """Every record, of any lineage, that gives participants up, oldest first."""
         found = {}
-        for key in self.storage.list(f"{self._root}/loss"):
-            if data := self.storage.get(key):
+        for key in self._calls.list(f"{self._root}/loss"):
+            if data := self._calls.get(key):
                 record = Record.from_bytes(data, self._where(key))
                 self._require_own(record.job, key)
                 found[record.lineage, record.checkpoint_id, record.round] = record
@@ -430,7 +439,7 @@ class CheckpointStore:
     def _keep_loss(self, record: Record) -> None:
         if record.accepted:
             name = f"{record.lineage}.{record.checkpoint_id:020d}.{record.round:06d}"
-            self.storage.put_if_absent(f"{self._root}/loss/{name}", record.to_bytes())
+            self._calls.put_if_absent(f"{self._root}/loss/{name}", record.to_bytes())
 
     def _record_key(self, checkpoint_id: int, number: int) -> str:
         return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{number:06d}"

@@ -46,7 +46,13 @@ DURATION = Metric(
     "checkpointing.checkpoint.duration", "s", "From trigger to all rows visible, of completed checkpoints"
 )
 PHASE = Metric("checkpointing.phase.duration", "s", "Of prepare, validate, decide, commit and recover", ("phase",))
-HISTOGRAMS = (DURATION, PHASE)
+STORAGE = Metric(
+    "checkpointing.storage.duration",
+    "s",
+    "Of the driver's calls of checkpoint storage: put, get, list, delete",
+    ("operation",),
+)
+HISTOGRAMS = (DURATION, PHASE, STORAGE)
 
 GAUGES: Mapping[Metric, Callable[[CheckpointStatisticsTracker], float]] = {
     Metric("checkpointing.checkpoint.last", "", "Number of the newest visible checkpoint, -1 before the first"): (
@@ -101,15 +107,22 @@ class MetricsReporter:
                 meter.add(BYTES, statistics.bytes[sink], sink=sink)
                 meter.add(TRANSACTIONS, statistics.transactions[sink], sink=sink, outcome="committed")
 
+    def storage_called(self, operation: str, seconds: float) -> None:
+        self.meter.record(STORAGE, seconds, operation=operation)
+
 
 def open_telemetry(tracker: CheckpointStatisticsTracker) -> tuple[Reporter, ...]:
     """Metrics and spans, into whichever SDK the process has set up; without one they do nothing."""
-    return MetricsReporter(_OpenTelemetryMeter(tracker)), SpanReporter()
+    reporter = MetricsReporter(_OpenTelemetryMeter(tracker))
+    tracker.storage_reporters.append(reporter)
+    return reporter, SpanReporter()
 
 
 def prometheus(tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> Reporter:
     """Metrics into a registry of `prometheus-client` (extra `prometheus`). Raises ValueError if they are there."""
-    return MetricsReporter(_PrometheusMeter(tracker, registry))
+    reporter = MetricsReporter(_PrometheusMeter(tracker, registry))
+    tracker.storage_reporters.append(reporter)
+    return reporter
 
 
 def exposition(tracker: CheckpointStatisticsTracker) -> Callable[[], tuple[str, bytes]] | None:

@@ -28,6 +28,11 @@ class Reporter(Protocol):
         """A try of a checkpoint has ended."""
 
 
+class StorageReporter(Protocol):
+    def storage_called(self, operation: str, seconds: float) -> None:
+        """Checkpoint storage was called (put, get, list, delete); from any thread."""
+
+
 class LogReporter:
     """One line for each, INFO if all is well. A formatter that writes JSON finds all facts in the record's attribute
     `checkpoint`."""
@@ -44,6 +49,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
     def __init__(self, job: str, clock: Clock) -> None:
         self.job, self._clock = job, clock
         self.reporters: list[Reporter] = [LogReporter()]
+        self.storage_reporters: list[StorageReporter] = []
         self.generation = 0
         self.exactly_once = False
         self.reasons: tuple[str, ...] = ()
@@ -80,6 +86,13 @@ class CheckpointStatisticsTracker(CheckpointListener):
         if current is None:
             return None
         return replace(current, phases=dict(current.phases), duration=self._clock.monotonic() - self._started)
+
+    def storage_called(self, operation: str, seconds: float) -> None:
+        for reporter in self.storage_reporters:
+            try:
+                reporter.storage_called(operation, seconds)
+            except Exception:
+                logger.exception("%r could not report a call of storage", reporter)
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         if step is Step.SWEPT:

@@ -150,15 +150,15 @@ MUTANTS = (
     Mutant(
         "nothing is swept",
         "coordinator",
-        "for orphan in unnamed(listed, named):",
-        "for orphan in unnamed(listed, listed):",
+        "orphans = unnamed(listed, named)",
+        "orphans = unnamed(listed, listed)",
         PROTOCOL,
     ),
     Mutant(
         "what a record names is swept too",
         "coordinator",
-        "for orphan in unnamed(listed, named):",
-        "for orphan in listed:",
+        "orphans = unnamed(listed, named)",
+        "orphans = listed",
         PROTOCOL,
     ),
     Mutant(
@@ -307,7 +307,7 @@ MUTANTS = (
     Mutant(
         "a put that was repeated is taken for another driver's",
         "coordinator",
-        " or self.storage.get(key) == data",
+        " or self._calls.get(key) == data",
         "",
         PROTOCOL,
     ),

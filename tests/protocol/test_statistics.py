@@ -275,6 +275,7 @@ def test_prometheus(job: Job) -> None:
         assert (value("transactions_total", sink="files", outcome="committed") or 0) >= batches
         assert value("checkpoint_duration_seconds_count") == batches
         assert value("phase_duration_seconds_count", phase="decide") == batches
+        assert (value("storage_duration_seconds_count", operation="put") or 0) > batches
         assert value("checkpoint_last") == batches - 1
         assert value("checkpoint_last_timestamp_seconds") == newest.ended_at / 1000
         assert (value("in_doubt"), value("in_doubt_age_seconds"), value("exactly_once")) == (0, 0, 1)
