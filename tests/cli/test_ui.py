@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from tests.cli.play import Job, cli
+from tests.ui.browser import Browser
+
+
+def test_the_page_of_a_job_that_is_down(file_job: Job) -> None:
+    file_job.run(2)
+    command = [sys.executable, "-m", "coordinator.cli", "ui", "--job", str(file_job.file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            browser = Browser.invited(process.stdout.readline().strip())
+            assert "Newest checkpoint: 1, complete" in browser.see("/ui/")
+            assert f"--job {file_job.file}" in browser.see("/ui/balance")
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_what_cannot_be_served(file_job: Job) -> None:
+    file_job.run(1)
+    assert "No driver of job 'orders' answers over HTTP" in file_job.cli("ui", "--driver", code=1).stderr
+    assert "host has to be the address" in file_job.cli("ui", "--host", "0.0.0.0", code=2).stderr
+    assert "also when no driver runs" in " ".join(cli("ui", "--help").stdout.replace("│", " ").split())
