@@ -16,7 +16,7 @@ SECONDS = 5.0
 """Between two lines, and before the first: what is done sooner is not told of."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Progress:
     """Of one thing that is being done. `total` is 0 if it is not known."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import threading
@@ -30,6 +31,20 @@ def test_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         "sink orders: commit: 418 of 1,000 transactions",
         "sink orders: commit: 835 of 1,000 transactions",
     ]
+
+
+def test_two_of_the_same_kind_at_once() -> None:
+    """Two jobs of one process whose sinks have the same name."""
+    with contextlib.ExitStack() as first, progress("commit", 2, "transactions") as advance:
+        first.enter_context(progress("commit", 2, "transactions"))
+        first.close()
+        advance(1)
+        assert under_way() == ["commit: 1 of 2 transactions"]
+    with contextlib.ExitStack() as later:
+        with progress("commit", 2, "transactions"):
+            advance = later.enter_context(progress("commit", 2, "transactions"))
+        advance(1)
+    assert under_way() == []
 
 
 def test_what_is_done_soon_says_nothing(job: Job, caplog: pytest.LogCaptureFixture) -> None:
