@@ -21,6 +21,9 @@ from typing import Any
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointListener, Step
+from coordinator.balance import Verdict, take_balance
+from coordinator.protocol.records import CheckpointStore
+from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.base import TwoPhaseCommitSink
 from sinks.kafka import KafkaSink
@@ -337,6 +340,10 @@ def test_killed_twice_and_restarted(
                 query.alone(partial(job, folder, query))
             assert query.found() == query.expected(ids), folder.name
             assert in_doubt(query, folder.name) == 0, folder.name
+            store = CheckpointStore(open_storage(f"file://{folder / 'storage'}"), folder.name)
+            books = take_balance(store, {sink.name: sink for sink in query.sinks})
+            asked = not any(isinstance(sink, FileSink) for sink in query.sinks)
+            assert books.verdict is (Verdict.BALANCED if asked else Verdict.UNTOLD), books.to_json()
             assert (folder / "killed").exists() is query.worker_killed, folder.name
         for place in places:
             assert place.postgres.pending() == place.mysql.pending() == 0, place.name
