@@ -62,6 +62,8 @@ class CheckpointConfig:
     sweep_interval: time between sweeps for orphaned transactions while the query runs.
     heartbeat_interval: time between two signs of life that the driver leaves in storage, for operators.
     history_size: how many checkpoints' statistics are kept in storage (`coordinator history`); 0: none.
+    rows_on_driver: a batch of at most so many rows, whose predecessor had no more, is fetched to the driver and written
+        there by one participant, where there is one sink and it can (PostgreSQL, MySQL, Kafka); 0: none is.
     adopt: accept a query that has already run without this coordinator, at its next batch.
     """
 
@@ -83,6 +85,7 @@ class CheckpointConfig:
     sweep_interval: float = 60.0
     heartbeat_interval: float = 30.0
     history_size: int = 1000
+    rows_on_driver: int = 0
     adopt: bool = False
 
     def __post_init__(self) -> None:
@@ -91,14 +94,13 @@ class CheckpointConfig:
             if value is not None or "None" not in str(each.type):
                 kind = str(each.type).removesuffix(" | None")
                 object.__setattr__(self, each.name, _KINDS[kind](value, each.name))
-        if self.tolerable_failed_checkpoints < 0:
-            raise ValueError(f"tolerable_failed_checkpoints must be >= 0, not {self.tolerable_failed_checkpoints}")
+        for name in ("tolerable_failed_checkpoints", "history_size", "rows_on_driver"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, not {getattr(self, name)}")
         if self.retained_checkpoints < 2:
             raise ValueError(
                 f"retained_checkpoints must be >= 2 (the newest and its predecessor), not {self.retained_checkpoints}"
             )
-        if self.history_size < 0:
-            raise ValueError(f"history_size must be >= 0, not {self.history_size}")
         for name in ("interval", "timeout", "commit_timeout", "sweep_interval", "heartbeat_interval"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0 seconds, not {value:g}")

@@ -27,7 +27,7 @@ from coordinator.savepoints.model import opened
 from coordinator.spark.arrow import Passage
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
-from coordinator.spark.preflight import require_packages, require_workers
+from coordinator.spark.preflight import require_packages, require_workers, tell_of_sockets
 from coordinator.spark.start import StartedQuery, noticing
 from coordinator.statistics.history import CheckpointHistory
 from coordinator.statistics.metrics import exposition, open_telemetry, prometheus
@@ -109,7 +109,7 @@ class CheckpointCoordinator:
         self._finished_at = self._cut_off_at = -math.inf
         self._one_at_a_time = threading.RLock()
         self._ready = False
-        self._passage = Passage()
+        self._passage = Passage(config.rows_on_driver)
         self._query: Query | None = None
         self._started: StartedQuery | None = None
         self._done: MicroBatch | None = None
@@ -188,9 +188,13 @@ class CheckpointCoordinator:
     def _prepare(self, df: DataFrame) -> None:
         """Once, and before anything is written: what a batch would fail on, deep in Spark's stacks. With Connect in the
         client alone, since the server's worker has this library, or could not have made this object anew."""
+        from pyspark.sql import is_remote
+
         if not self._ready:
             require_packages()
             require_workers(df.sparkSession, list(self.sinks.values()))
+            if not is_remote():
+                tell_of_sockets(df.sparkSession)
             self._ready = True
 
     def _sweep_while_quiet(self) -> None:

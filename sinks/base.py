@@ -77,6 +77,12 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     system: ClassVar[str] = "the external system"
     """What the sink writes to, in messages for people."""
 
+    @property
+    def writes_on_driver(self) -> bool:
+        """Whether a transaction may be written on the driver, too, for small batches (`rows_on_driver`): with this very
+        object, in a thread beside the one that calls the driver's methods. Default: no."""
+        return False
+
     def __init__(self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None) -> None:
         """`name` is the sink's uid: unique within its coordinator and stable over restarts, because records and
         transactions carry it. `transform` maps the batch's DataFrame to the one that this sink writes."""

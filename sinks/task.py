@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 HASH_COLUMN = "__tpc_row_hash"
 ACK_SCHEMA = "subtask int, ack string"
 _ACK_ARROW = pa.schema([("subtask", pa.int32()), ("ack", pa.string())])
+_ON_DRIVER = 10**15
+"""In place of Spark's number of a task attempt, which counts from 0 and never gets there."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class SinkTask:
     attempt: int = 0
     only: frozenset[int] | None = None
     exactly_once: bool = True
+    whole: bool = False
+    """Whether all rows are to come as one partition: a replay of a batch that was written as one."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -103,6 +107,14 @@ class SinkTask:
                 self.sink.close()
             except Exception:
                 logger.warning("sink %r could not be closed in subtask %d", self.sink.name, subtask, exc_info=True)
+
+    def run_on_driver(self, batches: Iterable[pa.RecordBatch]) -> Ack:
+        """The one participant of a small batch. With the driver's own sink, which is open and stays so."""
+        try:
+            return self._participate(iter(batches), 0, _ON_DRIVER, 0)
+        except SinkError as error:
+            logger.warning("checkpoint %d failed on the driver: %s", self.checkpoint_id, error)
+            return Ack(0, Fingerprint(), error=error)
 
     def _participate(self, batches: Iterator[pa.RecordBatch], subtask: int, task_attempt: int, slot: int) -> Ack:
         filled = (batch for batch in batches if batch.num_rows)

@@ -17,7 +17,7 @@ from coordinator import __version__
 from coordinator.cli.memories import Location, side_by_side
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, show_json, show_table
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.spark.preflight import package_problems
+from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
 from sinks.diagnosis import Finding, Severity, of_clock
 
@@ -106,6 +106,8 @@ def _packages(coordinator: CheckpointCoordinator) -> Iterable[Finding]:
             if name not in ("pyspark", "pandas"):  # Spark of a cluster is no package; pandas is a problem named above
                 yield Finding.error(f"{name} is not installed here", f"pip install {name}")
     yield Finding.ok(f"pyspark-exactly-once {__version__}, Python {sys.version.split()[0]}, {', '.join(versions)}")
+    if "pyspark" in names and (advice := advice_on_sockets()):
+        yield Finding.ok(advice)
     for name, owners in importlib.metadata.packages_distributions().items():
         if name in ("coordinator", "sinks") and len(set(owners)) > 1:
             yield Finding.error(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -326,9 +326,16 @@ class CheckpointProtocol:
             raise Superseded(f"another driver completed checkpoint {n}") from error
 
     def _run(
-        self, batch: MicroBatch, *, attempt: int, number: int = 0, lost: Iterable[Participant] | None = None
+        self,
+        batch: MicroBatch,
+        *,
+        attempt: int,
+        number: int = 0,
+        lost: Iterable[Participant] | None = None,
+        whole: Container[str] = (),
     ) -> Acks:
-        """Pre-commit on all participants, or on the lost ones of round `number`."""
+        """Pre-commit on all participants, or on the lost ones of round `number`. `whole`: sinks whose rows are to come
+        as one partition."""
         only: dict[str, set[int]] = {}
         for sink, subtask in lost or ():
             only.setdefault(sink, set()).add(subtask)
@@ -343,6 +350,7 @@ class CheckpointProtocol:
                 attempt,
                 None if lost is None else frozenset(only[name]),
                 self.config.exactly_once or lost is not None,  # a replay is decided by its record in either mode
+                name in whole,
             )
             for name in (self.sinks if lost is None else only)
         }
@@ -529,9 +537,11 @@ class CheckpointProtocol:
         logger.warning("checkpoint %d: writing lost transactions again: %s", n, reasons)
         by_sink = Counter(sink for sink, _ in lost)
         self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
-        partitions = {name: batch.partitions(self.sinks[name]) for name in {sink for sink, _ in lost}}
+        replayed = {sink for sink, _ in lost}
+        whole = {name for name in replayed if complete.record.partitions.get(name) == 1}
+        partitions = {name: 1 if name in whole else batch.partitions(self.sinks[name]) for name in replayed}
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
-        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, number, lost)
+        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, number, lost, whole)
         try:
             written = {(name, ack.subtask): ack for name, own in acks.by_sink.items() for ack in own if ack.committable}
             decisions.require_same_rows(lost, written)
@@ -541,10 +551,12 @@ class CheckpointProtocol:
         self.listeners.tell(Step.REPLAY_PRE_COMMITTED, n)
         return self.decide(self._record(batch, acks, partitions, started, number), complete)
 
-    def _pre_commit_again(self, batch: MicroBatch, number: int, lost: Iterable[Participant]) -> Acks:
+    def _pre_commit_again(
+        self, batch: MicroBatch, number: int, lost: Iterable[Participant], whole: Container[str]
+    ) -> Acks:
         blocked = list[Exception]()
         while True:
-            acks = self._run(batch, attempt=len(blocked), number=number, lost=lost)
+            acks = self._run(batch, attempt=len(blocked), number=number, lost=lost, whole=whole)
             if not acks.errors:
                 return acks
             self._abort(acks.committables)

@@ -33,7 +33,11 @@ BATCH_BYTES = 64 * 2**20
 class Passage:
     """The way of one query's rows into Python."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows_on_driver: int = 0) -> None:
+        self.rows_on_driver = rows_on_driver
+        """So many may be written there."""
+        self.last_rows: int | None = None
+        """Of the batch before, if that was written."""
         self.limited_by_spark = False
         """Since there was a large row."""
         self.python_before: dict[str, bool] = {}
@@ -44,11 +48,11 @@ class Passage:
         """What to collect of each while this lasts. `allowed`: whether Spark's limit may be off meanwhile."""
         session = next(iter(hashed.values())).sparkSession
         limit = _row_limit(session) if allowed and not self.limited_by_spark else None
-        if limit is None or not all(_can_be_bounded(df, limit) for df in hashed.values()):
+        if limit is None or not all(can_be_bounded(df, limit) for df in hashed.values()):
             yield hashed
             return
         with setting(session, MAX_BYTES, UNLIMITED):
-            yield {name: _bounded(df, limit) for name, df in hashed.items()}
+            yield {name: bounded(df, limit) for name, df in hashed.items()}
 
 
 def runs_python(plan: str) -> bool:
@@ -65,13 +69,13 @@ def _row_limit(session: SparkSession) -> int | None:
     return BATCH_BYTES // records
 
 
-def _can_be_bounded(df: DataFrame, limit: int) -> bool:
+def can_be_bounded(df: DataFrame, limit: int) -> bool:
     """Whether the size of its rows can be told, and what is the same for all of them leaves half of the limit."""
     kinds = [field.dataType for field in df.schema]
     return all(map(_is_known, kinds)) and sum(map(_fixed, kinds)) <= limit // 2
 
 
-def _bounded(hashed: DataFrame, limit: int) -> DataFrame:
+def bounded(hashed: DataFrame, limit: int) -> DataFrame:
     """Rows larger than `limit` bytes come without contents, and with NULL as their hash."""
     from pyspark.sql import functions
 

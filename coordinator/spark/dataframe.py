@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,13 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from coordinator.protocol.batch import Sink
+from coordinator.spark import small
 from coordinator.spark.arrow import Passage, setting
 from coordinator.spark.internals import arrow_schema
+from coordinator.spark.small import Cancelled, OneParticipant
 from sinks.errors import LargeRow
 from sinks.task import ACK_SCHEMA, Ack, SinkTask, with_row_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+logger = logging.getLogger(__name__)
 
 
 class DataFrameBatch(ABC):
@@ -28,6 +33,7 @@ class DataFrameBatch(ABC):
         """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout.
         `passage`: of all batches of the run."""
         self._df, self._passage, self._shared = df, passage, shared
+        self._on_driver: OneParticipant | None = None
 
     def schema(self, sink: Sink) -> pa.Schema:
         return arrow_schema(self._written(sink))
@@ -37,13 +43,56 @@ class DataFrameBatch(ABC):
             if len(tasks) > 1:
                 self.drain()  # else two executors may compute a partition, each for a sink of its own, with other rows
             hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
-            first = all(task.exactly_once and task.only is None for task in tasks.values())  # may refuse large rows
-            with self._passage.through(hashed, first and self._may_lift_limit(tasks)) as frames:
-                calls = {name: partial(_collect, frames[name], task, ended) for name, task in tasks.items()}
-                acks = self._side_by_side(calls) if len(calls) > 1 else {name: call() for name, call in calls.items()}
-            if any(isinstance(ack.error, LargeRow) for each in acks.values() for ack in each):
-                self._passage.limited_by_spark = True
+            few, self._passage.last_rows = self._are_few(tasks), None
+            acks = self._write_on_driver(hashed, tasks, ended) if few else None
+            acks = acks or self._write_in_tasks(hashed, tasks, ended)
+            self._passage.last_rows = sum(ack.fingerprint.rows for each in acks.values() for ack in each)
             return acks
+
+    def _write_in_tasks(
+        self, hashed: Mapping[str, DataFrame], tasks: Mapping[str, SinkTask], ended: Callable[[str], None]
+    ) -> dict[str, list[Ack]]:
+        first = all(task.exactly_once and task.only is None for task in tasks.values())  # may refuse large rows
+        with self._passage.through(hashed, first and self._may_lift_limit(tasks)) as frames:
+            calls = {name: partial(_collect, frames[name], task, ended) for name, task in tasks.items()}
+            acks = self._side_by_side(calls) if len(calls) > 1 else {name: call() for name, call in calls.items()}
+        if any(isinstance(ack.error, LargeRow) for each in acks.values() for ack in each):
+            self._passage.limited_by_spark = True
+        return acks
+
+    def _are_few(self, tasks: Mapping[str, SinkTask]) -> bool:
+        """Whether the rows of the one sink are worth a try to fetch them: there were few the last time."""
+        [task, *others] = tasks.values()
+        last, most = self._passage.last_rows, self._passage.rows_on_driver
+        can = self._may_write_on_driver() and task.sink.writes_on_driver and task.only is None and not others
+        return can and last is not None and last <= most and most > 0
+
+    def _write_on_driver(
+        self, hashed: Mapping[str, DataFrame], tasks: Mapping[str, SinkTask], ended: Callable[[str], None]
+    ) -> dict[str, list[Ack]] | None:
+        """None if tasks have to: nothing was written then, or it was rolled back."""
+        [(name, task)] = tasks.items()
+        try:
+            batches = small.rows_of(hashed[name], self._passage.rows_on_driver)
+            if batches is None:
+                return None
+            self._on_driver = OneParticipant(task, batches)
+            ack = self._on_driver.ack(lambda: self.active)
+            ended(name)
+            return {name: [ack]}
+        except Cancelled:
+            raise
+        except Exception as error:
+            if not self.active:
+                raise
+            logger.info("checkpoint %d is left to tasks, since the driver failed: %s", task.checkpoint_id, error)
+            return None
+        finally:
+            self._on_driver = None
+
+    def cancel(self) -> None:
+        if writing := self._on_driver:
+            writing.cancel()
 
     def drain(self) -> None:
         self._df.write.format("noop").mode("overwrite").save()
@@ -59,6 +108,14 @@ class DataFrameBatch(ABC):
     @abstractmethod
     def _thread(self, target: Callable[..., None], *args: Any) -> Thread:
         """A thread whose Spark jobs are cancelled with those of the thread that starts it."""
+
+    @property
+    @abstractmethod
+    def active(self) -> bool: ...
+
+    @abstractmethod
+    def _may_write_on_driver(self) -> bool:
+        """Whether this process can fetch rows without a detour."""
 
     @abstractmethod
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
@@ -92,7 +149,8 @@ class DataFrameBatch(ABC):
 
 
 def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    acks = [Ack.from_json(row.ack) for row in hashed.mapInArrow(task, ACK_SCHEMA).collect()]
+    rows = hashed.coalesce(1) if task.whole else hashed
+    acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, ACK_SCHEMA).collect()]
     ended(task.sink.name)
     return acks
 

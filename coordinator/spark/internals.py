@@ -217,6 +217,13 @@ def executed_plan(df: DataFrame) -> str:
     return str(df._jdf.queryExecution().executedPlan().toString())
 
 
+@_internal("DataFrame._collect_as_arrow()")
+def collect_as_arrow(df: DataFrame) -> list[pa.RecordBatch]:
+    """All rows, as `mapInArrow` gets them: `DataFrame.toArrow` makes every time zone UTC. Classic sessions only."""
+    collect: Callable[[], list[pa.RecordBatch]] = df._collect_as_arrow  # type: ignore[assignment]
+    return collect()
+
+
 @_internal("pyspark.sql.pandas.types.to_arrow_schema")
 def arrow_schema(df: DataFrame) -> pa.Schema:
     """Of the record batches that a Python worker gets of `df`."""

@@ -108,6 +108,10 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         self._cluster: Cluster | None = None
         self._reached_by = math.inf
 
+    @property
+    def writes_on_driver(self) -> bool:
+        return self.value_serializer is None  # which may need what only executors have
+
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
         """See that the columns are the sink's, the brokers answer, the topic is there (or create it), and that a

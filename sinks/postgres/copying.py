@@ -1,4 +1,4 @@
-"""One participant's transaction in the task: a connection of its own, inside COPY ... FROM STDIN (FORMAT BINARY)."""
+"""One participant's transaction: a connection that it has to itself, inside COPY ... FROM STDIN (FORMAT BINARY)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class CopyTransaction:
         self._aliases: dict[str, str] = {}
         self._server = server
         self._copying: AbstractContextManager[psycopg.Copy] | None = None
-        self.connection = server.connect()
+        self._sealed = False
+        self.connection = server.take()
         try:
             self.connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
             server.configure(self.connection)
@@ -77,14 +78,17 @@ class CopyTransaction:
             self.connection.execute(statement.encode() if isinstance(statement, str) else statement)
 
     def seal(self, statement: str | sql.Composed) -> None:
-        """Run the statement that makes the transaction durable, then let go of the connection."""
+        """Run the statement that makes the transaction durable, then let go of the connection: it may be another's."""
         self.sealing = True
         self.execute(statement)
-        self.connection.close()
+        self._sealed = True
+        self._server.give(self.connection)
 
     def close(self) -> None:
         """Throw the transaction away, also while it waits for a lock. The server has rolled it back when this returns,
         unless it cannot be reached."""
+        if self._sealed:
+            return
         with contextlib.suppress(Exception):
             if self.connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
                 self.connection.cancel_safe(timeout=5)

@@ -134,18 +134,26 @@ class PooledServer(Server[C]):
     @contextmanager
     def lend(self) -> Iterator[C]:
         """A connection out of a small pool. It comes back unless something was raised meanwhile."""
-        connection = self._reusable() or self.connect()
-        keep = False
+        connection = self.take()
         try:
             yield connection
-            keep = True
-        finally:
-            with self._lock:
-                keep = keep and self._clean(connection) and len(self._idle) < IDLE_CONNECTIONS
-                if keep:
-                    self._idle.append(connection)
-            if not keep:
-                disconnect(connection)
+        except BaseException:
+            disconnect(connection)
+            raise
+        self.give(connection)
+
+    def take(self) -> C:
+        """One out of the pool, which answers, or a new one."""
+        return self._reusable() or self.connect()
+
+    def give(self, connection: C) -> None:
+        """Into the pool, unless that is full or the connection cannot be lent again."""
+        with self._lock:
+            keep = self._clean(connection) and len(self._idle) < IDLE_CONNECTIONS
+            if keep:
+                self._idle.append(connection)
+        if not keep:
+            disconnect(connection)
 
     def _reusable(self) -> C | None:
         while True:

@@ -39,6 +39,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
     between two runs."""
 
     COMMIT_THREADS: ClassVar[int] = 16
+    writes_on_driver = True
 
     def __init__(
         self,

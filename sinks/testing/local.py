@@ -53,7 +53,8 @@ class LocalBatch:
         acks: dict[str, list[Ack]] = {}
         self._cancelled = False
         for name, task in tasks.items():
-            for subtask, rows in enumerate(self._partitions):
+            partitions = [pa.concat_tables(self._partitions)] if task.whole else self._partitions
+            for subtask, rows in enumerate(partitions):
                 if self._cancelled:
                     raise RuntimeError("cancelled")
                 self._attempts += 1

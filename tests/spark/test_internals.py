@@ -40,6 +40,10 @@ def arrow_schemas(df: DataFrame) -> tuple[pa.Schema, pa.Schema]:
     return internals.arrow_schema(df), pa.ipc.read_schema(pa.py_buffer(row.schema))
 
 
+def arrow_rows(df: DataFrame) -> int:
+    return sum(batch.num_rows for batch in internals.collect_as_arrow(df))
+
+
 def in_python(df: DataFrame) -> DataFrame:
     return df.mapInArrow(lambda batches: batches, df.schema)
 
@@ -57,6 +61,7 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
     "offset log": lambda df: internals.read_text(df.sparkSession, f"{calling(df).location}/offsets/0").split("\n")[0],
     "partition count": lambda df: [internals.partition_count(df), internals.partition_count(df.coalesce(1))],
     "Arrow schema": arrow_schemas,
+    "Arrow rows": arrow_rows,
     "plan of the query": lambda df: runs_python(calling(df).executed_plan),
     "plan": lambda df: [runs_python(internals.executed_plan(each)) for each in (df, in_python(df))],
 }
@@ -103,6 +108,7 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         "deterministic": [True, False],
         "offset log": "v1",
         "partition count": [2, 1],
+        "Arrow rows": 10,
         "plan of the query": False,
         "plan": [False, True],
     }
@@ -138,7 +144,7 @@ def test_packages_that_spark_wants() -> None:
 
 
 PRIVATE = re.compile(
-    r"^ *(from|import) pyspark(\.sql\.pandas|.*cloudpickle)|(?<!self)\._(j[a-z]\w*|gateway|sc)\b", re.M
+    r"^ *(from|import) pyspark(\.sql\.pandas|.*cloudpickle)|(?<!self)\._(j[a-z]\w*|gateway|sc|collect_as_arrow)\b", re.M
 )
 
 
