@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = command_line("benchmarks.arrow", __doc__, SECTIONS, list(SHAPES))
     options = parser.options(arguments)
     with ExitStack() as stack:
-        bench = ArrowBench(options, working_folder(stack), stack)
+        bench = ArrowBench(None, options, working_folder(stack), stack)
         say(heading([], "no server"))
         for name in options.shapes if "throughput" in options.only else []:
             bench.throughput(SHAPES[name])

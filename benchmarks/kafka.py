@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 
 from benchmarks import direct, flink, memory
 from benchmarks import spark as sparks
-from benchmarks.bench import Bench, command_line, heading, report, say, tell, working_folder
+from benchmarks.bench import Bench, command_line, heading, report, save, say, tell, working_folder
 from benchmarks.measure import Contender, rounds, spread, table
 from benchmarks.topic import JVM, PARTITIONS, SETTINGS, Topic, content
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
@@ -57,13 +57,14 @@ PAUSE = 5.0
 """Seconds that the slow broker of the memory section does not answer."""
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
+ON_DRIVER = "exactly-once, on the driver"
 DEFAULT_SPARK, TUNED_SPARK = "Spark's Kafka sink, defaults", "Spark's Kafka sink, tuned"
 COUNT, DIRECT = "mapInArrow, rows counted", "sink without Spark, 1 producer"
 
 
 class KafkaBench(Bench):
     def __init__(self, server: KafkaServer, options: Namespace, folder: Path, stack: ExitStack) -> None:
-        super().__init__(options, folder, stack, maven_jars(*SPARK_KAFKA, transitive=False))
+        super().__init__(server.broker(), options, folder, stack, maven_jars(*SPARK_KAFKA, transitive=False))
         self.server = server
 
     def rows(self, shape: str, count: int, partitions: int = sparks.CORES) -> DataFrame:
@@ -119,9 +120,13 @@ class KafkaBench(Bench):
             groups = []
             for rows in (0, 100):
                 works: dict[str, sparks.Work] = {"Spark job alone": sparks.job_only}
-                for name, mode in ((EXACTLY_ONCE, "exactly_once"), (AT_LEAST_ONCE, "at_least_once")):
+                for name, mode, most in (
+                    (EXACTLY_ONCE, "exactly_once", 0),
+                    (ON_DRIVER, "exactly_once", 1000),
+                    (AT_LEAST_ONCE, "at_least_once", 0),
+                ):
                     sink = KafkaSink(self.server.bootstrap, topic)
-                    works[name] = self.coordinator(stack, f"small-{rows}-{mode}", sink, mode)
+                    works[name] = self.coordinator(stack, f"small-{rows}-{mode}-{most}", sink, mode, most)
                 works[DEFAULT_SPARK] = sparks.kafka(self.server.bootstrap, topic)
                 groups.append(
                     [
@@ -242,7 +247,8 @@ def main(arguments: list[str] | None = None) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(KafkaServer(SETTINGS, jvm=JVM))
         librdkafka = f"librdkafka {confluent_kafka.libversion()[0]}"
-        say(heading(("confluent-kafka", "kafka-python"), f"{librdkafka}, Kafka {VERSION} with {' '.join(JVM)}"))
+        about = heading(("confluent-kafka", "kafka-python"), f"{librdkafka}, Kafka {VERSION} with {' '.join(JVM)}")
+        say(about)
         bench = KafkaBench(server, options, working_folder(stack), stack)
         for section in options.only:
             if section == "throughput":
@@ -253,6 +259,7 @@ def main(arguments: list[str] | None = None) -> None:
                 getattr(bench, section)()
         if options.flink:
             bench.flink()
+        save(options.json, about)
 
 
 if __name__ == "__main__":

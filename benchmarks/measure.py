@@ -23,30 +23,36 @@ class Contender:
     processor: list[float] = field(default_factory=list)
     """Processor seconds that each run took, of all processes below this one: what else the machine does moves them
     less than the clock."""
+    client: list[float] = field(default_factory=list)
+    """The same without the server's, which users have on another machine."""
 
 
-def rounds(contenders: Sequence[Contender], runs: int, warm: int, tell: Callable[[str], None]) -> None:
+def rounds(
+    contenders: Sequence[Contender], runs: int, warm: int, tell: Callable[[str], None], server: int | None = None
+) -> None:
     """A B C … A B C …: each contender once a round, so that what else the machine does falls on all of them alike. The
-    first `warm` rounds are checked too, but not counted."""
+    first `warm` rounds are checked too, but not counted. `server`: the process id of what they write to."""
     for number in range(warm + runs):
         for contender in contenders:
             contender.prepare()
             load = os.getloadavg()[0]
-            before = _processor_seconds()
+            before, of_server = _processor_seconds(), _processor_seconds(server) if server else 0.0
             seconds = contender.run()
+            of_server = _processor_seconds(server) - of_server if server else 0.0
             processor = _processor_seconds() - before
             contender.check()
             if number >= warm:
                 contender.seconds.append(seconds)
                 contender.load.append(load)
                 contender.processor.append(processor)
+                contender.client.append(processor - of_server)
             cost = f"{seconds * 1000:10.1f} ms {processor:6.2f} CPU s"
             tell(f"round {number + 1 - warm:2d} {contender.name:45s} {cost}   load {load:.1f}")
 
 
-def _processor_seconds() -> float:
-    """Of this process and all below it, those that have ended included."""
-    this = psutil.Process()
+def _processor_seconds(pid: int | None = None) -> float:
+    """Of a process, this one by default, and all below it, those that have ended included."""
+    this = psutil.Process(pid)
     total = 0.0
     for process in (this, *this.children(recursive=True)):
         try:

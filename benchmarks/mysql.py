@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 
 from benchmarks import direct, protocol
 from benchmarks import spark as sparks
-from benchmarks.bench import Bench, command_line, heading, report, say, tell, working_folder
+from benchmarks.bench import Bench, command_line, heading, report, save, say, tell, working_folder
 from benchmarks.measure import Contender, rounds, spread, table
 from benchmarks.shapes import PLAIN
 from sinks.mysql import MySQLSink
@@ -45,20 +45,21 @@ def jdbc_name(batchsize: int, rewrite: bool) -> str:
     return f"Spark JDBC, batchsize {batchsize:,}, rewrite {'on' if rewrite else 'off'}"
 
 
-def create_table(name: str) -> str:
-    return f"CREATE TABLE {name} ({', '.join(f'{column} {kind}' for column, kind in TYPES.items())}) ENGINE=InnoDB"
+def create_table(name: str, *, key: bool = False) -> str:
+    columns = ", ".join(f"{column} {kind}" for column, kind in TYPES.items()) + ", PRIMARY KEY (id)" * key
+    return f"CREATE TABLE {name} ({columns}) ENGINE=InnoDB"
 
 
 class Target:
     """Table `t` in one database. The expected rows come from files that pyarrow's CSV writer made."""
 
-    def __init__(self, server: MariaDBServer, dsn: str, rows: pa.Table, folder: Path) -> None:
+    def __init__(self, server: MariaDBServer, dsn: str, rows: pa.Table, folder: Path, *, key: bool) -> None:
         self.dsn = dsn
         self._admin = server.connect(dsn, local_infile=True)
         self._server = server
         self._rows = rows
         self._folder = folder
-        execute(self._admin, create_table("t"))
+        execute(self._admin, create_table("t", key=key))
         self.load(self.files(1))
         self._expected = self._state()
 
@@ -118,7 +119,7 @@ class Target:
 
 class MySQLBench(Bench):
     def __init__(self, server: MariaDBServer, options: Namespace, folder: Path, stack: ExitStack) -> None:
-        super().__init__(options, folder, stack, maven_jars(JDBC_DRIVER, transitive=False))
+        super().__init__(server, options, folder, stack, maven_jars(JDBC_DRIVER, transitive=False))
         self.server = server
 
     # ------------------------------------------------------------------ sections
@@ -128,7 +129,7 @@ class MySQLBench(Bench):
         with ExitStack() as stack:
             dsn = stack.enter_context(self.server.database())
             rows = PLAIN.of(self.spark.range(count).selectExpr("id AS i")).toArrow()
-            target = Target(self.server, dsn, rows, self.folder)
+            target = Target(self.server, dsn, rows, self.folder, key=not self.options.keyless)
             stack.callback(target.close)
             contenders = self._spark_contenders(stack, dsn, target) + self._direct_contenders(stack, dsn, target, rows)
             rounds(contenders, runs, self.options.warm, tell)
@@ -143,7 +144,8 @@ class MySQLBench(Bench):
             ("exactly-once over at-least-once", ours, by_name[AT_LEAST_ONCE], 0.95),
         ]
         bases = [("best Spark JDBC", best_jdbc), ("LOAD DATA, 2 connections", by_name[LOAD_2])]
-        report(f"plain: {count:,} rows, {runs} rounds", count, contenders, bases, aims)
+        table = "a table without a key" if self.options.keyless else "a table with a primary key"
+        report(f"plain: {count:,} rows into {table}, {runs} rounds", count, contenders, bases, aims)
 
     def _spark_contenders(self, stack: ExitStack, dsn: str, target: Target) -> list[Contender]:
         rows = self.options.rows
@@ -233,14 +235,18 @@ def jdbc(dsn: str, batchsize: int, rewrite: bool) -> sparks.Work:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = command_line("benchmarks.mysql", __doc__, SECTIONS, ["plain"]).options(arguments)
+    parser = command_line("benchmarks.mysql", __doc__, SECTIONS, ["plain"])
+    parser.add_argument("--keyless", action="store_true", help="throughput into a table without a primary key")
+    options = parser.options(arguments)
     with ExitStack() as stack:
         server = stack.enter_context(MariaDBServer(SETTINGS))
         settings = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
-        say(heading(("PyMySQL",), f"MariaDB {VERSION} with {settings}, JDBC driver {JDBC_DRIVER}"))
+        about = heading(("PyMySQL",), f"MariaDB {VERSION} with {settings}, JDBC driver {JDBC_DRIVER}")
+        say(about)
         bench = MySQLBench(server, options, working_folder(stack), stack)
         for section in options.only:
             getattr(bench, section)()
+        save(options.json, about)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import median
 
 from benchmarks import direct, flink, memory, protocol
 from benchmarks import spark as sparks
-from benchmarks.bench import Bench, command_line, heading, report, say, tell, working_folder
+from benchmarks.bench import Bench, command_line, heading, report, save, say, tell, working_folder
 from benchmarks.measure import Contender, rounds, spread, table
 from benchmarks.shapes import PLAIN, SHAPES, Shape
 from benchmarks.target import SETTINGS, Target
@@ -48,7 +48,7 @@ def jdbc_name(batchsize: int, rewrite: bool) -> str:
 
 class PostgresBench(Bench):
     def __init__(self, server: PostgresServer, options: Namespace, folder: Path, stack: ExitStack) -> None:
-        super().__init__(options, folder, stack, maven_jars(JDBC_DRIVER, transitive=False))
+        super().__init__(server, options, folder, stack, maven_jars(JDBC_DRIVER, transitive=False))
         self.server = server
 
     # ------------------------------------------------------------------ sections
@@ -123,12 +123,18 @@ class PostgresBench(Bench):
                 admin.execute(PLAIN.create_table("t"))
             for rows in (0, 100):
                 group = []
-                for name, strategy in (("Spark job alone", ""), (PREPARED, "prepared"), (STAGED, "staged")):
+                for name, strategy, most in (
+                    ("Spark job alone", "", 0),
+                    (PREPARED, "prepared", 0),
+                    (f"{PREPARED}, on the driver", "prepared", 1000),
+                    (STAGED, "staged", 0),
+                    (f"{STAGED}, on the driver", "staged", 1000),
+                ):
                     work: sparks.Work = sparks.job_only
                     if strategy:
-                        job = f"small-{rows}-{strategy}"
+                        job = f"small-{rows}-{strategy}-{most}"
                         sink = PostgresSink(dsn, "t", name=job, strategy=strategy)  # type: ignore[arg-type]
-                        work = self.coordinator(stack, job, sink, "exactly_once")
+                        work = self.coordinator(stack, job, sink, rows_on_driver=most)
                     stream = self.stream(stack, PLAIN.of(sparks.numbers(self.spark, rows)), work)
                     group.append(Contender(f"{rows} rows: {name}", stream.run))
                 groups.append(group)
@@ -216,7 +222,8 @@ def main(arguments: list[str] | None = None) -> None:
         with server.connect() as connection:
             number = connection.info.server_version
         settings = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
-        say(heading(("psycopg", "pgpq"), f"PostgreSQL {number // 10000}.{number % 10000} with {settings}"))
+        about = heading(("psycopg", "pgpq"), f"PostgreSQL {number // 10000}.{number % 10000} with {settings}")
+        say(about)
         bench = PostgresBench(server, options, working_folder(stack), stack)
         for section in options.only:
             if section == "throughput":
@@ -226,6 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
                 getattr(bench, section)()
         if options.flink:
             bench.flink()
+        save(options.json, about)
 
 
 if __name__ == "__main__":
