@@ -186,6 +186,29 @@ def other_layout(place: Place) -> Query:
     return Query([sink], kills, lambda: in_files(sink), alone=refused)
 
 
+ON_DRIVER = {"config": CheckpointConfig(commit_timeout=30, rows_on_driver=1000)}
+"""Each run has its first batch written in tasks, and those that follow by one participant."""
+
+
+def postgres_on_driver(place: Place) -> Query:
+    """What it had decided is rolled back by an operator, and written again under another layout."""
+    sink = place.table(strategy="prepared")
+    kills = Kill(Step.PRE_COMMITTED, 1, 1, 150), Kill(Step.COMPLETE, 2, 1, 300)
+
+    def replayed(job: Callable[..., SparkJob]) -> None:
+        sink.abort(next(iter(sink.in_doubt(place.name))))
+        last = job(conf={"spark.sql.files.maxPartitionBytes": "100000000", "spark.sql.files.minPartitionNum": "1"})
+        assert last.run() == 0, last.output()
+
+    return Query([sink], kills, lambda: place.in_table(place.postgres), ON_DRIVER, alone=replayed)
+
+
+def kafka_on_driver(place: Place) -> Query:
+    sink = KafkaSink(place.kafka.bootstrap, place.topic)
+    kills = Kill(Step.PRE_COMMITTED, 1, 1, 144), Kill(Step.COMPLETE, 2, 1, 294)
+    return Query([sink], kills, place.in_topic, {"source": place.source, "shape": IntoKafka.shape} | ON_DRIVER)
+
+
 AT_ONCE = Kill(Step.PRE_COMMITTED, 0, 3, 0), Kill(Step.COMPLETE, 1, 3, 150)
 
 
@@ -279,7 +302,8 @@ def projections(place: Place) -> Query:
     return Query(sinks, kills, found, {"transforms": transforms})
 
 
-SHORT = (one_sink, two_sinks, state, lost, other_layout, postgres, mysql, kafka_to_kafka, projections)
+SMALL = postgres_on_driver, kafka_on_driver
+SHORT = (one_sink, two_sinks, state, lost, other_layout, postgres, mysql, kafka_to_kafka, projections, *SMALL)
 FURTHER = (default_state, sqlite, postgres_staged, postgres_upsert, mysql_staged, mysql_upsert, kafka_to_postgres)
 
 
