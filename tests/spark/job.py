@@ -10,6 +10,7 @@ import atexit
 import os
 import queue
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,7 +162,7 @@ class SparkJob:
         """One of its own; that logs nothing."""
         from pyspark.sql import SparkSession
 
-        builder = SparkSession.builder.master(self.master).config("spark.local.dir", str(self.folder / "local"))
+        builder = SparkSession.builder.master(self.master)
         for key, value in (CONF | self._of_the_jvm()).items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate().newSession()
@@ -177,7 +178,7 @@ class SparkJob:
 
     def start(self) -> subprocess.Popen[bytes]:
         """In a process of its own, which ends with the job."""
-        host = Host(self.kind())
+        host = Host(self.kind(), self.folder / "local")
         host.begin(self)
         host.last()
         return host.process
@@ -228,10 +229,15 @@ class Host:
 
     _warm: Host | None = None
 
-    def __init__(self, kind: object) -> None:
-        self.kind = kind
+    def __init__(self, kind: object, local: Path) -> None:
+        """`local` is Spark's spark.local.dir, until the last job has ended."""
+        self.kind, self._local = kind, local
         self._answers, theirs = os.pipe()
-        environment = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "SPARK_LOCAL_DIRS": str(local),
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"from tests.spark.job import serve; serve({theirs})"],
             start_new_session=True,
@@ -247,7 +253,7 @@ class Host:
         if cls._warm and (cls._warm.kind != kind or cls._warm.process.poll() is not None):
             cls._warm.end()
         if cls._warm is None:
-            cls._warm = Host(kind)
+            cls._warm = Host(kind, Path(tempfile.mkdtemp(prefix="spark-local-")))
         return cls._warm
 
     def begin(self, job: SparkJob) -> None:
@@ -273,6 +279,7 @@ class Host:
     def end(self) -> None:
         end_group(self.process)
         os.close(self._answers)
+        shutil.rmtree(self._local, ignore_errors=True)
         if Host._warm is self:
             Host._warm = None
 
