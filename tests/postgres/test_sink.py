@@ -98,6 +98,7 @@ def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, 
     copy = pickle.loads(pickle.dumps(sink))
     db.run("ALTER ROLE CURRENT_USER SET search_path = pg_catalog")  # a task that resolved the table anew would fail
     committable = pre_commit(copy, rows_of(1))
+    copy.close()
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     db.run("ALTER ROLE CURRENT_USER RESET search_path")
 
