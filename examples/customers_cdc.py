@@ -20,7 +20,6 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -30,12 +29,9 @@ from pyspark.sql import functions as f
 from sqlalchemy import create_engine, make_url, text
 
 from coordinator import CheckpointCoordinator
-from examples.streams import DieAt, create_topic, local_session, read_topic, run_job
+from examples.streams import DieAt, all_systems, create_topic, local_session, parse_arguments, read_topic, run_job
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
-from sinks.testing.servers.kafka import KafkaServer
-from sinks.testing.servers.mariadb import MariaDBServer
-from sinks.testing.servers.postgres import PostgresServer
 
 CHANGES, PER_BATCH = 3000, 500
 KILLS = {
@@ -173,26 +169,12 @@ def visible(postgres: str, mysql: str, table: str) -> Iterator[tuple[str, dict[i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, what in (("bootstrap", "brokers"), ("postgres", "a PostgreSQL DSN"), ("mysql", "a MySQL DSN")):
-        parser.add_argument(f"--{name}", help=f"{what}; a server is started if there is none")
-    parser.add_argument("--changes", type=int, default=CHANGES)
-    commands = parser.add_subparsers(dest="command")
-    worker = commands.add_parser("job")
-    for name in ("bootstrap", "postgres", "mysql", "source", "table"):
-        worker.add_argument(f"--{name}", required=True)
-    worker.add_argument("--folder", type=Path, required=True)
-    worker.add_argument("--die-at", default="")
-    args = parser.parse_args()
+    args = parse_arguments(__doc__, "changes", CHANGES, ("source", "table"))
     if args.command == "job":
         job(args)
         return
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        bootstrap = args.bootstrap or stack.enter_context(KafkaServer()).bootstrap
-        postgres = args.postgres or stack.enter_context(PostgresServer()).dsn
-        mysql = args.mysql or stack.enter_context(stack.enter_context(MariaDBServer()).database())
-        run(bootstrap, postgres, mysql, folder, args.changes)
+    with tempfile.TemporaryDirectory() as folder, all_systems(args) as (bootstrap, postgres, mysql):
+        run(bootstrap, postgres, mysql, Path(folder), args.changes)
 
 
 if __name__ == "__main__":

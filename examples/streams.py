@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -15,6 +18,9 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
 from coordinator import CheckpointListener, Step
+from sinks.testing.servers.kafka import KafkaServer
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.postgres import PostgresServer
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
 
 
@@ -117,3 +123,30 @@ def committed(bootstrap: str, topic: str) -> list[bytes]:
         return values
     finally:
         consumer.close()
+
+
+SYSTEMS = {"bootstrap": "brokers", "postgres": "a PostgreSQL DSN", "mysql": "a MySQL DSN"}
+
+
+def parse_arguments(description: str | None, amount: str, default: int, places: Sequence[str]) -> argparse.Namespace:
+    """Of an example over all `SYSTEMS`: `--AMOUNT`, and those of its `job`, which needs `places` too."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, what in SYSTEMS.items():
+        parser.add_argument(f"--{name}", help=f"{what}; a server is started if there is none")
+    parser.add_argument(f"--{amount}", type=int, default=default)
+    worker = parser.add_subparsers(dest="command").add_parser("job")
+    for name in (*SYSTEMS, *places):
+        worker.add_argument(f"--{name}", required=True)
+    worker.add_argument("--folder", type=Path, required=True)
+    worker.add_argument("--die-at", default="")
+    return parser.parse_args()
+
+
+@contextmanager
+def all_systems(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """The addresses of Kafka, PostgreSQL and MySQL: those given, or of servers that are started for it."""
+    with ExitStack() as stack:
+        bootstrap = args.bootstrap or stack.enter_context(KafkaServer()).bootstrap
+        postgres = args.postgres or stack.enter_context(PostgresServer()).dsn
+        mysql = args.mysql or stack.enter_context(stack.enter_context(MariaDBServer()).database())
+        yield bootstrap, postgres, mysql

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from threading import Thread
@@ -16,8 +15,6 @@ from sinks.task import Ack, SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 16 * 2**20
 """Of the values that the driver fetches."""

@@ -7,7 +7,6 @@ FindCoordinator and for Fetch, so those messages go to its `_manager`: the one u
 from __future__ import annotations
 
 import base64
-import logging
 import math
 import time
 import uuid
@@ -27,8 +26,6 @@ from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdReq
 
 from sinks.kafka.memory import GroupOffsets
 from sinks.transaction import Identity
-
-logger = logging.getLogger(__name__)
 
 READ_COMMITTED = 1
 COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")

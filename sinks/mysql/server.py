@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import math
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +19,6 @@ from sinks.errors import ConfigurationError
 from sinks.mysql import connection as connections
 from sinks.sql import server as servers
 from sinks.sql import triggers
-
-logger = logging.getLogger(__name__)
 
 Connection: TypeAlias = connections.Connection
 
