@@ -34,6 +34,7 @@ SECTIONS = ("throughput", "small", "participants", "growth", "memory")
 
 # Of the throughput section, where others are compared with them.
 PREPARED, STAGED, AT_LEAST_ONCE = "exactly-once, prepared", "exactly-once, staged", "at-least-once"
+SPOOLED = "exactly-once, prepared, rows kept"
 COUNT, COPY_1, COPY_2 = (
     "mapInArrow, rows counted",
     "psql \\copy binary, 1 connection",
@@ -73,6 +74,7 @@ class PostgresBench(Bench):
             ("fed directly over \\copy, 1 connection", by_name[DIRECT_1], by_name[COPY_1], 0.9),
             ("fed directly over \\copy, 2 connections", by_name[DIRECT_2], by_name[COPY_2], 0.9),
             ("exactly-once over at-least-once", ours, by_name[AT_LEAST_ONCE], 0.95),
+            ("rows kept over rows not kept", by_name[SPOOLED], ours, 0.9),
         ]
         bases = [("best Spark JDBC", best_jdbc), ("mapInArrow bound", by_name[COUNT])]
         report(f"{shape.name}: {count:,} rows, {runs} rounds", count, contenders, bases, aims)
@@ -80,14 +82,15 @@ class PostgresBench(Bench):
     def _spark_contenders(self, stack: ExitStack, dsn: str, target: Target, shape: Shape) -> list[Contender]:
         rows = self.options.rows
         works: list[tuple[str, sparks.Work, bool]] = []
-        for name, strategy, mode in (
-            (PREPARED, "prepared", "exactly_once"),
-            (STAGED, "staged", "exactly_once"),
-            (AT_LEAST_ONCE, "prepared", "at_least_once"),
+        for name, strategy, mode, replay in (
+            (PREPARED, "prepared", "exactly_once", "recompute"),
+            (SPOOLED, "prepared", "exactly_once", "spool"),
+            (STAGED, "staged", "exactly_once", "recompute"),
+            (AT_LEAST_ONCE, "prepared", "at_least_once", "recompute"),
         ):
-            job = f"{shape.name}-{mode}-{strategy}"
+            job = f"{shape.name}-{mode}-{strategy}-{replay}"
             sink = PostgresSink(dsn, "t", name=job, strategy=strategy)  # type: ignore[arg-type]
-            works.append((name, self.coordinator(stack, job, sink, mode), False))
+            works.append((name, self.coordinator(stack, job, sink, mode, replay=replay), False))
         for batchsize in (1000, 10_000):
             for rewrite in (False, True):
                 user, password = self.server.user, self.server.password

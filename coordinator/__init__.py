@@ -3,7 +3,7 @@
 __version__ = "0.1.0"
 
 from coordinator import place  # noqa: F401  # isort: split
-from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup, StateBackend
+from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup, Replay, StateBackend
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Attempt, CheckpointError
 from coordinator.guarantee import Guarantee
@@ -38,6 +38,7 @@ __all__ = [
     "FixedDelay",
     "Guarantee",
     "NoRestart",
+    "Replay",
     "RunSummary",
     "Savepoint",
     "StateBackend",

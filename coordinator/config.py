@@ -39,6 +39,13 @@ class StateBackend(str, Enum):
     ROCKSDB = "rocksdb"
 
 
+class Replay(str, Enum):
+    """Where rows come from that the external system has lost after their checkpoint was complete."""
+
+    RECOMPUTE = "recompute"
+    SPOOL = "spool"
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
     """How checkpoints are taken. Times are seconds, or texts such as "10 s", "5 min". Raises ValueError on a value out
@@ -64,6 +71,9 @@ class CheckpointConfig:
     history_size: how many checkpoints' statistics are kept in storage (`coordinator history`); 0: none.
     rows_on_driver: a batch of at most so many rows, whose predecessor had no more, is fetched to the driver and written
         there by one participant, where there is one sink and it can (PostgreSQL, MySQL, Kafka); 0: none is.
+    replay: SPOOL keeps the rows of each checkpoint until it is visible, so that what is lost can be written again also
+        of a query that gives other rows each time; RECOMPUTE lets Spark compute them again, and stops if they differ.
+    spool_dir: the storage where SPOOL keeps them; by default that of the checkpoints.
     adopt: accept a query that has already run without this coordinator, at its next batch.
     """
 
@@ -86,6 +96,8 @@ class CheckpointConfig:
     heartbeat_interval: float = 30.0
     history_size: int = 1000
     rows_on_driver: int = 0
+    replay: Replay = Replay.RECOMPUTE
+    spool_dir: str | None = field(default=None, repr=False)
     adopt: bool = False
 
     def __post_init__(self) -> None:
@@ -111,6 +123,7 @@ class CheckpointConfig:
                 f"max_concurrent_checkpoints must be 1, not {self.max_concurrent_checkpoints}: Spark hands over a batch"
                 " again, for a replay, only as long as foreachBatch has not returned from it"
             )
+        self._check_replay()
         if self.require not in (None, "exactly-once"):
             raise ValueError(f"require must be 'exactly-once' or nothing, not {self.require!r}")
         if self.unaligned:
@@ -118,6 +131,12 @@ class CheckpointConfig:
                 "unaligned must be False: a micro-batch ends at the same barrier on all partitions, so there is no "
                 "alignment to wait for and nothing in flight to store"
             )
+
+    def _check_replay(self) -> None:
+        if self.replay is Replay.SPOOL and not self.exactly_once:
+            raise ValueError("replay='spool' is for transactions that are decided and lost; AT_LEAST_ONCE has none")
+        if self.spool_dir and self.replay is not Replay.SPOOL:
+            raise ValueError("spool_dir is where replay='spool' keeps rows; without that it is not used")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CheckpointConfig:
@@ -248,4 +267,5 @@ _KINDS: dict[str, Any] = {
     "CheckpointingMode": _choice(CheckpointingMode),
     "ExternalizedCheckpointCleanup": _choice(ExternalizedCheckpointCleanup),
     "StateBackend": _choice(StateBackend),
+    "Replay": _choice(Replay),
 }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup
+from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
 from coordinator.errors import CheckpointError, SavepointError
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
@@ -22,6 +22,7 @@ from coordinator.protocol.batch import MicroBatch, Query, Sink
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.spool import Spool
 from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.model import opened
 from coordinator.spark.arrow import Passage
@@ -102,6 +103,7 @@ class CheckpointCoordinator:
             Listeners(job, [self.statistics, *listeners]),
             self._clock,
             claim=self._claim,
+            spool=_spool(job, storage, config),
         )
         """For tools, while no query runs: it is not for several threads."""
         self.last_error: Exception | None = None
@@ -415,7 +417,7 @@ class CheckpointCoordinator:
                     sink.close()
                 except Exception:
                     logger.warning("sink %r could not be closed", name, exc_info=True)
-            self.protocol.store.storage.close()
+            self.protocol.close()
             if self._query or self._started:
                 logger.info("job %s %s", self.job, self.statistics.totals())
 
@@ -447,3 +449,12 @@ class CheckpointCoordinator:
             raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)
         if unseen:
             raise unseen
+
+
+def _spool(job: str, storage: str | CheckpointStorage, config: CheckpointConfig) -> Spool | None:
+    if config.replay is Replay.RECOMPUTE:
+        return None
+    uri = config.spool_dir or storage
+    if not isinstance(uri, str):
+        raise ValueError("replay='spool' with a storage object needs spool_dir: executors open it by its URI")
+    return Spool(uri, job)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.config import CheckpointConfig
+from coordinator.config import CheckpointConfig, Replay
 from coordinator.errors import NotExactlyOnce
 from coordinator.protocol.batch import MicroBatch, Sink
 from coordinator.storage import CheckpointStorage
@@ -39,7 +39,7 @@ def promise(
     reasons = of_mode(config)
     asked: dict[str, CheckpointStorage | Sink] = {f"checkpoint storage {storage.uri}": storage}
     if batch:
-        reasons += batch.weaknesses()
+        reasons += batch.weaknesses(recomputed=config.replay is Replay.RECOMPUTE)
         asked |= {f"sink {name!r}": sink for name, sink in sinks.items()}
     for name, one in asked.items():
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,8 @@ class SinkTask:
     exactly_once: bool = True
     whole: bool = False
     """Whether all rows are to come as one partition: a replay of a batch that was written as one."""
+    rows: Callable[[Iterable[pa.RecordBatch], int, str], Iterator[pa.RecordBatch]] | None = None
+    """Takes the rows that Spark gives to a subtask in an attempt; keeps them as they pass, or gives others instead."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -95,6 +97,8 @@ class SinkTask:
         if self.only is not None and subtask not in self.only:
             _drain(batches)
             return Ack(subtask, Fingerprint())
+        if self.rows:
+            batches = self.rows(batches, subtask, self._attempt(task_attempt))
         try:
             self.sink.open()
             return self._participate(batches, subtask, task_attempt, slot)
@@ -111,7 +115,8 @@ class SinkTask:
     def run_on_driver(self, batches: Iterable[pa.RecordBatch]) -> Ack:
         """The one participant of a small batch. With the driver's own sink, which is open and stays so."""
         try:
-            return self._participate(iter(batches), 0, _ON_DRIVER, 0)
+            rows = self.rows(batches, 0, self._attempt(_ON_DRIVER)) if self.rows else iter(batches)
+            return self._participate(rows, 0, _ON_DRIVER, 0)
         except SinkError as error:
             logger.warning("checkpoint %d failed on the driver: %s", self.checkpoint_id, error)
             return Ack(0, Fingerprint(), error=error)
@@ -149,6 +154,9 @@ class SinkTask:
                 logger.warning("rollback of subtask %d failed; it is left to the sweep", subtask, exc_info=True)
             raise
 
+    def _attempt(self, task_attempt: int) -> str:
+        return f"g{self.generation}r{self.round}t{self.attempt}a{task_attempt}"
+
     def _context(self, schema: pa.Schema, subtask: int, task_attempt: int, slot: int) -> TransactionContext:
         name = TransactionId(
             self.job,
@@ -167,7 +175,7 @@ class SinkTask:
             self.checkpoint_id,
             self.sink.name,
             subtask,
-            f"g{self.generation}r{self.round}t{self.attempt}a{task_attempt}",
+            self._attempt(task_attempt),
             schema,
             str(name),
             slot,

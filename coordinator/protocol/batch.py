@@ -58,11 +58,15 @@ class MicroBatch(Protocol):
         """Run each task over the batch, side by side; one ack per partition that ran, by sink name. `ended` is told
         each sink whose task is done, from any thread."""
 
+    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+        """`run` for tasks that bring their rows themselves: for the subtasks in `only`, whatever the layout is."""
+
     def cancel(self) -> None:
         """Make what `run` is doing fail soon. Called from another thread, again and again until it has."""
 
-    def weaknesses(self) -> list[str]:
-        """Why the source or the query's settings may lose or double rows; for the job's `Guarantee`."""
+    def weaknesses(self, *, recomputed: bool) -> list[str]:
+        """Why the source or the query's settings may lose or double rows; for the job's `Guarantee`. `recomputed`:
+        what is lost is computed again."""
 
     @property
     def active(self) -> bool:

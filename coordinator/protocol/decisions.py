@@ -234,8 +234,8 @@ def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Par
                 "lost transactions cannot be replayed, because the batch now has other rows in their partitions:",
                 different,
                 "Make the query deterministic (no current time, random numbers or changing lookups before the sink; a "
-                "source that still holds the data) and start it again. Nothing was changed. To go on without them: "
-                "coordinator resolve.",
+                "source that still holds the data) and start it again, or have rows kept from now on: replay='spool'. "
+                "Nothing was changed. To go on without them: coordinator resolve.",
             ),
             [dict(c.transaction) for c in lost.values()],
         )

@@ -33,6 +33,7 @@ from coordinator.protocol.decisions import AfterFailure, Call, Complete, Partici
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.outage import Outages
 from coordinator.protocol.records import CheckpointStore, Record
+from coordinator.protocol.spool import Keep, Kept, Spool
 from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
 from sinks.errors import SinkError
@@ -59,8 +60,9 @@ class CheckpointProtocol:
         listeners: Listeners,
         clock: Clock,
         claim: Callable[[Query | None], int],
+        spool: Spool | None = None,
     ) -> None:
-        """`claim` claims a generation in the store, for a query or for an operator."""
+        """`claim` claims a generation in the store, for a query or for an operator. `spool` keeps rows for replays."""
         self.job = job
         self.sinks = sinks
         self.store = store
@@ -72,6 +74,7 @@ class CheckpointProtocol:
         self.newest: Complete | None = None
         """As this driver knows it."""
         self._claim = claim
+        self._spool = spool
         self._run_id: str | None = None
         self._visible: dict[str, Complete] = {}
         """Each sink's part of the newest checkpoint with rows for it that this run has made visible."""
@@ -116,6 +119,8 @@ class CheckpointProtocol:
                 self.sinks[name].purge(self._about(visible.checkpoint_id))
             except Exception:
                 logger.warning("sink %r could not purge old proofs; it is asked again", name, exc_info=True)
+        if self._spool:
+            self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
 
     # ------------------------------------------------------------------ 1. recover
     def _start(self, batch: MicroBatch) -> None:
@@ -134,6 +139,11 @@ class CheckpointProtocol:
         self.load_and_commit()
         if self.newest:
             self.sweep()
+
+    def close(self) -> None:
+        self.store.storage.close()
+        if self._spool:
+            self._spool.close()
 
     def open_sinks(self) -> None:
         for sink in self.sinks.values():
@@ -240,6 +250,8 @@ class CheckpointProtocol:
         if self.newest:
             decisions.require_visible(self.newest)
             self.store.delete_older_than(self.newest.checkpoint_id + 1, self.store.look())
+            if self._spool:
+                self._spool.delete(self.store.lineage)
             self.newest = None
 
     # ------------------------------------------------------------------ 2. what is asked
@@ -333,9 +345,10 @@ class CheckpointProtocol:
         number: int = 0,
         lost: Iterable[Participant] | None = None,
         whole: Container[str] = (),
+        kept: Mapping[str, Kept] | None = None,
     ) -> Acks:
         """Pre-commit on all participants, or on the lost ones of round `number`. `whole`: sinks whose rows are to come
-        as one partition."""
+        as one partition; `kept`: where they come from, in place of the batch."""
         only: dict[str, set[int]] = {}
         for sink, subtask in lost or ():
             only.setdefault(sink, set()).add(subtask)
@@ -351,12 +364,17 @@ class CheckpointProtocol:
                 None if lost is None else frozenset(only[name]),
                 self.config.exactly_once or lost is not None,  # a replay is decided by its record in either mode
                 name in whole,
+                kept[name] if kept else self._keep(batch, name),
             )
             for name in (self.sinks if lost is None else only)
         }
         ended: dict[str, float] = {}
-        acks = batch.run(tasks, lambda name: ended.update({name: self.clock.monotonic()}))
+        run = batch.run_alone if kept else batch.run
+        acks = run(tasks, lambda name: ended.update({name: self.clock.monotonic()}))
         return Acks(acks, ended)
+
+    def _keep(self, batch: MicroBatch, sink: str) -> Keep | None:
+        return self._spool.keep(self.store.lineage, batch.facts.checkpoint_id, sink) if self._spool else None
 
     def _validate(self, n: int, acks: Acks) -> None:
         if errors := acks.errors:
@@ -539,9 +557,13 @@ class CheckpointProtocol:
         self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
         replayed = {sink for sink, _ in lost}
         whole = {name for name in replayed if complete.record.partitions.get(name) == 1}
-        partitions = {name: 1 if name in whole else batch.partitions(self.sinks[name]) for name in replayed}
+        kept = self._spool.kept(complete, lost) if self._spool else None
+        if kept:
+            partitions = {name: complete.record.partitions[name] for name in replayed}
+        else:
+            partitions = {name: 1 if name in whole else batch.partitions(self.sinks[name]) for name in replayed}
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
-        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, number, lost, whole)
+        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, number, lost, whole, kept)
         try:
             written = {(name, ack.subtask): ack for name, own in acks.by_sink.items() for ack in own if ack.committable}
             decisions.require_same_rows(lost, written)
@@ -552,11 +574,16 @@ class CheckpointProtocol:
         return self.decide(self._record(batch, acks, partitions, started, number), complete)
 
     def _pre_commit_again(
-        self, batch: MicroBatch, number: int, lost: Iterable[Participant], whole: Container[str]
+        self,
+        batch: MicroBatch,
+        number: int,
+        lost: Iterable[Participant],
+        whole: Container[str],
+        kept: Mapping[str, Kept] | None,
     ) -> Acks:
         blocked = list[Exception]()
         while True:
-            acks = self._run(batch, attempt=len(blocked), number=number, lost=lost, whole=whole)
+            acks = self._run(batch, attempt=len(blocked), number=number, lost=lost, whole=whole, kept=kept)
             if not acks.errors:
                 return acks
             self._abort(acks.committables)

@@ -88,7 +88,7 @@ class ConnectBatch(DataFrameBatch):
     def cancel(self) -> None:
         self._df.sparkSession.interruptTag(self.run_id)
 
-    def weaknesses(self) -> list[str]:
+    def weaknesses(self, *, recomputed: bool) -> list[str]:
         plan = io.StringIO()
         with redirect_stdout(plan):
             self.query.explain(extended=True)

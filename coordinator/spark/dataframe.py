@@ -49,6 +49,10 @@ class DataFrameBatch(ABC):
             self._passage.last_rows = sum(ack.fingerprint.rows for each in acks.values() for ack in each)
             return acks
 
+    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+        with self._tagged(f"pre-commit {', '.join(tasks)} from rows that were kept"):
+            return self._side_by_side({name: partial(_alone, self._df, task, ended) for name, task in tasks.items()})
+
     def _write_in_tasks(
         self, hashed: Mapping[str, DataFrame], tasks: Mapping[str, SinkTask], ended: Callable[[str], None]
     ) -> dict[str, list[Ack]]:
@@ -153,6 +157,13 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
     acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, ACK_SCHEMA).collect()]
     ended(task.sink.name)
     return acks
+
+
+def _alone(df: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
+    subtasks = 1 + max(task.only or ())
+    acks = df.sparkSession.range(0, subtasks, 1, subtasks).mapInArrow(task, ACK_SCHEMA).collect()
+    ended(task.sink.name)
+    return [Ack.from_json(row.ack) for row in acks]
 
 
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from coordinator import CheckpointConfig
+from coordinator import CheckpointConfig, Replay
 from sinks.testing.local import LocalQuery
 from tests.chaos import faults, rigs
 from tests.chaos.driver import Input, Life, LocalProcess
@@ -176,6 +176,7 @@ class Round:
         self._worlds, self._only = rigs.worlds(sink), only
         if tier.victims:
             del self._worlds["source"]  # what their tasks read is Spark's affair
+        spool = not bug and not peer and self._rng.random() < 0.4
         self._life = Life(
             job=f"chaos {folder.name}",
             sinks=[],
@@ -187,6 +188,8 @@ class Round:
                 tolerable_failed_checkpoints=self._rng.choice((0, 2)),
                 retained_checkpoints=self._rng.choice((2, 3)),
                 sweep_interval=self._rng.choice((0.5, 60)),
+                replay=Replay.SPOOL if spool else Replay.RECOMPUTE,
+                spool_dir=f"file://{folder}/spool" if spool else None,
             ),
             bug=bug,
             peer=peer,
@@ -389,7 +392,8 @@ class Round:
         if self._refusal and error in REFUSALS:
             self._refusal = error
             return
-        faithless = error == "ReplayMismatch" and not any(fault.kind == "source" for fault in one.life.faults)
+        other_rows = any(fault.kind == "source" for fault in one.life.faults)
+        faithless = error == "ReplayMismatch" and (not other_rows or one.life.config.replay is Replay.SPOOL)
         if error == "StreamingQueryException":
             logger.warning("Spark failed: %s", text)
         if faithless or (error not in EXPECTED and not self._life.peer):

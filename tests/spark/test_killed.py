@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import CheckpointConfig, CheckpointListener, Step
+from coordinator import CheckpointConfig, CheckpointListener, Replay, Step
 from coordinator.balance import Verdict, take_balance
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
@@ -55,6 +55,7 @@ from tests.spark.kafka import (
 from tests.spark.kafka import into_kafka as into_kafka
 from tests.spark.kafka import source as source
 from tests.spark.kafka import target as target
+from tests.spark.test_shared import with_random_id
 from tests.spark.test_spark import ROCKSDB, count_by_remainder, visible
 
 
@@ -168,6 +169,21 @@ def lost(place: Place) -> Query:
     sink = place.files()
     kills = Kill(Step.COMPLETE, 1, 3, 150), Kill(Step.REPLAY_COMPLETE, 1, 1, 250)
     return Query([sink], kills, lambda: in_files(sink), after_the_first=lambda: withdraw_one(sink, place.name))
+
+
+def spooled(place: Place) -> Query:
+    """A transaction is replayed from rows that were kept: a second computation gives others."""
+    sink = place.table(strategy="prepared")
+    kills = Kill(Step.COMPLETE, 1, 3, 150), Kill(Step.REPLAY_COMPLETE, 1, 1, 250)
+    options = {
+        "transforms": {sink.name: with_random_id},
+        "config": CheckpointConfig(commit_timeout=30, replay=Replay.SPOOL),
+    }
+
+    def withdraw() -> None:
+        sink.abort(next(iter(sink.in_doubt(place.name))))
+
+    return Query([sink], kills, lambda: place.in_table(place.postgres), options, after_the_first=withdraw)
 
 
 def other_layout(place: Place) -> Query:
@@ -303,7 +319,7 @@ def projections(place: Place) -> Query:
 
 
 SMALL = postgres_on_driver, kafka_on_driver
-SHORT = (one_sink, two_sinks, state, lost, other_layout, postgres, mysql, kafka_to_kafka, projections, *SMALL)
+SHORT = (one_sink, two_sinks, state, lost, spooled, other_layout, postgres, mysql, kafka_to_kafka, projections, *SMALL)
 FURTHER = (default_state, sqlite, postgres_staged, postgres_upsert, mysql_staged, mysql_upsert, kafka_to_postgres)
 
 

@@ -1,0 +1,192 @@
+"""The rows of a checkpoint, kept until all of it is visible (`replay="spool"`): what the external system loses of it is
+then written again from here, and need not be computed again, which may give other rows.
+
+A participant's rows are one Arrow IPC stream with the row hash as last column, cut into values of at most `CHUNK_BYTES`
+under the keys
+
+    spool/JOB/LINEAGE/CHECKPOINT.SINK.SUBTASK.ATTEMPT.NUMBER.CRC32[.ROWS.HASH]
+
+The last one, which is put before the pre-commit, tells the fingerprint, so a record need not name what was kept: of the
+attempts at a participant, the one that the record names has its fingerprint.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordinator.protocol.decisions import Complete, Participant
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from sinks.transaction import Fingerprint, token
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 4 * 2**20
+_DELETES = 16
+"""At once: in an object store each takes a round trip."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rows of a sink's participants: the keys of each subtask's chunks, in order. Called by a `SinkTask`."""
+
+    uri: str = field(repr=False)  # a password may be in it
+    chunks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def __call__(self, _: Iterable[pa.RecordBatch], subtask: int, attempt: str) -> Iterator[pa.RecordBatch]:
+        """Raises `StorageError` if a chunk is gone, or not what was put."""
+        with closing(open_storage(self.uri)) as storage:
+            stream = io.BufferedReader(_Chunks(storage, self.chunks[subtask]))
+            with pa.ipc.open_stream(stream) as reader:
+                yield from reader
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keeps the rows of a sink's participants as they pass. Called by a `SinkTask`."""
+
+    uri: str = field(repr=False)
+    place: str
+    """What the keys of the sink begin with."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch], subtask: int, attempt: str) -> Iterator[pa.RecordBatch]:
+        batches = (batch for batch in batches if batch.num_rows)
+        first = next(iter(batches), None)
+        if first is None:
+            return
+        with closing(open_storage(self.uri)) as storage:
+            cut = _Cut(storage, f"{self.place}.{subtask:06d}.{attempt}")
+            fingerprint = Fingerprint()
+            with pa.ipc.new_stream(cut, first.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+                batch: pa.RecordBatch | None = first
+                while batch is not None:
+                    writer.write_batch(batch)
+                    fingerprint = fingerprint.add(batch.num_rows, pc.sum(batch.columns[-1]).as_py() or 0)
+                    yield batch
+                    batch = next(batches, None)
+            cut.end(fingerprint)
+
+
+class Spool:
+    """What a driver does with it."""
+
+    def __init__(self, uri: str, job: str) -> None:
+        """Raises ValueError for a storage that executors cannot open."""
+        scheme = uri.partition(":")[0]
+        if scheme in ("memory", "hdfs", "viewfs"):
+            raise ValueError(
+                f"replay='spool' needs a storage that executors can open, and {scheme}: is opened by the driver alone; "
+                "name one in spool_dir: file:///… (shared by all hosts), s3://…, gs://…, az://… or a database"
+            )
+        self._uri, self._root = uri, f"spool/{token(job)}"
+        self._storage = open_storage(uri)
+
+    def keep(self, lineage: str, checkpoint_id: int, sink: str) -> Keep:
+        return Keep(self._uri, f"{self._root}/{lineage}/{_part(checkpoint_id, sink)}")
+
+    def kept(self, complete: Complete, lost: Iterable[Participant]) -> dict[str, Kept] | None:
+        """By sink, the rows of participants that are lost; None unless all of them are there."""
+        attempts: dict[str, dict[str, list[str]]] = {}
+        for key in self._storage.list(f"{self._root}/{complete.record.lineage}"):
+            number, name, index, attempt, *_ = key.rpartition("/")[2].split(".")
+            attempts.setdefault(f"{number}.{name}.{index}", {}).setdefault(attempt, []).append(key)
+        chunks: dict[str, dict[int, tuple[str, ...]]] = {}
+        for sink, subtask in lost:
+            own = attempts.get(f"{_part(complete.checkpoint_id, sink)}.{subtask:06d}", {})
+            wanted = complete.named[sink, subtask].fingerprint
+            found = next((tuple(keys) for keys in own.values() if _is_whole(keys, wanted)), None)
+            if found is None:
+                return None
+            chunks.setdefault(sink, {})[subtask] = found
+        return {sink: Kept(self._uri, of_sink) for sink, of_sink in chunks.items()}
+
+    def delete(self, lineage: str, visible: int | None = None, predecessors: Iterable[str] = ()) -> None:
+        """Those of `lineage`, up to a checkpoint that is visible, and all of its predecessors, which are over."""
+        over = tuple(f"{self._root}/{one}/" for one in predecessors if one != lineage)
+        own = f"{self._root}/{lineage}/"
+        first_after = own + (f"{visible + 1:020d}" if visible is not None else "~")
+        try:
+            keys = [
+                key
+                for key in self._storage.list(self._root)
+                if key.startswith(over) or (key.startswith(own) and key < first_after)
+            ]
+            with ThreadPoolExecutor(_DELETES) as pool:
+                list(pool.map(self._storage.delete, keys))
+        except StorageError as error:
+            logger.warning("rows that are visible could not be deleted; the next checkpoint tries again: %s", error)
+
+    def close(self) -> None:
+        self._storage.close()
+
+
+def _part(checkpoint_id: int, sink: str) -> str:
+    return f"{checkpoint_id:020d}.{token(sink)}"
+
+
+def _is_whole(keys: list[str], wanted: Fingerprint) -> bool:
+    """Whether an attempt has come to its end, with the rows of that fingerprint."""
+    number, _, *end = keys[-1].split(".")[4:]
+    rows, text = wanted.stored()
+    return end == [str(rows), text] and int(number) == len(keys) - 1
+
+
+class _Cut(io.RawIOBase):
+    """A file that becomes chunks."""
+
+    def __init__(self, storage: CheckpointStorage, attempt: str) -> None:
+        self._storage, self._attempt = storage, attempt
+        self._number, self._buffer = 0, bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+        self._buffer += view
+        while len(self._buffer) > CHUNK_BYTES:
+            self._put(bytes(self._buffer[:CHUNK_BYTES]))
+            del self._buffer[:CHUNK_BYTES]
+        return len(view)
+
+    def end(self, fingerprint: Fingerprint) -> None:
+        rows, text = fingerprint.stored()
+        self._put(bytes(self._buffer), f".{rows}.{text}")
+
+    def _put(self, data: bytes, end: str = "") -> None:
+        self._storage.put_if_absent(f"{self._attempt}.{self._number:06d}.{zlib.crc32(data):08x}{end}", data)
+        self._number += 1
+
+
+class _Chunks(io.RawIOBase):
+    """The file again."""
+
+    def __init__(self, storage: CheckpointStorage, keys: Iterable[str]) -> None:
+        self._storage, self._keys, self._rest = storage, iter(keys), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        into = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        if not self._rest and (key := next(self._keys, None)):
+            self._rest = memoryview(self._get(key))
+        count = min(len(into), len(self._rest))
+        into[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def _get(self, key: str) -> bytes:
+        data = self._storage.get(key)
+        if data is None or f"{zlib.crc32(data):08x}" != key.split(".")[5]:
+            what = "it is gone" if data is None else "its checksum is another: it was altered"
+            raise StorageError(self._storage.uri, key, f"{what}, and the rows in it were to be written again")
+        return data
