@@ -220,15 +220,16 @@ class Job:
 
     def kill(self) -> int:
         """SIGKILL to driver, JVM and Python workers: to every process of the session, whatever group it is in.
-        Returns how many there were, when none of them runs any more."""
-        killed = set()
+        Returns how many there were, when none of them runs any more. Some end before it is their turn: the workers'
+        parent ends them when the JVM is gone."""
+        met: set[int] = set()
         while family := self._family():
+            met.update(process.pid for process in family)
             for process in family:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-                    killed.add(process.pid)
             time.sleep(0.01)
-        return len(killed)
+        return len(met)
 
     def _family(self) -> list[psutil.Process]:
         found = []
