@@ -13,6 +13,8 @@ CLASSES := .cache/spark-classes.jsa
 
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+# Tests start hundreds of interpreters; each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-matrix test-pythons mutants lint docs bench chaos model clean java
 .DEFAULT_GOAL := test
