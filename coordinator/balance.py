@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -99,7 +99,6 @@ class Answer:
 def take_balance(
     store: CheckpointStore,
     sinks: Mapping[str, Sink],
-    told: Callable[[str], None] = lambda _: None,
     *,
     quick: bool = False,
 ) -> Balance:
@@ -107,14 +106,14 @@ def take_balance(
     at the same time is looked at again. Raises `StorageError`, `CorruptRecord`."""
     for _ in range(_TRIES):
         history = store.history()
-        answers = {name: _ask(sink, store.job, history, told, quick=quick) for name, sink in sinks.items()}
+        answers = {name: _ask(sink, store.job, history, quick=quick) for name, sink in sinks.items()}
         now = {rounds[0].checkpoint_id: rounds for rounds in store.history()}
         if all(now.get(rounds[0].checkpoint_id, rounds) == rounds for rounds in history):  # None: retention was quicker
             break
     return balance(history, answers)
 
 
-def _ask(sink: Sink, job: str, history: History, told: Callable[[str], None], *, quick: bool) -> Answer:
+def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
     parts, why = dict[int, Part](), dict[int, str]()
     try:
         with closing(copy.deepcopy(sink)) as asked:
@@ -129,7 +128,7 @@ def _ask(sink: Sink, job: str, history: History, told: Callable[[str], None], *,
                     why[number] = _AT_LEAST_ONCE
                 else:
                     parts[number] = part
-            audit = asked.audit(job, list(parts.values()), lambda text: told(f"sink {sink.name}: {text}"), quick=quick)
+            audit = asked.audit(job, list(parts.values()), quick=quick)
             if _AT_LEAST_ONCE in why.values():  # their writers are nobody's that a ledger knows
                 audit = Audit(audit.holdings, (), audit.remarks + audit.differences)
             return Answer(dict(zip(parts, audit.holdings, strict=True)), why, audit)

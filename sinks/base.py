@@ -267,10 +267,10 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         identity holds `TransactionContext.transaction_id`."""
         return [InDoubt.named(transaction) for transaction in transactions]
 
-    def audit(self, job: str, parts: Sequence[Part], told: Callable[[str], None], *, quick: bool = False) -> Audit:
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         """What the external system has of these parts of checkpoints that are visible, for `coordinator verify`.
-        Changes nothing. `told` takes a line about what is done now; with `quick` nothing is done that takes longer the
-        more rows there are. Default: nobody can tell."""
+        Changes nothing. With `quick` nothing is done that takes longer the more rows there are. What takes long tells
+        `sinks.progress.progress` how far it has come. Default: nobody can tell."""
         return Audit([Holding(remarks=(f"{type(self).__name__} cannot ask {self.system} for rows",))] * len(parts))
 
     # ------------------------------------------------------------------ Flink's names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import threading
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from rich.console import Console
 from coordinator.cli.output import bars
 from sinks import progress as module
 from sinks.progress import progress, shown_by, under_way
-from tests.protocol.play import Job
+from sinks.testing.table import eventually
+from tests.protocol.play import Job, complete_but_one_lost
 
 
 def test_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("sinks.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "_tick_meanwhile", lambda: None)
     caplog.set_level(logging.INFO, logger="sinks.progress")
     with progress("sink orders: commit", 1000, "transactions") as advance:
         for _ in range(1000):
@@ -28,9 +31,22 @@ def test_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
         assert under_way() == ["sink orders: commit: 1,000 of 1,000 transactions"]
     assert under_way() == []
     assert caplog.messages == [
-        "sink orders: commit: 418 of 1,000 transactions",
-        "sink orders: commit: 835 of 1,000 transactions",
+        "sink orders: commit: 418 of 1,000 transactions (5 s, 84/s)",
+        "sink orders: commit: 835 of 1,000 transactions (10 s, 83/s)",
+        "sink orders: commit: 1,000 of 1,000 transactions (12 s, 83/s), ended",
     ]
+
+
+def test_what_does_not_go_on_is_told_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.1)
+    monkeypatch.setattr(module, "_TICK", 0.05)
+    caplog.set_level(logging.INFO, logger="sinks.progress")
+    with progress("count the rows of orders"):
+        eventually(lambda: len(caplog.messages) >= 2)
+        assert under_way() == ["count the rows of orders"]
+    assert re.fullmatch(r"count the rows of orders \(\d+ s\)", caplog.messages[0])
+    assert caplog.messages[-1].endswith("), ended")
+    assert len({record.message for record in caplog.records if "ended" in record.message}) == 1
 
 
 def test_two_of_the_same_kind_at_once() -> None:
@@ -58,7 +74,17 @@ def test_a_commit_of_many_tells(job: Job, caplog: pytest.LogCaptureFixture, monk
     caplog.set_level(logging.INFO, logger="sinks.progress")
     job.run(1)
     participants = sum(bool(table.num_rows) for table in job.input[0])
-    assert caplog.messages[-1] == f"sink files: commit: {participants} of {participants} transactions"
+    told = f"sink files: commit: {participants} of {participants} transactions"
+    assert caplog.messages[-1].startswith(told)
+    assert caplog.messages[-1].endswith(", ended")
+
+
+def test_a_replay_tells(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete_but_one_lost(job)
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    caplog.set_level(logging.INFO, logger="sinks.progress")
+    job.run(1)
+    assert any(text.startswith("checkpoint 0: write 1 lost transactions again (") for text in caplog.messages)
 
 
 def test_bars_on_a_terminal() -> None:

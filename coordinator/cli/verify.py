@@ -26,7 +26,7 @@ def verify(
     system has; and what differs. Exit code 0: balanced, 1: something differs, 4: nobody can tell."""
     with opened(job) as coordinator:
         store = coordinator.protocol.store
-        found = take_balance(store, coordinator.sinks, say, quick=quick)
+        found = take_balance(store, coordinator.sinks, quick=quick)
     if as_json:
         show_json({"job": store.job, "storage": store.storage.uri} | found.to_json())
     else:

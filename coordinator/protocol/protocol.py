@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -37,6 +37,7 @@ from coordinator.protocol.spool import Keep, Kept, Spool
 from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
 from sinks.errors import SinkError
+from sinks.progress import progress
 from sinks.task import SinkTask
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, shown, unnamed
 
@@ -343,7 +344,7 @@ class CheckpointProtocol:
         *,
         attempt: int,
         number: int = 0,
-        lost: Iterable[Participant] | None = None,
+        lost: Collection[Participant] | None = None,
         whole: Container[str] = (),
         kept: Mapping[str, Kept] | None = None,
     ) -> Acks:
@@ -577,13 +578,14 @@ class CheckpointProtocol:
         self,
         batch: MicroBatch,
         number: int,
-        lost: Iterable[Participant],
+        lost: Collection[Participant],
         whole: Container[str],
         kept: Mapping[str, Kept] | None,
     ) -> Acks:
         blocked = list[Exception]()
         while True:
-            acks = self._run(batch, attempt=len(blocked), number=number, lost=lost, whole=whole, kept=kept)
+            with progress(f"checkpoint {batch.facts.checkpoint_id}: write {len(lost):,} lost transactions again"):
+                acks = self._run(batch, attempt=len(blocked), number=number, lost=lost, whole=whole, kept=kept)
             if not acks.errors:
                 return acks
             self._abort(acks.committables)

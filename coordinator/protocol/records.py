@@ -25,6 +25,7 @@ from typing import Any
 from coordinator.errors import CorruptRecord, Superseded, WrongJob
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.timed import TimedStorage
+from sinks.progress import progress
 from sinks.transaction import Committable, Identity, token
 
 logger = logging.getLogger(__name__)
@@ -412,9 +413,12 @@ class CheckpointStore:
         """Every retained complete checkpoint with its replay records, oldest first. A reader need not claim."""
         newest = self.load_newest()
         older: dict[int, list[Record]] = {}
-        for id, number in sorted(self.look().records) if newest else ():
-            if id < newest[0].checkpoint_id and (record := self.get(id, number)):  # None: retention was quicker
-                older.setdefault(id, []).append(record)
+        before = [at for at in sorted(self.look().records) if at[0] < newest[0].checkpoint_id] if newest else []
+        with progress("read the records", len(before), "records") as advance:
+            for id, number in before:
+                if record := self.get(id, number):  # None: retention was quicker
+                    older.setdefault(id, []).append(record)
+                advance(1)
         return [tuple(rounds) for rounds in older.values() if rounds[0].round == 0] + ([newest] if newest else [])
 
     def delete_older_than(self, checkpoint_id: int, there: Listing) -> None:

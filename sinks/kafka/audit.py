@@ -18,10 +18,10 @@ from kafka.record import MemoryRecords
 from sinks.audit import Audit, Holding, Part
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.outcome import made_anew
+from sinks.progress import progress
 from sinks.transaction import Committable
 
 _FETCH_BYTES = 8 << 20
-_TOLD_EVERY = 5.0
 _PAUSE = 0.05
 
 Transaction = tuple[int, int]
@@ -39,7 +39,7 @@ class _Span:
     of: dict[Transaction, tuple[int, int]] = field(default_factory=dict)
 
 
-def audit(cluster: Cluster, parts: Sequence[Part], told: Callable[[str], None], patience: float) -> Audit:
+def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
     """`patience`: seconds to wait for the brokers' markers of what was committed just before."""
     here = cluster.cluster_id()
     topics = {name for part in parts for one in part.committables for name in one.proof.get("topic_ids", ())}
@@ -60,9 +60,11 @@ def audit(cluster: Cluster, parts: Sequence[Part], told: Callable[[str], None], 
 
     reasons = [next((reason for one in part.committables if (reason := untold(one))), "") for part in parts]
     asked = [part for part, reason in zip(parts, reasons, strict=True) if not reason]
-    counter = _Counter(cluster, told, patience)
-    for place, span in _spans(one for part in asked for one in part.committables).items():
-        counter.count(place, span)
+    counter = _Counter(cluster, patience)
+    spans = _spans(one for part in asked for one in part.committables)
+    with progress("read the log", sum(span.end - span.first for span in spans.values()), "offsets") as advance:
+        for place, span in spans.items():
+            counter.count(place, span, advance)
 
     def holding(part: Part, reason: str) -> Holding:
         names = [_name(one) for one in part.committables]
@@ -94,18 +96,18 @@ class _Counter:
     """Committed records by transaction; or why those of one cannot be told."""
 
     cluster: Cluster
-    told: Callable[[str], None]
     patience: float
     records: Counter[Transaction] = field(default_factory=Counter)
     untold: dict[Transaction, str] = field(default_factory=dict)
 
-    def count(self, place: Place, span: _Span) -> None:
+    def count(self, place: Place, span: _Span, advance: Callable[[int], None]) -> None:
         where, offset = f"{place[0]}-{place[1]}", span.first
-        told_at, deadline = time.monotonic(), time.monotonic() + self.patience
+        deadline = time.monotonic() + self.patience
         while offset < span.end:
             found = self.cluster.fetch(*place, offset, _FETCH_BYTES)
             start = self.cluster.log_start(*place) if found.error_code == OffsetOutOfRangeError.errno else 0
             if start > offset:
+                advance(min(start, span.end) - offset)
                 offset = start
                 why = f"{where} begins at offset {offset} now: retention, or somebody, has removed records"
                 self.untold.update({name: why for name, (first, _) in span.of.items() if first < offset})
@@ -114,9 +116,7 @@ class _Counter:
                 raise for_code(found.error_code)(where)
             before, offset = offset, self._take(found, span, offset)
             if offset > before:
-                if time.monotonic() - told_at > _TOLD_EVERY:
-                    told_at = time.monotonic()
-                    self.told(f"{where}: offset {offset:,} of {span.end:,}")
+                advance(min(offset, span.end) - before)
             elif time.monotonic() < deadline:
                 time.sleep(_PAUSE)
             else:

@@ -26,6 +26,7 @@ from sinks.kafka.options import admin_options, option_problems, producer_options
 from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, made_anew, of_commit
 from sinks.kafka.plain import PlainProducer
 from sinks.kafka.producer import NO_RIGHTS_ON_GROUP, TransactionalProducer
+from sinks.progress import progress
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, shown, token
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 Answered = TypeVar("Answered")
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
+_ENDED_TOGETHER = 1000
+"""Requests that are under way at once."""
 _WITNESS_THREADS = 8
 _LONGEST_PAUSE = 0.1
 
@@ -312,7 +315,12 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             return error
 
     def _end(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        answers = self._brokers.end([committable.transaction for committable in committables], commit=True)
+        answers: list[Answer] = []
+        with progress(f"sink {self.name}: commit", len(committables), "transactions") as advance:
+            for start in range(0, len(committables), _ENDED_TOGETHER):
+                some = [committable.transaction for committable in committables[start : start + _ENDED_TOGETHER]]
+                answers += self._brokers.end(some, commit=True)
+                advance(len(some))
 
         def outcome(committable: Committable, answer: Answer) -> CommitOutcome | Exception:
             try:
@@ -394,11 +402,11 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         subtasks = [int(one["transactional_id"].split(".")[-2]) for one in transactions]
         return [InDoubt(one, subtask=n, age=age) for one, n, age in zip(transactions, subtasks, ages, strict=True)]
 
-    def audit(self, job: str, parts: Sequence[Part], told: Callable[[str], None], *, quick: bool = False) -> Audit:
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         """By the record batches in the log."""
         if quick:
             return Audit([Holding(remarks=("the log was not read",))] * len(parts))
-        return audit(self._brokers, parts, told, min(self.timeout, self._reached_by - time.monotonic()))
+        return audit(self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic()))
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from sinks.audit import Audit, Holding, Part
+from sinks.progress import progress
 from sinks.sql.dialect import Dialect, T, TargetT
 from sinks.sql.ledger import Entry, Ledger
 from sinks.sql.server import C
@@ -29,14 +30,19 @@ class Auditor(Generic[C, TargetT, T]):
 
     def audit(self, job: str, sink: str, parts: Sequence[Part], target: TargetT | None) -> Audit:
         """Without a `target` the table is not asked."""
-        found = [self._by_ledger(token(job), token(sink), part) for part in parts]
+        found = []
+        with progress(f"sink {sink}: read the ledger {self.ledger.label}", len(parts), "checkpoints") as advance:
+            for part in parts:
+                found.append(self._by_ledger(token(job), token(sink), part))
+                advance(1)
         if target is None or not parts:
             return Audit(found)
         if self.dialect.merge.mode == "upsert":
             why = "upserts replace rows, so a table has not as many as there were changes: it was not asked"
             return Audit(found, remarks=(why,))
         try:
-            return self._by_column(target, parts, found) if self.column else self._by_writer(target, parts, found)
+            with progress(f"sink {sink}: count the rows of {target.label}"):
+                return self._by_column(target, parts, found) if self.column else self._by_writer(target, parts, found)
         except Exception as error:  # a sink that only appends need not have the right to read
             return Audit(found, remarks=(f"{target.label} cannot be read: {error}",))
 

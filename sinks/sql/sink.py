@@ -219,7 +219,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         if all(one.severity is not Severity.ERROR for one in found):
             yield from super().diagnose(job)
 
-    def audit(self, job: str, parts: Sequence[Part], told: Callable[[str], None], *, quick: bool = False) -> Audit:
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         """By the ledger; and by the table, if the database keeps who wrote a row."""
         with self._server.lend() as connection, self._server.reading(connection):
             _, ledger = self._planner.find_ledger(connection)
@@ -228,7 +228,6 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
                 return Audit([Holding(remarks=(gone,))] * len(parts))
             ledger = replace(ledger, has_sums=self._server.has_sums(connection, ledger.schema, ledger.name))
             target = None if quick else self._planner.find_target(connection)
-            told(f"reading the ledger {ledger.label}" + (f" and table {target.label}" if target else ""))
             return Auditor(connection, self._dialect, ledger, self._key, self._checkpoint_column).audit(
                 job, self.name, parts, target
             )

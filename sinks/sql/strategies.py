@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Generic
 
 from sinks.errors import CommittedError, ConfigurationError, SinkError
+from sinks.progress import progress
 from sinks.sql.dialect import Dialect, Plan, T, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.server import C
@@ -182,7 +183,7 @@ class Staged(Strategy[C, TargetT, T]):
         """Settle the participants of one checkpoint together: all become visible, or none does."""
         with self.server.lend() as connection:
             try:
-                with self.server.transaction(connection):
+                with progress(_move(plan, committables)), self.server.transaction(connection):
                     outcomes = self.settle(connection, plan, committables)
             except TargetRefuses as refused:
                 return self.refused(committables, str(refused))
@@ -278,6 +279,11 @@ class Staged(Strategy[C, TargetT, T]):
         if moved:
             self.tidy(connection, schema, moved)  # a reader was in the way then
         return (identity for text, identity in staged.items() if text not in moved)
+
+
+def _move(plan: Plan[C, TargetT], committables: Sequence[Committable]) -> str:
+    rows = sum(committable.fingerprint.rows for committable in committables)
+    return f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
 
 
 def _id(committable: Committable) -> str:

@@ -257,7 +257,7 @@ class TwoPhases(SinkTests):
         done = self.pre_committed(sink, rows(100, 3))
         self.commit(sink, done, clause=Clause.AUDIT)
         with Clause.AUDIT.kept("audit"):
-            (held,) = sink.audit(self.job, [Part(LINEAGE, 0, [done])], lambda _: None).holdings
+            (held,) = sink.audit(self.job, [Part(LINEAGE, 0, [done])]).holdings
         counts = {held.held, held.kept.rows if held.kept else None}
         assert counts <= {None, 3}, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")
         assert not held.differences, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")

@@ -163,7 +163,7 @@ def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
     transactions = [pre_commit(other, texts("another", "two"), subtask=n) for n in range(2)]
     other.abort(transactions[0].transaction)
     aborted, is_open = (Part("", 0, [one]) for one in transactions)
-    told_by_sink = sink.audit("orders", [part, aborted, is_open], print).holdings
+    told_by_sink = sink.audit("orders", [part, aborted, is_open]).holdings
     assert [one.held for one in told_by_sink] == [ROWS[0], 0, None]
     assert "readers of" in told_by_sink[2].remarks[0]
     other.abort(transactions[1].transaction)

@@ -30,7 +30,7 @@ ONLY = "commit_and_abort_end_only_what_they_name"
 # ---------------------------------------------------------------------- audit
 @breaks(Clause.AUDIT, OPERATORS)
 class CountsOneTooFew(Shelf):
-    def audit(self, job: str, parts: Sequence[Part], told: Any, *, quick: bool = False) -> Audit:
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         return Audit([Holding(held=sum(c.fingerprint.rows for c in part.committables) - 1) for part in parts])
 
 
