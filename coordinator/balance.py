@@ -48,6 +48,10 @@ class Line:
     remarks: tuple[str, ...]
 
 
+COLUMNS = {"read": "read", "pre_committed": "pre-committed", "given_up": "given up", "kept": "ledger", "held": "held"}
+"""Those of a `Line` that count rows, and what people call them."""
+
+
 @dataclass(frozen=True)
 class Balance:
     """`differences` and `remarks` by sink are of no single checkpoint."""
@@ -63,11 +67,35 @@ class Balance:
             return Verdict.DIFFERS
         return Verdict.UNTOLD if Verdict.UNTOLD in verdicts or not self.lines else Verdict.BALANCED
 
+    @property
+    def found(self) -> tuple[str, ...]:
+        """Every difference, for a person."""
+        return (
+            *(f"sink {sink}: {text}" for sink, texts in self.differences.items() for text in texts),
+            *(
+                f"checkpoint {line.checkpoint}, sink {line.sink}: {text}"
+                for line in self.lines
+                for text in line.differences
+            ),
+        )
+
+    def differences_by_sink(self) -> dict[str, int]:
+        found = {sink: len(texts) for sink, texts in self.differences.items()}
+        for line in self.lines:
+            found[line.sink] = found.get(line.sink, 0) + len(line.differences)
+        return found
+
+    def untold_by_sink(self) -> dict[str, int]:
+        """Checkpoints of which nobody but the record says anything."""
+        found = dict.fromkeys(self.differences, 0)
+        for line in self.lines:
+            found[line.sink] = found.get(line.sink, 0) + (line.verdict is Verdict.UNTOLD)
+        return found
+
     def totals(self) -> dict[str, dict[str, int | None]]:
         """By sink, over all checkpoints; None if it is of one of them."""
-        columns = ("read", "pre_committed", "given_up", "kept", "held")
         return {
-            sink: {name: _total([getattr(line, name) for line in self.lines if line.sink == sink]) for name in columns}
+            sink: {name: _total([getattr(line, name) for line in self.lines if line.sink == sink]) for name in COLUMNS}
             for sink in dict.fromkeys(line.sink for line in self.lines)
         }
 

@@ -36,6 +36,7 @@ from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.ui.facts import JobFacts
 from coordinator.ui.visitors import Visitors
+from coordinator.verifier import Verifier
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -121,6 +122,7 @@ class CheckpointCoordinator:
         self._closed = threading.Event()
         self._http: Door | None = None
         self._heartbeat = Heartbeat(store, config.heartbeat_interval, self.history.flush)
+        self._verifier = Verifier(store, self.sinks, config.verify_interval, self.statistics.verified)
 
     def _claim(self, query: Query | None) -> int:
         address = self._http.address if self._http else ""
@@ -130,6 +132,7 @@ class CheckpointCoordinator:
             self._started.forget()
         generation = self.protocol.store.claim_generation(address, self.config.heartbeat_interval)
         self._heartbeat.begin(generation, query)
+        self._verifier.begin(query)
         return generation
 
     @property
@@ -401,6 +404,7 @@ class CheckpointCoordinator:
         Waits for the batch under way. Sweeps nothing where neither a record was found nor a sweep has come before: the
         storage may be the wrong one."""
         self._closed.set()
+        self._verifier.end()
         self._heartbeat.end("the coordinator was closed")
         http, self._http = self._http, None
         if http:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.balance import Balance, Line, Verdict
 from coordinator.http import access
-from coordinator.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from coordinator.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS, write_balance
 from sinks.testing.servers.common import ServerProcess
 from sinks.testing.servers.maven import cache_folder
 from sinks.testing.table import eventually
@@ -127,6 +128,13 @@ def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     checked = subprocess.run([binaries / "promtool", "check", "rules", ALERTS], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    lost = Line(7, "", "files", 9, 9, 0, 8, None, Verdict.DIFFERS, ("the ledger has 8 row(s)",), ())
+    books, file = Balance((lost,), {}, {}), tmp_path / "verify.prom"
+    write_balance(file, "job", books, 0)
+    checked = subprocess.run(
+        [binaries / "promtool", "check", "metrics"], input=file.read_text(), capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
     job = Job(tmp_path)
     with job.coordinator() as coordinator:
         address = coordinator.serve_http()
@@ -138,6 +146,9 @@ def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path, monkeypatch: 
             # the storage in memory is what this job's guarantee lacks
             [alert] = prometheus.wait_for('ALERTS{alertname="NotExactlyOnce"}')
             assert alert["metric"]["job_name"] == "job"
+            coordinator.statistics.verified(books)
+            [alert] = prometheus.wait_for('ALERTS{alertname="BooksDiffer"}')
+            assert (alert["metric"]["sink"], alert["metric"]["by"]) == ("files", "driver")
             panels = json.loads(DASHBOARD.read_text())["panels"]
             for expression in [target["expr"] for panel in panels for target in panel["targets"]]:
                 prometheus.ask(expression.replace("$job", "job"))  # an error is an HTTP status

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from coordinator.balance import Balance, Verdict, take_balance
-from coordinator.cli.output import FOUND, JOB_FILE, UNTOLD, AsJson, Job, opened, say, show_json, show_table
+from coordinator.balance import COLUMNS, Balance, Verdict, take_balance
+from coordinator.cli.output import FOUND, JOB_FILE, UNTOLD, AsJson, Job, fail, opened, say, show_json, show_table
+from coordinator.protocol.clock import Clock
+from coordinator.statistics.metrics import write_balance
 
 _STYLES = {Verdict.BALANCED: "green", Verdict.DIFFERS: "bold red", Verdict.UNTOLD: "yellow"}
 _CODES = {Verdict.DIFFERS: FOUND, Verdict.UNTOLD: UNTOLD}
-_COLUMNS = {"read": "read", "pre_committed": "pre-committed", "given_up": "given up", "kept": "ledger", "held": "held"}
 
 
 def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Compare records and ledgers; read no table and no topic.")
     ] = False,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics",
+            metavar="FILE",
+            help="Write what was found there, too, for node_exporter's textfile collector (extra prometheus).",
+        ),
+    ] = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
@@ -27,6 +37,11 @@ def verify(
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         found = take_balance(store, coordinator.sinks, quick=quick)
+    if metrics:
+        try:
+            write_balance(metrics, store.job, found, Clock().milliseconds())
+        except (ImportError, OSError) as error:
+            fail(f"The metrics were not written: {error}")
     if as_json:
         show_json({"job": store.job, "storage": store.storage.uri} | found.to_json())
     else:
@@ -43,20 +58,16 @@ def _show(found: Balance) -> None:
         [
             line.checkpoint,
             line.sink,
-            *(_count(getattr(line, name)) for name in _COLUMNS),
+            *(_count(getattr(line, name)) for name in COLUMNS),
             Text(line.verdict.value, _STYLES[line.verdict]),
         ]
         for line in found.lines
     ]
     for sink, totals in found.totals().items():
-        rows.append([Text("all", "bold"), sink, *(_count(totals[name]) for name in _COLUMNS), ""])
-    show_table(["checkpoint", "sink", *_COLUMNS.values(), ""], rows)
-    for sink, texts in found.differences.items():
-        for text in texts:
-            say(f"Differs: sink {sink}: {text}")
-    for line in found.lines:
-        for text in line.differences:
-            say(f"Differs: checkpoint {line.checkpoint}, sink {line.sink}: {text}")
+        rows.append([Text("all", "bold"), sink, *(_count(totals[name]) for name in COLUMNS), ""])
+    show_table(["checkpoint", "sink", *COLUMNS.values(), ""], rows)
+    for text in found.found:
+        say(f"Differs: {text}")
     told = [(sink, text) for sink, texts in found.remarks.items() for text in texts]
     told += [(line.sink, text) for line in found.lines for text in line.remarks]
     for sink, text in dict.fromkeys(told):

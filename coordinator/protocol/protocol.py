@@ -344,7 +344,7 @@ class CheckpointProtocol:
         *,
         attempt: int,
         number: int = 0,
-        lost: Collection[Participant] | None = None,
+        lost: Iterable[Participant] | None = None,
         whole: Container[str] = (),
         kept: Mapping[str, Kept] | None = None,
     ) -> Acks:

@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry import metrics, trace
 
+from coordinator.balance import COLUMNS, Balance
 from coordinator.statistics.model import CheckpointStatistics, Status
 from coordinator.statistics.tracker import CheckpointStatisticsTracker, Reporter
+from sinks.extras import needs_extra
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as PrometheusMetric
 
 _SCOPE = "coordinator"
 JOB = "job_name"
@@ -54,7 +58,44 @@ STORAGE = Metric(
 )
 HISTOGRAMS = (DURATION, PHASE, STORAGE)
 
-GAUGES: Mapping[Metric, Callable[[CheckpointStatisticsTracker], float]] = {
+Values = Mapping[tuple[str, ...], float]
+"""Of a gauge, by the values of its labels."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found of the books, when (milliseconds since the epoch), and `by` whom: driver or verify."""
+
+    balance: Balance
+    at: int
+    by: str
+
+
+def _of_sinks(by: str, values: Mapping[str, float]) -> Values:
+    return {(sink, by): value for sink, value in values.items()}
+
+
+BALANCE_GAUGES: Mapping[Metric, Callable[[Comparison], Values]] = {
+    Metric(
+        "checkpointing.balance.differences", "", "Differences between the books of retained checkpoints", ("sink", "by")
+    ): lambda found: _of_sinks(found.by, found.balance.differences_by_sink()),
+    Metric("checkpointing.balance.untold", "", "Retained checkpoints of which nobody could tell", ("sink", "by")): (
+        lambda found: _of_sinks(found.by, found.balance.untold_by_sink())
+    ),
+    Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column", ("sink", "column", "by")): (
+        lambda found: {
+            (sink, COLUMNS[name], found.by): rows
+            for sink, totals in found.balance.totals().items()
+            for name, rows in totals.items()
+            if rows is not None
+        }
+    ),
+    Metric("checkpointing.balance.timestamp", "s", "When the books were compared, since the epoch", ("by",)): (
+        lambda found: {(found.by,): found.at / 1000}
+    ),
+}
+
+_OF_TRACKER: Mapping[Metric, Callable[[CheckpointStatisticsTracker], float]] = {
     Metric("checkpointing.checkpoint.last", "", "Number of the newest visible checkpoint, -1 before the first"): (
         lambda tracker: tracker.newest.checkpoint_id if tracker.newest else -1
     ),
@@ -79,6 +120,23 @@ GAUGES: Mapping[Metric, Callable[[CheckpointStatisticsTracker], float]] = {
     Metric("checkpointing.exactly_once", "", "1 if the guarantee is exactly-once"): (
         lambda tracker: tracker.exactly_once
     ),
+}
+
+
+def _one(read: Callable[[CheckpointStatisticsTracker], float]) -> Callable[[CheckpointStatisticsTracker], Values]:
+    return lambda tracker: {(): read(tracker)}
+
+
+def _of_driver(read: Callable[[Comparison], Values]) -> Callable[[CheckpointStatisticsTracker], Values]:
+    def values(tracker: CheckpointStatisticsTracker) -> Values:
+        return read(Comparison(tracker.balance, tracker.verified_at, "driver")) if tracker.balance else {}
+
+    return values
+
+
+GAUGES: Mapping[Metric, Callable[[CheckpointStatisticsTracker], Values]] = {
+    **{metric: _one(read) for metric, read in _OF_TRACKER.items()},
+    **{metric: _of_driver(read) for metric, read in BALANCE_GAUGES.items()},
 }
 
 
@@ -137,6 +195,16 @@ def exposition(tracker: CheckpointStatisticsTracker) -> Callable[[], tuple[str, 
     return lambda: (CONTENT_TYPE_LATEST, generate_latest(registry))
 
 
+def write_balance(file: Path, job: str, balance: Balance, at: int) -> None:
+    """What `coordinator verify` has found, as a file in Prometheus' text format that is replaced as a whole, for
+    node_exporter's textfile collector. Needs the extra `prometheus`."""
+    with needs_extra("prometheus"):
+        from prometheus_client import CollectorRegistry, write_to_textfile
+    found, registry = Comparison(balance, at, "verify"), CollectorRegistry()
+    registry.register(_PrometheusGauges(job, {each: partial(read, found) for each, read in BALANCE_GAUGES.items()}))
+    write_to_textfile(str(file), registry)
+
+
 class _OpenTelemetryMeter:
     def __init__(self, tracker: CheckpointStatisticsTracker) -> None:
         meter = metrics.get_meter(_SCOPE)
@@ -149,12 +217,16 @@ class _OpenTelemetryMeter:
             for each in HISTOGRAMS
         }
         for each, read in GAUGES.items():
-            meter.create_observable_gauge(each.name, [self._observer(tracker, read)], each.unit, each.description)
+            observer = partial(self._observe, each, partial(read, tracker))
+            meter.create_observable_gauge(each.name, [observer], each.unit, each.description)
 
-    def _observer(
-        self, tracker: CheckpointStatisticsTracker, read: Callable[[CheckpointStatisticsTracker], float]
-    ) -> Callable[[metrics.CallbackOptions], Iterable[metrics.Observation]]:
-        return lambda _: [metrics.Observation(read(tracker), self._job)]
+    def _observe(
+        self, metric: Metric, read: Callable[[], Values], _: metrics.CallbackOptions
+    ) -> Iterable[metrics.Observation]:
+        return [
+            metrics.Observation(value, {**self._job, **dict(zip(metric.labels, labels, strict=True))})
+            for labels, value in read().items()
+        ]
 
     def add(self, metric: Metric, value: float, **labels: str) -> None:
         self._counters[metric].add(value, {**self._job, **labels})
@@ -165,7 +237,7 @@ class _OpenTelemetryMeter:
 
 class _PrometheusMeter:
     def __init__(self, tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> None:
-        from prometheus_client import Counter, Gauge, Histogram
+        from prometheus_client import Counter, Histogram
 
         self._job = tracker.job
         self._metrics: dict[Metric, Any] = {}
@@ -173,9 +245,7 @@ class _PrometheusMeter:
             self._metrics[each] = Counter(*_named(each), [JOB, *each.labels], registry=registry)
         for each in HISTOGRAMS:
             self._metrics[each] = Histogram(*_named(each), [JOB, *each.labels], registry=registry, buckets=_BUCKETS)
-        for each, read in GAUGES.items():
-            gauge = Gauge(*_named(each), [JOB], registry=registry).labels(self._job)
-            gauge.set_function(partial(read, tracker))
+        registry.register(_PrometheusGauges(self._job, {each: partial(read, tracker) for each, read in GAUGES.items()}))
         self.add(COMMIT_RETRIES, 0)
         for status in Status:
             if status is not Status.IN_PROGRESS:  # an alert on the first failure needs the 0 before it
@@ -186,6 +256,25 @@ class _PrometheusMeter:
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
         self._metrics[metric].labels(**{JOB: self._job}, **labels).observe(value)
+
+
+@dataclass(frozen=True, eq=False)
+class _PrometheusGauges:
+    """For a registry: asks when it is asked."""
+
+    job: str
+    gauges: Mapping[Metric, Callable[[], Values]]
+
+    def collect(self) -> Iterable[PrometheusMetric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        for metric, read in self.gauges.items():
+            family = GaugeMetricFamily(*_named(metric), labels=[JOB, *metric.labels])
+            for labels, value in read().items():
+                family.add_metric([self.job, *labels], value)
+            yield family
+
+    describe = collect
 
 
 _UNITS = {"s": "_seconds", "By": "_bytes"}

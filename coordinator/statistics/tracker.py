@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from coordinator.balance import Balance
 from coordinator.errors import reason
 from coordinator.listener import CheckpointListener, Step
 from coordinator.protocol.clock import Clock
@@ -54,6 +55,10 @@ class CheckpointStatisticsTracker(CheckpointListener):
         self.exactly_once = False
         self.reasons: tuple[str, ...] = ()
         """Why it is not."""
+        self.verified_at = 0
+        """When the driver compared its books last, in milliseconds since the epoch; 0: not yet."""
+        self.balance: Balance | None = None
+        """What it found."""
         self.newest: CheckpointStatistics | None = None
         """The newest that is all visible."""
         self.in_doubt: Counter[str] = Counter()
@@ -93,6 +98,13 @@ class CheckpointStatisticsTracker(CheckpointListener):
                 reporter.storage_called(operation, seconds)
             except Exception:
                 logger.exception("%r could not report a call of storage", reporter)
+
+    def verified(self, balance: Balance) -> None:
+        """The books were compared; from any thread."""
+        if balance.found and balance.found != (self.balance and self.balance.found):
+            told = "job %s: the books do not balance: %s. See coordinator verify, and what it means in docs/verify.md"
+            logger.warning(told, self.job, "; ".join(balance.found))
+        self.balance, self.verified_at = balance, self._clock.milliseconds()
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
         if step is Step.SWEPT:

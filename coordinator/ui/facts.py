@@ -157,6 +157,8 @@ class JobFacts:
             waiting = duration(self.tracker.in_doubt_seconds)
             text = f"{pending} decided transactions are not known to be visible for {waiting}: "
             said.append(Notice("warn", text + by_sink(self.tracker.in_doubt), "in-doubt"))
+        if (balance := self.tracker.balance) and balance.found:
+            said.append(Notice("bad", f"The books do not balance: {balance.found[0]}", "balance"))
         said += self._of_driver()
         if given_up := self.given_up().value:
             rows = sum(one.rows for one in given_up)

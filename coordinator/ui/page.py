@@ -11,6 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from coordinator.balance import COLUMNS
 from coordinator.errors import reason
 from coordinator.http.server import Answer, Request, RequestRefused
 from coordinator.in_doubt import Decision, Pending, remedies
@@ -39,9 +40,6 @@ TABS = {
     "configuration": "Configuration",
 }
 """By path below `/ui/`."""
-
-BALANCE = {"read": "read", "pre_committed": "pre-committed", "given_up": "given up", "kept": "ledger", "held": "held"}
-"""Columns of a `Balance`, by attribute."""
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src "
@@ -218,7 +216,7 @@ class Page:
 
     def _balance(self, query: dict[str, str]) -> dict[str, Any]:
         found = self._facts.balance()
-        return {"found": found, "balance": found.value, "columns": BALANCE}
+        return {"found": found, "balance": found.value, "columns": COLUMNS}
 
     def _configuration(self, query: dict[str, str]) -> dict[str, Any]:
         return {

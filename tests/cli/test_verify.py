@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,19 @@ def test_a_table_of_sqlite(tmp_path: Path) -> None:
     assert lines(job.json("verify")) == balanced(0, 1, 2)
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("DELETE FROM orders WHERE rowid = (SELECT min(rowid) FROM orders)")
-    assert sum(line[4] for line in lines(job.json("verify", code=1))) == sum(ROWS) - 1
+    metrics = tmp_path / "verify.prom"
+    told = job.json("verify", "--metrics", str(metrics), code=1)
+    assert sum(line[4] for line in lines(told)) == sum(ROWS) - 1
+    samples = [line.rpartition(" ") for line in metrics.read_text().splitlines() if not line.startswith("#")]
+    told = {name: float(value) for name, _, value in samples}
+    labels = 'by="verify",job_name="orders",sink="orders"'
+    assert told[f"checkpointing_balance_differences{{{labels}}}"] == 1
+    assert told[f"checkpointing_balance_untold{{{labels}}}"] == 0
+    of_rows = 'checkpointing_balance_rows{by="verify",column="%s",job_name="orders",sink="orders"}'
+    assert (told[of_rows % "read"], told[of_rows % "held"]) == (sum(ROWS), sum(ROWS) - 1)
+    assert abs(told['checkpointing_balance_timestamp_seconds{by="verify",job_name="orders"}'] - time.time()) < 600
+    said = job.cli("verify", "--metrics", str(tmp_path / "nowhere" / "verify.prom"), code=1)
+    assert "The metrics were not written" in said.stderr
 
 
 def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:

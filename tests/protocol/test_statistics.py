@@ -26,8 +26,10 @@ from coordinator.statistics.history import CheckpointHistory, load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
 from coordinator.storage import StorageError, open_storage
 from examples.custom_sink import FileSink
+from sinks.audit import Audit, Holding, Part
 from sinks.testing import Hooked
-from sinks.transaction import Checkpoint, Committable
+from sinks.testing.table import eventually
+from sinks.transaction import Checkpoint, Committable, Fingerprint
 from tests.protocol.play import CrashError, Job, complete_but_one_lost, crash_at, fail
 from tests.storage.wrapped import WrappedStorage
 
@@ -282,6 +284,52 @@ def test_prometheus(job: Job) -> None:
         assert (value("generation"), value("checkpoint_under_way_seconds")) == (1, 0)
         with pytest.raises(ValueError, match="Duplicated"):
             coordinator.register_metrics(registry)
+
+
+def test_the_books_as_metrics(job: Job, telemetry: tuple[InMemoryMetricReader, InMemorySpanExporter]) -> None:
+    registry = CollectorRegistry()
+    with job.coordinator(sink=Books(job.folder / "rows"), config={"verify_interval": 0.05}) as coordinator:
+        coordinator.register_metrics(registry)
+        assert registry.get_sample_value("checkpointing_balance_timestamp_seconds") is None
+
+        class Waits(CheckpointListener):
+            def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+                if step is Step.COMMITTED:
+                    coordinator.statistics.balance = None
+                    eventually(lambda: coordinator.statistics.balance is not None)
+
+        coordinator.protocol.listeners.add(Waits())
+        job.query(2).run(coordinator)
+
+        def value(name: str, **labels: str) -> float | None:
+            return registry.get_sample_value(f"checkpointing_balance_{name}", {"job_name": "job", **labels})
+
+        of_driver = {"sink": "files", "by": "driver"}
+        assert value("rows", column="read", **of_driver) == rows_of(job, 0) + rows_of(job, 1)
+        assert value("rows", column="ledger", **of_driver) == rows_of(job, 0) + rows_of(job, 1) - 1
+        assert value("rows", column="held", **of_driver) is None
+        assert (value("differences", **of_driver), value("untold", **of_driver)) == (1, 0)
+        assert value("timestamp_seconds", by="driver") == coordinator.statistics.verified_at / 1000
+        [notice, *_] = coordinator.facts(live=True).notices()
+        assert (notice.level, notice.page) == ("bad", "balance")
+        data = telemetry[0].get_metrics_data()
+    assert data
+    [scope] = data.resource_metrics[0].scope_metrics
+    [told] = [metric for metric in scope.metrics if metric.name == "checkpointing.balance.differences"]
+    assert [(vars(one)["attributes"], vars(one)["value"]) for one in told.data.data_points] == [
+        ({"job_name": "job", **of_driver}, 1)
+    ]
+
+
+class Books(FileSink):
+    """Keeps a ledger that has lost a row of checkpoint 1."""
+
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        assert quick
+        sums = [[one.fingerprint for one in part.committables] for part in parts]
+        totals = [Fingerprint(sum(one.rows for one in each), sum(one.hash for one in each) % 2**64) for each in sums]
+        missing = [part.checkpoint_id == 1 for part in parts]
+        return Audit([Holding(replace(one, rows=one.rows - m)) for one, m in zip(totals, missing, strict=True)])
 
 
 @pytest.fixture

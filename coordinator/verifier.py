@@ -1,0 +1,46 @@
+"""The driver's own look at its books, again and again while its query runs: `coordinator verify --quick`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from coordinator.balance import Balance, take_balance
+from coordinator.protocol.batch import Query, Sink
+from coordinator.protocol.records import CheckpointStore
+
+logger = logging.getLogger(__name__)
+
+
+class Verifier:
+    """Compares records and ledgers in a thread of its own, by copies of the sinks: a system that does not answer holds
+    nobody up. `interval`: seconds between two looks; 0: none. No decision depends on what is found."""
+
+    def __init__(
+        self, store: CheckpointStore, sinks: Mapping[str, Sink], interval: float, tell: Callable[[Balance], None]
+    ) -> None:
+        self._store, self._sinks, self._interval, self._tell = store, sinks, interval, tell
+        self._ended = threading.Event()
+
+    def begin(self, query: Query) -> None:
+        self.end()
+        self._ended = threading.Event()
+        if self._interval:
+            threading.Thread(
+                target=self._verify, args=(query, self._ended), name="checkpoint-verifier", daemon=True
+            ).start()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _verify(self, query: Query, ended: threading.Event) -> None:
+        while not ended.wait(self._interval) and query.isActive:
+            try:
+                store = CheckpointStore(self._store.storage, self._store.job)  # the driver's follows its own lineage
+                balance = take_balance(store, self._sinks, quick=True)
+                if not ended.is_set():
+                    self._tell(balance)
+            except Exception:
+                if not ended.is_set():
+                    logger.info("job %s: the books could not be compared", self._store.job, exc_info=True)
