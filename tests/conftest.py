@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,24 @@ temporary.prepare()
 jvm.prepare()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--stop-after", type=float, metavar="SECONDS", help="skip the tests that have not begun by then")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         reaper.start()
+
+
+STARTED = time.monotonic()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a slow machine does not reach is told in the closing lines, as skipped, and no failure."""
+    limit: float | None = item.config.getoption("--stop-after")
+    if limit is not None and time.monotonic() > STARTED + limit:
+        pytest.skip(f"not reached within {limit:g} s")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -99,6 +115,7 @@ SHARE_A_DRIVER = frozenset(
         "spark/test_newer_spark",
         "spark/test_setup",
         "spark/test_shared",
+        "spark/test_small",
         "spark/test_spark",
         "storage/test_hdfs",
         "test_config",
