@@ -110,6 +110,7 @@ SHARE_A_DRIVER = frozenset(
         "savepoint/test_spark",
         "spark/test_arrow",
         "spark/test_controls",
+        "spark/test_format",
         "spark/test_internals",
         "spark/test_layout",
         "spark/test_newer_spark",

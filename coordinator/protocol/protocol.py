@@ -96,6 +96,9 @@ class CheckpointProtocol:
         call = self._what_is_asked(batch)  # 2. write, finish, skip, or refuse
         if self._sweeper.due:
             self.sweep()  # 3. presumed abort
+        self._see_through(call, batch)
+
+    def _see_through(self, call: Call, batch: MicroBatch) -> None:
         if call is Call.WRITE:
             record = self._pre_commit(batch)  # 4.-5. phase one
             permit = self.decide(record)  # 6.-7. THE COMMIT POINT
@@ -127,12 +130,15 @@ class CheckpointProtocol:
     def _start(self, batch: MicroBatch) -> None:
         """The first batch of a run: this is a new driver from here on, also in the same object."""
         self.claim_generation(batch.query)
+        self._take_up(batch)
+        self._run_id = batch.run_id
+
+    def _take_up(self, batch: MicroBatch) -> None:
         self.load_and_commit(batch)
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
         self.listeners.tell(Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, reasons=self.guarantee.reasons)
-        self._run_id = batch.run_id
 
     def recover(self) -> None:
         """Without a query. With no checkpoint in storage nothing is swept, since that storage may be the wrong one."""

@@ -1,0 +1,85 @@
+"""The protocol where somebody else runs a checkpoint's tasks between its two halves, each of which is a process's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.errors import CheckpointError
+from coordinator.protocol import decisions
+from coordinator.protocol.batch import MicroBatch, Sink
+from coordinator.protocol.decisions import Call, Complete
+from coordinator.protocol.fence import Fence
+from coordinator.protocol.protocol import CheckpointProtocol
+from sinks.errors import SinkError
+from sinks.task import SinkTask
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the first half has found, for the tasks and for the second half. `only`, `whole`: as in `SinkTask`;
+    `predecessors`: as in `Record`."""
+
+    checkpoint_id: int
+    query_id: str
+    lineage: str
+    generation: int
+    predecessors: Mapping[str, int] | None = None
+    needed: bool = True
+    """Whether there is anything left to write."""
+    round: int = 0
+    only: frozenset[int] | None = None
+    whole: bool = False
+
+    def task(self, sink: Sink, job: str) -> SinkTask:
+        return SinkTask(
+            sink, job, self.lineage, self.checkpoint_id, self.generation, self.round, only=self.only, whole=self.whole
+        )
+
+
+class HalvedProtocol(CheckpointProtocol):
+    """Of a job with one sink. Each checkpoint is a driver of its own: it claims a generation, and recovers what the
+    one before may have left. What cannot be done within it is an error, and left to the next start of the query."""
+
+    def prepare(self, batch: MicroBatch) -> Prepared:
+        """All that comes before the tasks: recover, compare, sweep."""
+        self.claim_generation()
+        self._take_up(batch)
+        call = self._what_is_asked(batch)
+        self.sweep()
+        facts, fence, lineage = batch.facts, self.fence, self.store.lineage
+        found = Prepared(facts.checkpoint_id, facts.query_id, lineage, fence.generation, self._predecessors)
+        if call is Call.WRITE:
+            return found
+        newest = self.newest if call is Call.FINISH else None
+        if newest is None or not newest.lost():
+            return replace(found, needed=False)
+        fence.require_newest("replay")  # R6
+        self._check_schemas(batch)
+        [(name, _)] = self.sinks.items()
+        return replace(
+            found,
+            round=newest.next_round,
+            only=frozenset(subtask for _, subtask in newest.lost()),
+            whole=newest.record.partitions.get(name) == 1,
+        )
+
+    def conclude(self, prepared: Prepared, batch: MicroBatch) -> None:
+        """All that comes after the tasks: the commit point, and phase two. `batch.run` hands over what the tasks have
+        answered, once. Sweeps nothing before the commit point, since no record names the checkpoint's own yet."""
+        self.open_sinks()
+        self.store.follow_newest_claim()
+        self.fence, self._predecessors = Fence(self.store, prepared.generation), prepared.predecessors
+        self.fence.require_newest("complete")
+        if rounds := self.load():
+            self.newest = Complete(rounds)
+            if self.newest.checkpoint_id == prepared.checkpoint_id:
+                self.newest = self.commit(self.fence.permit(self.newest), batch)  # tells what is lost
+            else:
+                self._visible = {name: self.newest.only(name) for name in self.sinks if self.newest.only(name).named}
+        self._see_through(self._what_is_asked(batch), batch)
+
+    def _retry_or_raise(self, batch: MicroBatch, errors: Sequence[Exception]) -> None:
+        if isinstance(errors[-1], (SinkError, CheckpointError)):
+            raise errors[-1]
+        raise decisions.failed(batch.facts.checkpoint_id, self.job, errors[-1], exactly_once=True) from errors[-1]
