@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 
 from coordinator import guarantee
+from coordinator.config import Replay
 from coordinator.errors import CheckpointError, ReplayMismatch, UnsupportedSpark
 from coordinator.jobfile import load_job
 from coordinator.protocol.batch import BatchFacts, Query, Sink
@@ -87,6 +88,7 @@ def _opened(job_file: str) -> Iterator[tuple[Sink, HalvedProtocol]]:
         (others, "several sinks"),
         (sink.transform, "a sink's transform"),
         (not job.config.exactly_once, "at-least-once mode"),
+        (job.config.replay is Replay.SPOOL, "replay='spool'"),
     ):
         if given:
             raise ConfigurationError(f'{job_file}: {what} is not for format("exactly_once"), but for foreachBatch')
@@ -228,9 +230,12 @@ class _WrittenBatch:
         ended(name)
         return {name: list(self.acks)}
 
+    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> NoReturn:
+        raise NotImplementedError("no rows are kept")
+
     def cancel(self) -> None: ...
 
-    def weaknesses(self) -> list[str]:
+    def weaknesses(self, *, recomputed: bool) -> list[str]:
         return guarantee.of_checkpoint_location(self.location)
 
     def raise_stopped(self) -> NoReturn:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -24,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from coordinator import CheckpointListener, Step
 from coordinator.errors import CheckpointLocationMismatch, InDoubtError, ReplayMismatch, Superseded
+from coordinator.jobfile import load_job
 from coordinator.spark.row_hash import row_hashes
 from coordinator.spark.source import Decision, ExactlyOnceSource, Participant, Written, register
 from sinks.errors import BadValue, ConfigurationError
@@ -151,6 +153,12 @@ def test_its_processes_are_killed_at_every_step(spark: SparkSession, orders: Ord
     begin(spark, orders.folder).awaitTermination(120)
     assert orders.visible() == Counter(ids)
     assert orders.table.prepared() == []
+    pq.write_table(rows(9000, 50), orders.folder / "input" / "0004.parquet")
+    with load_job(str(orders.folder / "job.py")) as coordinator:
+        files = spark.readStream.schema(COLUMNS).parquet(str(orders.folder / "input"))
+        writer = files.writeStream.foreachBatch(coordinator).option("checkpointLocation", str(orders.folder / "spark"))
+        writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert orders.visible() == Counter([*ids, *range(9000, 9050)]), "foreachBatch goes on where the format has ended"
 
 
 class FormatJob(SparkJob):
@@ -329,6 +337,7 @@ table = "{}"
         ("", {}, True, "complete"),
         (SINK.format("a") + SINK.format("b"), {}, False, "several sinks"),
         ('[checkpointing]\nmode = "AT_LEAST_ONCE"\n' + SINK.format("a"), {}, False, "at-least-once"),
+        ('[checkpointing]\nreplay = "spool"\n' + SINK.format("a"), {}, False, "spool"),
         (SINK.format("a") + 'transform = "json:loads"\n', {}, False, "transform"),
     ],
 )
