@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
-from sinks.diagnosis import Finding, InDoubt
+from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.progress import progress
 from sinks.transaction import (
     Checkpoint,
@@ -42,6 +42,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     ===================== ======== ======================================================= ======== ==================
     check                 driver   before the first batch of a run, again on a new schema  yes      yes, stops the query
     open                  both     first in each task; first on the driver                 yes      yes
+    evolve                driver   if it evolves, after check, before tasks of a batch     yes      checkpoint fails
     weaknesses            driver   after open, when a query starts                         yes      logged
     begin_transaction     task     before the first row; never for a partition without     no       task fails
     write                 task     once per Arrow record batch                             no       task fails
@@ -76,6 +77,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     system: ClassVar[str] = "the external system"
     """What the sink writes to, in messages for people."""
+
+    @property
+    def evolves(self) -> bool:
+        """Whether `evolve` is to be called. Default: no."""
+        return False
 
     @property
     def writes_on_driver(self) -> bool:
@@ -138,7 +144,13 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     # ------------------------------------------------------------------ on the driver
     def check(self, schema: pa.Schema) -> None:
-        """Raise `ConfigurationError` if the target cannot take rows of this schema, naming all reasons at once."""
+        """Raise `ConfigurationError` if the target cannot take rows of this schema, naming all reasons at once; what
+        `evolve` will mend is none."""
+
+    def evolve(self, schema: pa.Schema) -> None:
+        """Let the target take rows of this schema, in ways that harm nobody who reads it, or still writes rows of an
+        older schema. Earlier checkpoints are visible, orphans are aborted, and this driver is the newest; but an older
+        one may do the same at the same time. Only if `evolves`. Default: nothing."""
 
     def weaknesses(self) -> Sequence[str]:
         """Why this target may lose or double rows in spite of two-phase commit, such as a server that does not fsync.
@@ -261,6 +273,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
             self.abort(committable.transaction)
             self.purge(Checkpoint(job, "doctor", 0, oldest_retained=1_000_000))
             yield Finding.ok("an empty transaction was pre-committed and aborted")
+
+    def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
+        """How the target differs from rows of this schema, for `coordinator schema diff`. Changes nothing. Default:
+        None, the target has no columns."""
+        return None
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         """What can be told of transactions that `in_doubt` listed, in order. Default: what their names say, where an

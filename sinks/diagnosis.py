@@ -1,4 +1,4 @@
-"""What a sink tells operators: findings of `diagnose`, and transactions in doubt."""
+"""What a sink tells operators: findings of `diagnose`, transactions in doubt, and changes of its table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from enum import Enum
 from sinks.transaction import Identity, TransactionId
 
 _CLOCK_LIMIT = 5.0  # seconds
+VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
+"""Metadata by which Spark knows that a string is a varchar(n) (org.apache.spark.sql.catalyst.util.CharVarcharUtils)."""
 
 
 class Severity(str, Enum):
@@ -60,6 +62,31 @@ class InDoubt:
             name = TransactionId.find(".".join(str(value) for value in transaction.values()))
             return cls(transaction, name.lineage, name.checkpoint, name.subtask, name.generation, name.round, age)
         return cls(transaction, age=age)
+
+
+@dataclass(frozen=True)
+class SchemaChange:
+    """A statement that makes room for a column of a batch. `step` is the `schema_evolution` that runs it, "add" or
+    "widen"; `locks` says what it locks and for how long, `rewrites` whether it writes all rows of the table anew, and
+    `automatic` whether the sink, as it is set up, runs it before the next batch."""
+
+    column: str
+    statement: str
+    step: str
+    locks: str
+    rewrites: bool
+    automatic: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.statement}; it locks {self.locks}"
+
+
+@dataclass(frozen=True)
+class SchemaDiff:
+    """Between a batch and the target: what statements can mend, and what they cannot."""
+
+    changes: tuple[SchemaChange, ...] = ()
+    unfit: tuple[str, ...] = ()
 
 
 def of_clock(where: str, ask: Callable[[], float]) -> Iterable[Finding]:

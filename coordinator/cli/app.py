@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 
 from coordinator import __version__
-from coordinator.cli import checkpoints, doctor, history, in_doubt, new_sink, resolve, savepoints, status, ui, verify
+from coordinator.cli import (
+    checkpoints,
+    doctor,
+    history,
+    in_doubt,
+    new_sink,
+    resolve,
+    savepoints,
+    schema,
+    status,
+    ui,
+    verify,
+)
 
 app = typer.Typer(
     name="coordinator",
@@ -37,6 +49,7 @@ def _options(
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(in_doubt.app, name="in-doubt")
 app.add_typer(savepoints.app, name="savepoint")
+app.add_typer(schema.app, name="schema")
 app.command()(status.status)
 app.command()(history.history)
 app.command()(ui.ui)

@@ -84,6 +84,7 @@ class CheckpointProtocol:
         self._agreed = False
         """What storage, Spark and the sinks remember fits together (R15). Until then nothing is aborted (R16)."""
         self._checked: dict[str, pa.Schema] = {}
+        self._evolved: dict[str, pa.Schema] = {}
         self._asked: dict[str, tuple[float, float]] = {}
         """When each sink was asked for the outcomes of the newest checkpoint: begin of the first, end of the last."""
         self._outages = Outages(job, clock)
@@ -162,6 +163,7 @@ class CheckpointProtocol:
         self._agreed = False
         self._visible.clear()
         self._checked.clear()
+        self._evolved.clear()
         self._sweeper.make_due()
         self.fence = Fence(self.store, self._claim(query))
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
@@ -281,6 +283,16 @@ class CheckpointProtocol:
                 sink.check(schema)
                 self._checked[name] = schema
 
+    def _evolve(self, batch: MicroBatch) -> None:
+        """After the commit of what is complete and a sweep, since what is pre-committed locks its table; and a wait for
+        a lock that runs out is a failure of the checkpoint as any other (R8)."""
+        for name, sink in self.sinks.items():
+            schema = batch.schema(sink) if sink.evolves else None
+            if schema is not None and self._evolved.get(name) != schema:
+                self.fence.require_newest("alter a table")
+                sink.evolve(schema)
+                self._evolved[name] = schema
+
     # ------------------------------------------------------------------ 3. sweep
     def sweep(self) -> None:
         if self._agreed:
@@ -313,6 +325,7 @@ class CheckpointProtocol:
             started, acks = self.clock.milliseconds(), Acks()
             self.listeners.tell(Step.TRIGGERED, n, offsets=batch.facts.offsets)
             try:
+                self._evolve(batch)
                 with deadline(self.config.timeout, batch, self.clock):
                     acks = self._run(batch, attempt=len(errors))
                     self._validate(n, acks)

@@ -15,6 +15,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from coordinator.errors import UnsupportedSpark
+from sinks.diagnosis import VARCHAR
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -236,13 +237,17 @@ def collect_as_arrow(df: DataFrame) -> list[pa.RecordBatch]:
 
 @_internal("pyspark.sql.pandas.types.to_arrow_schema")
 def to_arrow(schema: StructType, time_zone: str | None) -> pa.Schema:
-    """Of the record batches that a Python worker gets in a session of that time zone."""
+    """Of the record batches that a Python worker gets in a session of that time zone; with the length of strings, where
+    Spark knows it."""
+    import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
     options: Any = {}
     if "timezone" in inspect.signature(to_arrow_schema).parameters:  # read in 4.2.0, 4.2.1 and 4.3.0
         options["timezone"] = time_zone
-    return to_arrow_schema(schema, **options)
+    known = [(field.metadata or {}).get(VARCHAR) for field in schema]
+    fields = zip(to_arrow_schema(schema, **options), known, strict=True)
+    return pa.schema([field.with_metadata({VARCHAR: kind}) if kind else field for field, kind in fields])
 
 
 def arrow_schema(df: DataFrame) -> pa.Schema:

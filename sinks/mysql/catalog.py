@@ -14,6 +14,7 @@ from sinks.mysql.failures import describe as text_of
 from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted, setting
 from sinks.mysql.types import Column
 from sinks.sql import target as targets
+from sinks.sql.evolution import holds
 from sinks.sql.replicas import ASYNCHRONOUS_IN_MYSQL
 from sinks.sql.target import Unique
 
@@ -143,6 +144,13 @@ def current(connection: Connection, target: Target, written: Sequence[str]) -> T
     return found
 
 
+def collation(connection: Connection, target: Target) -> str:
+    """Of columns that name none."""
+    of_table = "SELECT table_collation FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+    ((name,),) = query(connection, of_table, [target.schema, target.name])
+    return str(name)
+
+
 def staged_types(connection: Connection, schema: str, tables: Sequence[str]) -> dict[str, dict[str, str]]:
     """By table, its columns in order, each with its type and collation."""
     marks = ", ".join(["%s"] * len(tables))
@@ -164,7 +172,7 @@ def other_types(target: Target, staged: Iterable[tuple[str, str]]) -> list[str]:
     return [
         f'its column "{name}" is {known[name]}, and the rows are staged for {then}: change it back'
         for name, then in sorted(staged)
-        if known.get(name, then) != then
+        if not holds(known.get(name, then), then)
     ]
 
 

@@ -14,15 +14,16 @@ import pymysql
 from pymysql.constants import ER
 
 from sinks.diagnosis import Finding
-from sinks.errors import ConfigurationError
+from sinks.errors import ConfigurationError, TransactionBlocked
 from sinks.mysql import catalog, doctor
 from sinks.mysql.catalog import Target
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
-from sinks.mysql.failures import RIGHTS, XA_UNKNOWN, code_of, describe
+from sinks.mysql.failures import BLOCKED, RIGHTS, XA_UNKNOWN, code_of, describe
 from sinks.mysql.loading import RowTransaction
 from sinks.mysql.server import Connection, Server, execute, is_mariadb, query, quoted, setting
 from sinks.mysql.types import Column, mismatches, target_type
 from sinks.mysql.xa import identity_of, may_recover, name_of, prepared, xid
+from sinks.sql.ddl import MySqlDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink
@@ -34,6 +35,8 @@ _OLDEST = {
     "MySQL": ((8, 0, 29), "stays tied to the connection that prepared it"),
     "MariaDB": ((10, 5, 2), "is rolled back with the connection that prepared it"),
 }
+_OF_THE_CLIENT = range(2000, 3000)
+"""Codes of errors that no server has sent."""
 _DETACH_TIMEOUT = 2.0
 """Seconds that the session of a prepared branch may take to end."""
 
@@ -93,6 +96,19 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
             raise ConfigurationError(
                 f"cannot create table {schema}.{name} at {self.server}: {describe(error)}"
             ) from error
+
+    @property
+    def ddl(self) -> MySqlDdl[Connection]:
+        return MySqlDdl(self.server)
+
+    def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
+        """Text gets the table's collation, if that is of utf8mb4, which has a place for all that Spark has."""
+        kind = target_type(field.type)
+        charset = ""
+        if kind == "longtext":
+            collation = catalog.collation(connection, target)
+            charset = "" if collation.startswith("utf8mb4") else " CHARACTER SET utf8mb4"
+        return f"{quoted(field.name)} {kind}{charset} NULL"
 
     def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
         return mismatches(batch, target.columns, rounding=self.merge.rounding == "allow")
@@ -175,6 +191,14 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
 
     def forbidden(self, error: Exception) -> str | None:
         return describe(error) if isinstance(error, pymysql.Error) and code_of(error) in RIGHTS else None
+
+    def said(self, error: Exception) -> str | None:
+        if not isinstance(error, pymysql.Error) or code_of(error) in _OF_THE_CLIENT:
+            return None
+        return describe(error)
+
+    def blocked(self, error: Exception) -> bool:
+        return isinstance(error, TransactionBlocked) or (isinstance(error, pymysql.Error) and code_of(error) in BLOCKED)
 
     # ------------------------------------------------------------------ two-phase transactions
     def key(self, identity: Identity) -> str:

@@ -15,7 +15,7 @@ from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlo
 
 XA_UNKNOWN = 1397  # XAER_NOTA
 _XA_ROLLED_BACK = {1613, 1614}  # XA_RBTIMEOUT, XA_RBDEADLOCK
-_BLOCKED = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, 3572, *_XA_ROLLED_BACK}
+BLOCKED = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, 3572, *_XA_ROLLED_BACK}
 RIGHTS = {1044, 1142, 1143, 1227, 1370}
 _CHANGED = {ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR}
 SHAPE = {
@@ -61,7 +61,7 @@ class Writing:
     def _explain(self, error: pymysql.Error) -> SinkError | None:
         """The SinkError for an error of the server, or None if it is about something else (a lost connection)."""
         text, code, who = self.said(describe(error)), code_of(error), f"table {self.table}: {self.where}"
-        if code in _BLOCKED:
+        if code in BLOCKED:
             return TransactionBlocked(
                 f"{who} waited for a lock until its limit, or in a circle ({text}). Somebody else's open transaction "
                 "holds it, or an orphaned one of this job (the coordinator aborts those and tries again), or two "

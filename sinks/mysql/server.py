@@ -7,7 +7,7 @@ import inspect
 import math
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -112,6 +112,9 @@ class Server(servers.PooledServer[Connection]):
         settings = _SESSION | (_MARIADB if mariadb else _MYSQL)
         settings |= {"innodb_lock_wait_timeout": str(self._lock_timeout), "lock_wait_timeout": str(self._lock_timeout)}
         execute(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in settings.items()))
+
+    def at_work(self, connection: Connection) -> AbstractContextManager[None]:
+        return connection.at_work()
 
     def quote(self, *names: str) -> str:
         return quoted(*names)

@@ -10,6 +10,7 @@ from sinks.mysql.catalog import Target
 from sinks.mysql.loading import RowTransaction
 from sinks.mysql.server import Connection, Server
 from sinks.mysql.staging import MySQLStaging
+from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
@@ -53,6 +54,7 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
         keep_newer: bool = False,
         rounding: Rounding = "refuse",
         create_table: bool = False,
+        schema_evolution: SchemaEvolution = "none",
         lock_timeout: float = 10.0,
         ledger: str = "tpc_ledger",
         checkpoint_column: str | None = None,
@@ -73,6 +75,8 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
         * `rounding`: "refuse" fails the checkpoint for a value that its column cannot hold as it is; "allow" rounds
           numbers and times to what it can hold, and lets CHAR drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
+        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones; "widen"
+          also makes numbers and varchar wider, where the batch's types need it. Nothing else of the table is altered.
         * `checkpoint_column`: a text column of the table that the sink fills with the checkpoint of each row, as
           `LINEAGE.NUMBER` (up to 30 characters), by which `coordinator verify` counts them.
         * `lock_timeout`: seconds that any of our statements waits for a lock, rounded up to whole ones.
@@ -86,7 +90,7 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
         if lock_timeout <= 0:
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
         dialect = MySQLStaging(server, merge, strategy)
-        planner = Planner(dialect, name or table, table, create_table, ledger)
+        planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
         super().__init__(planner, StagingTables(dialect), problems, transform, checkpoint_column)
 
     def weaknesses(self) -> Sequence[str]:

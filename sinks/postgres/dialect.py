@@ -18,6 +18,7 @@ from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import describe
 from sinks.postgres.server import Connection, Server, row
 from sinks.postgres.types import Column, mismatches, target_type
+from sinks.sql.ddl import PostgresDdl
 from sinks.sql.dialect import Dialect, Plan, Writers, declarations
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink
@@ -45,13 +46,8 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
 
     def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
         columns = declarations(fields, lambda field: target_type(field.type))
-        (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
         for field in fields:
-            if (length := len(field.name.encode())) > longest:
-                raise SchemaMismatch(
-                    f'column "{field.name}" cannot be created in {schema}.{name}: its name has {length} bytes, and '
-                    f"PostgreSQL cuts names after {longest}: rename it in Spark"
-                )
+            _require_whole_name(connection, field.name, f"{schema}.{name}")
         declared = [
             f"{self.server.quote(field.name)} {kind}{'' if field.nullable else ' NOT NULL'}" for field, kind in columns
         ]
@@ -63,6 +59,14 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
             raise ConfigurationError(
                 f"cannot create table {schema}.{name} at {self.server}: {describe(error)}"
             ) from error
+
+    @property
+    def ddl(self) -> PostgresDdl[Connection]:
+        return PostgresDdl(self.server)
+
+    def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
+        _require_whole_name(connection, field.name, target.label)
+        return f"{self.server.quote(field.name)} {target_type(field.type)}"
 
     def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
         return mismatches(batch, target.columns)
@@ -138,6 +142,14 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
 
     def forbidden(self, error: Exception) -> str | None:
         return describe(error) if isinstance(error, errors.InsufficientPrivilege) else None
+
+    def said(self, error: Exception) -> str | None:
+        if not isinstance(error, psycopg.Error) or isinstance(error, psycopg.OperationalError):
+            return None
+        return describe(error)
+
+    def blocked(self, error: Exception) -> bool:
+        return isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected)
 
     # ------------------------------------------------------------------ two-phase transactions
     def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> CopyTransaction:
@@ -220,6 +232,15 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
         return (
             f"the server says that its transaction {proof['xid']} was committed, and the ledger has not "
             "its row: somebody deleted it"
+        )
+
+
+def _require_whole_name(connection: Connection, column: str, table: str) -> None:
+    (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
+    if (length := len(column.encode())) > longest:
+        raise SchemaMismatch(
+            f'column "{column}" cannot be created in {table}: its name has {length} bytes, and '
+            f"PostgreSQL cuts names after {longest}: rename it in Spark"
         )
 
 

@@ -11,6 +11,7 @@ from sinks.postgres.catalog import Target
 from sinks.postgres.copying import CopyTransaction
 from sinks.postgres.server import Connection, Server
 from sinks.postgres.staging import PostgresStaging
+from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
@@ -54,6 +55,7 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
         keep_newer: bool = False,
         rounding: Rounding = "refuse",
         create_table: bool = False,
+        schema_evolution: SchemaEvolution = "none",
         lock_timeout: float = 10.0,
         ledger: str = "tpc_ledger",
         transform: Callable[[DataFrame], DataFrame] | None = None,
@@ -71,6 +73,8 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
         * `rounding`: "refuse" fails the checkpoint for a value that its column cannot hold as it is; "allow" lets
           PostgreSQL round it, or drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
+        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones; "widen"
+          also makes numbers and varchar wider, where the batch's types need it. Nothing else of the table is altered.
         * `lock_timeout`: seconds that any of our transactions waits for a lock.
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
@@ -82,7 +86,7 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
         if lock_timeout <= 0:
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
         dialect = PostgresStaging(server, merge, strategy)
-        planner = Planner(dialect, name or table, table, create_table, ledger)
+        planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
         super().__init__(planner, StagingTables(dialect), problems, transform)
 
     def weaknesses(self) -> Sequence[str]:

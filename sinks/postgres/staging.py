@@ -21,6 +21,7 @@ from sinks.postgres.failures import describe, explained
 from sinks.postgres.server import Connection
 from sinks.postgres.types import Column, target_type
 from sinks.sql.dialect import Plan
+from sinks.sql.evolution import holds
 from sinks.sql.staging import StagedTypes, StagingDialect, identity_of
 from sinks.transaction import TransactionContext
 
@@ -138,7 +139,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
                 yield f'its column "{name}" is gone: name it so again, or add it'
             elif column.generated:
                 yield f'its column "{name}" is generated now: make it a plain one again'
-            elif kind not in ({column.declared, column.limits} if column.domain else {column.declared}):
+            elif not any(holds(now, kind) for now in (column.declared, *([column.limits] * column.domain))):
                 back = f"ALTER TABLE {table} ALTER COLUMN {self.server.quote(name)} TYPE {kind}"
                 yield (
                     f'its column "{name}" was {kind} and is {column.declared}: change it back ({back};), and again '

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sinks.diagnosis import Finding
 from sinks.errors import SchemaMismatch
+from sinks.sql.ddl import Ddl
 from sinks.sql.ledger import Ledger
 from sinks.sql.options import MergeOptions
 from sinks.sql.server import C, Server
@@ -101,6 +102,16 @@ class Dialect(ABC, Generic[C, TargetT, T]):
     def create(self, connection: C, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
         """Create the table, with the keys as primary key."""
 
+    @property
+    @abstractmethod
+    def ddl(self) -> Ddl[C]:
+        """How it alters the table."""
+
+    @abstractmethod
+    def definition(self, connection: C, target: TargetT, field: pa.Field) -> str:
+        """Name and type of a nullable column for ADD COLUMN, of the type that a created table has. Raises
+        SchemaMismatch."""
+
     @abstractmethod
     def mismatches(self, batch: pa.Schema, target: TargetT) -> list[str]:
         """Every reason why the columns do not fit."""
@@ -137,6 +148,14 @@ class Dialect(ABC, Generic[C, TargetT, T]):
     def forbidden(self, error: Exception) -> str | None:
         """What the server says of a right that the user lacks; None if the error is about something else."""
         return None
+
+    @abstractmethod
+    def said(self, error: Exception) -> str | None:
+        """What the server has against a statement; None if the error is about something else (a lost connection)."""
+
+    @abstractmethod
+    def blocked(self, error: Exception) -> bool:
+        """Whether a bounded wait for a lock ran out."""
 
     # ------------------------------------------------------------------ two-phase transactions
     @abstractmethod

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
 import pyarrow as pa
 
-from sinks.diagnosis import Finding
-from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
+from sinks.errors import ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.sql.dialect import Dialect, Plan, T, TargetT
+from sinks.sql.evolution import STEPS, SchemaEvolution, lacking, needed, shape_of
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import label
 from sinks.sql.server import C
@@ -42,25 +43,130 @@ class Planner(Generic[C, TargetT, T]):
     table: str
     create_table: bool
     ledger: str
+    evolution: SchemaEvolution = "none"
 
     def check(self, connection: C, batch: pa.Schema) -> Plan[C, TargetT]:
-        """The plan for rows of `batch`. Raises ConfigurationError (SchemaMismatch if it is only about columns) with all
-        reasons at once."""
+        """The plan for rows of `batch`; while the table is yet to be altered for them, one for recovery. Raises
+        ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once."""
         self.ready(connection)
         schema, name = self._locate(connection)
         target = self.dialect.describe(connection, schema, name)
         if target is None:
             self._create(connection, schema, name, batch)
             target = self._describe(connection, schema, name)
-        merge = self.dialect.merge
-        written = merge.written(batch.names, target.names)
-        columns = self.dialect.mismatches(pa.schema([field for field in batch if field.name in written]), target)
-        others = [*merge.problems(batch, target.names), *self.dialect.problems(connection, target, self.ledger)]
+        changes = [change for change in self._changes(connection, target, batch) if self._may(change)]
+        columns, others = self._mismatches(target, batch, changes), self._problems(connection, target, batch)
         if columns or others:
             kind = ConfigurationError if others else SchemaMismatch
             reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])
             raise kind(f"sink {self.sink!r} cannot write to table {target.label} ({self._place}):{reasons}")
-        return self._plan(connection, target, batch)
+        for change in changes:
+            logger.info("sink %r alters its table before it writes the first batch: %s", self.sink, change)
+        return self._plan(connection, target, None if changes else batch)
+
+    def _problems(self, connection: C, target: TargetT, batch: pa.Schema) -> list[str]:
+        merge = self.dialect.merge
+        others = [*merge.problems(batch, target.names), *self.dialect.problems(connection, target, self.ledger)]
+        if self.evolution == "widen" and not self.dialect.ddl.WIDENS:
+            others.append('schema_evolution="widen" is not for this database, whose types it cannot alter: use "add"')
+        return others
+
+    def _mismatches(self, target: TargetT, batch: pa.Schema, changes: Sequence[SchemaChange]) -> list[str]:
+        """Those that the changes do not mend."""
+        added = {change.column for change in changes if change.step == "add"}
+        written = set(self.dialect.merge.written(batch.names, target.names)) - added
+        return self.dialect.mismatches(pa.schema([field for field in batch if field.name in written]), target)
+
+    # ------------------------------------------------------------------ changes of the table
+    def _may(self, change: SchemaChange) -> bool:
+        return STEPS.index(self.evolution) >= STEPS.index(change.step)
+
+    def diff(self, connection: C, batch: pa.Schema) -> SchemaDiff:
+        """Between `batch` and the table: also what the sink would not alter. Changes nothing."""
+        self.ready(connection)
+        schema, name = self._locate(connection)
+        target = self.dialect.describe(connection, schema, name)
+        if target is None:
+            will = "the first batch creates it" if self.create_table else "create it, or let create_table=True do so"
+            return SchemaDiff(unfit=(f"there is no table {label(schema, name)} at {self._place}: {will}",))
+        changes = self._changes(connection, target, batch, every=True)
+        unfit = [*self.dialect.merge.problems(batch, target.names), *self._mismatches(target, batch, changes)]
+        return SchemaDiff(tuple(replace(c, automatic=self._may(c)) for c in changes), tuple(unfit))
+
+    def evolve(self, connection: C, batch: pa.Schema) -> None:
+        """Alter the table for rows of `batch`. Looks at it again when nobody else alters it, so that what another
+        driver, or an earlier run that died, has done is not done again."""
+        schema, name = self._locate(connection)
+
+        def changes() -> tuple[TargetT, list[SchemaChange]]:
+            target = self._describe(connection, schema, name)
+            return target, [change for change in self._changes(connection, target, batch) if self._may(change)]
+
+        try:
+            target, due = changes()
+            if not due:
+                return
+            with self.dialect.server.at_work(connection), self.dialect.ddl.alone(connection, schema, name):
+                target, due = changes()
+                for change in due:
+                    self._alter(connection, target, change)
+        except Exception as error:
+            if not self.dialect.blocked(error):
+                raise
+            said = self.dialect.said(error) or error
+            raise TransactionBlocked(
+                f"sink {self.sink!r}: to alter table {label(schema, name)} takes a lock that others did not let go of "
+                f"within lock_timeout ({said}). {self._holders(schema, name)}. An orphaned transaction of this job is "
+                "aborted before the next try; end others, or wait for them"
+            ) from error
+
+    def _alter(self, connection: C, target: TargetT, change: SchemaChange) -> None:
+        logger.info("sink %r alters its table: %s", self.sink, change)
+        try:
+            self.dialect.server.execute(connection, change.statement)
+        except Exception as error:
+            said = self.dialect.said(error)
+            if said is None or self.dialect.blocked(error):
+                raise
+            raise ConfigurationError(
+                f"sink {self.sink!r}: table {target.label} cannot be altered: {said}. The statement was: "
+                f"{change.statement}; mend what the server names (a view or generated column over the column is to be "
+                "dropped before, and made again after it), or let the table's owner run it, and start the query again"
+            ) from error
+
+    def _holders(self, schema: str, name: str) -> str:
+        try:
+            with self.dialect.server.lend() as connection:
+                found = self.dialect.ddl.holders(connection, schema, name)
+        except Exception:
+            logger.debug("who holds locks cannot be told", exc_info=True)
+            return "Who holds it cannot be told with the rights of this user"
+        return f"It may be held by {', '.join(found)}" if found else "Nobody holds it any more"
+
+    def _changes(self, connection: C, target: TargetT, batch: pa.Schema, *, every: bool = False) -> list[SchemaChange]:
+        """What the table lacks for `batch`; nothing, and nobody is asked, without evolution, unless `every`."""
+        if self.evolution == "none" and not every:
+            return []
+        dialect, ddl = self.dialect, self.dialect.ddl
+        table = dialect.server.quote(target.schema, target.name)
+        fields = {field.name: field for field in batch}
+        written = [fields[name] for name in dict.fromkeys(dialect.merge.written(batch.names, target.names))]
+        changes = []
+        for field in lacking(written, target.names):
+            try:
+                definition = dialect.definition(connection, target, field)
+            except SchemaMismatch as unfit:
+                raise SchemaMismatch(f'sink {self.sink!r}: column "{field.name}" cannot be added: {unfit}') from None
+            changes.append(ddl.add(connection, table, field.name, definition))
+        if self.evolution == "add" and not every:
+            return changes
+        plain = {column.name for column in target.columns if not column.generated}
+        for name, existing in ddl.existing(connection, target.schema, target.name).items():
+            has, needs = shape_of(existing.declared), needed(fields[name]) if name in plain & fields.keys() else None
+            wider = has.widened(needs) if has and needs else None
+            if has and wider and (change := ddl.widen(table, name, existing, has, wider)):
+                changes.append(change)
+        return changes
 
     def load(self, connection: C) -> Plan[C, TargetT]:
         """The plan without a look at any rows. Raises ConfigurationError if there is no table."""

@@ -49,6 +49,10 @@ class Server(ABC, Generic[C]):
         """Queries in this block share what each of them would need by itself. Default: they need nothing."""
         return contextlib.nullcontext()
 
+    def at_work(self, connection: C) -> AbstractContextManager[None]:
+        """Statements in this block may take long. Default: any may."""
+        return contextlib.nullcontext()
+
     @abstractmethod
     def quote(self, *names: str) -> str:
         """An identifier of one or more parts."""

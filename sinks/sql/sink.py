@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import TwoPhaseCommitSink
-from sinks.diagnosis import Finding, Severity
+from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
 from sinks.sql.audit import Auditor, mark_of
 from sinks.sql.dialect import Dialect, Plan, T, TargetT
+from sinks.sql.evolution import STEPS
 from sinks.sql.planning import Planner
 from sinks.sql.server import IDLE_CONNECTIONS, C
 from sinks.sql.strategies import Staged, TwoPhase
@@ -52,6 +53,9 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         """`checkpoint_column` is filled by the sink. Raises ConfigurationError for `problems`, what is wrong with the
         user's options."""
         super().__init__(name=planner.sink, transform=transform)
+        if planner.evolution not in STEPS:
+            known = ", ".join(f'"{step}"' for step in STEPS)
+            problems = [*problems, f"schema_evolution={planner.evolution!r} is not one of {known}"]
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self.table = planner.table
@@ -78,6 +82,19 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
             if reason is None:
                 raise
             raise ConfigurationError(f"sink {self.name!r}: {reason}") from None
+
+    @property
+    def evolves(self) -> bool:
+        return self._planner.evolution != "none"
+
+    def evolve(self, schema: pa.Schema) -> None:
+        with self._server.lend() as connection:
+            self._planner.evolve(connection, self._marked(schema))
+        self.check(schema)
+
+    def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
+        with self._server.lend() as connection:
+            return self._planner.diff(connection, self._marked(schema))
 
     def _marked(self, schema: pa.Schema) -> pa.Schema:
         """With the checkpoint column."""

@@ -12,6 +12,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from sinks.errors import ConfigurationError
+from sinks.sql.evolution import holds
 
 RECREATED = ("sqlite", "postgresql", "mysql", "mariadb")
 """Dialects of which is tested that a staging table shows the types of the target that it was made after."""
@@ -48,7 +49,7 @@ def require_same(connection: Connection, table: sa.Table, then: Mapping[str, str
     for name in written:
         if name not in now:
             reasons.append(f'it has no column "{name}" any more: add it, or give it its name back')
-        elif types[name] != then[name]:
+        elif not holds(types[name], then[name]):
             reasons.append(f'its column "{name}" is {types[name]}, and the rows are written for {then[name]}')
     if connection.dialect.name in ("mysql", "mariadb"):
         options = sa.inspect(connection).get_table_options(table.name, table.schema)

@@ -14,9 +14,12 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection
+from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import SchemaType, TypeEngine
 
+from sinks.errors import TransactionBlocked
 from sinks.sql import target as targets
+from sinks.sql.ddl import Ddl, MySqlDdl, PostgresDdl, ShortAddDdl, SqliteDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
 from sinks.sql.values import mismatches
 from sinks.sqlalchemy import changes
@@ -41,6 +44,16 @@ class Target(targets.Target[Column]):
     types: dict[str, str]
     filled: dict[str, Column]
     staging: sa.Table | None = None
+
+
+_DDL: dict[str, type[Ddl[Connection]]] = {
+    "sqlite": SqliteDdl,
+    "postgresql": PostgresDdl,
+    "mysql": MySqlDdl,
+    "mariadb": MySqlDdl,
+    "oracle": ShortAddDdl,
+    "mssql": ShortAddDdl,
+}
 
 
 class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
@@ -116,6 +129,15 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
     def _declared(self, field: pa.Field) -> TypeEngine[Any]:
         return declared(field.type, self.server.dialect, key=field.name in self.merge.keys)
 
+    @property
+    def ddl(self) -> Ddl[Connection]:
+        return _DDL.get(self.server.dialect, Ddl)(self.server)
+
+    def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
+        column = sa.Column(field.name, self._declared(field), nullable=True)
+        sa.Table(target.name, sa.MetaData(), column)  # the compiler asks what its table is
+        return str(CreateColumn(column).compile(dialect=connection.dialect))
+
     def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
         return mismatches(batch, target.columns, partial(conversion, rounding=self.rounding))
 
@@ -187,6 +209,15 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
             f"cannot use {self.server}: {self.server.said(error)}. Check address, user, password and rights, and "
             "that the server runs"
         )
+
+    def said(self, error: Exception) -> str | None:
+        refused = isinstance(error, exc.DBAPIError) and not error.connection_invalidated
+        return self.server.said(error) if refused else None
+
+    def blocked(self, error: Exception) -> bool:
+        if isinstance(error, exc.SQLAlchemyError):
+            error = self.server.explain(error, "")
+        return isinstance(error, TransactionBlocked)
 
     # ------------------------------------------------------------------ two-phase transactions
     def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> RowTransaction:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from sqlalchemy.engine import URL, Connection
 
 from sinks.sql.dialect import Plan
+from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
@@ -62,6 +63,7 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         keep_newer: bool = False,
         rounding: Rounding = "refuse",
         create_table: bool = False,
+        schema_evolution: SchemaEvolution = "none",
         ledger: str = "tpc_ledger",
         checkpoint_column: str | None = None,
         transform: Callable[[DataFrame], DataFrame] | None = None,
@@ -79,6 +81,8 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         * `rounding`: "refuse" fails the checkpoint for a value that its column cannot hold as it is; "allow" rounds
           numbers and times to what it can hold, and lets the database drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
+        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones; "widen"
+          also makes numbers and varchar wider, where the batch's types need it. Nothing else of the table is altered.
         * `checkpoint_column`: a text column of the table that the sink fills with the checkpoint of each row, as
           `LINEAGE.NUMBER` (up to 30 characters), by which `coordinator verify` counts them.
 
@@ -88,6 +92,6 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         merge = MergeOptions(mode, unique, order_by, delete_marker, rounding, keep_newer)
         database = Database(url, engine_options or {}, name=name or table)
         dialect = SqlAlchemyDialect(database, merge, strategy)
-        planner = _Planner(dialect, name or table, table, create_table, ledger)
+        planner = _Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
         problems = list(merge.contradictions(strategy, "two_phase"))
         super().__init__(planner, Staged(dialect), problems, transform, checkpoint_column)

@@ -91,6 +91,13 @@ class Hooked(TwoPhaseCommitSink[Any]):
     def check(self, schema: pa.Schema) -> None:
         self._call("check", schema)
 
+    @property
+    def evolves(self) -> bool:
+        return self.inner.evolves
+
+    def evolve(self, schema: pa.Schema) -> None:
+        self._call("evolve", schema)
+
     def begin_transaction(self, context: TransactionContext) -> Any:
         return self._call("begin_transaction", context)
 

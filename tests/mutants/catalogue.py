@@ -33,6 +33,7 @@ POSTGRES = _of("postgres", "sink", "proofs", "faults")
 MYSQL = _of("mysql", "sink", "faults")
 KAFKA = _of("kafka", "sink")
 KAFKA_MEMORY = ("tests/kafka/test_memory.py",)
+EVOLUTION = tuple(f"tests/{room}/test_evolution.py" for room in ("postgres", "mysql", "sqlalchemy_sink"))
 SQLALCHEMY = _of("sqlalchemy_sink", "sink")
 VERIFY = ("tests/cli/test_verify.py",)
 KILLED = ("tests/spark/test_killed.py",)
@@ -395,6 +396,54 @@ MUTANTS = (
         "            if key in self._values:\n                return False\n",
         "",
         FILES,
+    ),
+    # ------------------------------------------------------------------ schema evolution
+    Mutant(
+        "a superseded driver alters the table",
+        "coordinator",
+        'self.fence.require_newest("alter a table")',
+        "pass",
+        EVOLUTION,
+    ),
+    Mutant(
+        "the table is altered before what is in doubt is swept",
+        "coordinator",
+        """        if call is Call.WRITE:
+            self._check_schemas(batch)
+""",
+        """        if call is Call.WRITE:
+            self._check_schemas(batch)
+            self._evolve(batch)
+""",
+        EVOLUTION,
+    ),
+    Mutant(
+        "the table is altered for what it was before the lock",
+        "sinks/sql",
+        "                target, due = changes()\n",
+        "",
+        EVOLUTION,
+    ),
+    Mutant(
+        "rows that were staged for a narrower column are refused",
+        "sinks/sql",
+        "return narrow.widened(wide) == wide",
+        "return False",
+        EVOLUTION,
+    ),
+    Mutant(
+        "ALTER TYPE without the collation",
+        "sinks/sql",
+        '{existing.more}"\n        return SchemaChange(column, statement, "widen", locks, rewrites)',
+        '"\n        return SchemaChange(column, statement, "widen", locks, rewrites)',
+        EVOLUTION,
+    ),
+    Mutant(
+        "MODIFY without the rest of the column",
+        "sinks/sql",
+        "{_ticked(column)} {kind}{existing.more}",
+        "{_ticked(column)} {kind}",
+        EVOLUTION,
     ),
     # ------------------------------------------------------------------ table sinks
     Mutant(

@@ -20,6 +20,7 @@ from coordinator.errors import UnsupportedSpark
 from coordinator.spark import internals
 from coordinator.spark.arrow import runs_python
 from coordinator.spark.internals import StreamExecution
+from sinks.diagnosis import VARCHAR
 from tests.spark.job import wait_for
 
 
@@ -61,6 +62,13 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
     "offset log": lambda df: internals.read_text(df.sparkSession, f"{calling(df).location}/offsets/0").split("\n")[0],
     "partition count": lambda df: [internals.partition_count(df), internals.partition_count(df.coalesce(1))],
     "Arrow schema": arrow_schemas,
+    "length of text": lambda df: (
+        internals.arrow_schema(
+            df.select(functions.lit("a").alias("text")).withMetadata("text", {VARCHAR: "varchar(5)"})
+        )
+        .field(0)
+        .metadata
+    ),
     "Arrow rows": arrow_rows,
     "plan of the query": lambda df: runs_python(calling(df).executed_plan),
     "plan": lambda df: [runs_python(internals.executed_plan(each)) for each in (df, in_python(df))],
@@ -108,6 +116,7 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         "deterministic": [True, False],
         "offset log": "v1",
         "partition count": [2, 1],
+        "length of text": {VARCHAR.encode(): b"varchar(5)"},
         "Arrow rows": 10,
         "plan of the query": False,
         "plan": [False, True],

@@ -1,0 +1,103 @@
+"""SqlAlchemySink alters its table by the means of each database; the rest is in `tests.evolution`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from sinks.errors import ConfigurationError, TransactionBlocked
+from sinks.sqlalchemy import SqlAlchemySink
+from sinks.testing.driver import KILLED, Driver, Hooked
+from sinks.testing.table import COMMITTED, checkpoint, pre_commit
+from sinks.testing.table_crashes import run
+from tests.evolution import AFTER_BOTH, BIG, NEW, NEW_BATCH, OLD, OLD_BATCH, TABLE, batches
+
+URLS: dict[str, Callable[[pytest.FixtureRequest], str]] = {
+    "sqlite": lambda request: f"sqlite:///{request.getfixturevalue('tmp_path') / 'shop.db'}",
+    "postgresql": lambda request: request.getfixturevalue("pg_database").replace("ql://", "ql+psycopg://"),
+    "mariadb": lambda request: request.getfixturevalue("mysql_database").replace("mysql://", "mysql+pymysql://"),
+}
+
+
+class Shop:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+
+    def run(self, statement: str) -> list[Any]:
+        with self.engine.connect() as connection:
+            result = connection.exec_driver_sql(statement)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+    def visible(self) -> list[Any]:
+        return self.run("SELECT id, price, name, ratio, note FROM orders ORDER BY id")
+
+    def sink(self, **options: Any) -> SqlAlchemySink:
+        return SqlAlchemySink(self.url, "orders", **options)
+
+
+@pytest.fixture
+def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
+    shop = Shop(URLS[request.param](request))
+    shop.run(TABLE.format(real="float" if request.param == "mariadb" else "real"))
+    yield shop
+    shop.engine.dispose()
+
+
+def on(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("shop", names, indirect=True)
+
+
+@on("postgresql", "mariadb")
+def test_a_driver_is_killed_after_the_alter_and_the_rows_are_as_they_were_sent(shop: Shop, tmp_path: Path) -> None:
+    sink = shop.sink(schema_evolution="widen")
+    input = batches(OLD_BATCH, NEW_BATCH)
+    run(tmp_path, sink, input[:1])
+    hooked = Hooked(sink, "evolve", after=True)
+    assert Driver("job", hooked, f"file://{tmp_path / 'storage'}", tmp_path / "query", input).run() == KILLED
+    run(tmp_path, sink, input)
+    assert shop.visible() == [row[:5] for row in AFTER_BOTH]
+
+
+@on("sqlite")
+def test_sqlite_gets_columns_and_has_no_types_to_widen(shop: Shop, tmp_path: Path) -> None:
+    told = pytest.raises(ConfigurationError, match='"widen" is not for this database')
+    with closing(shop.sink(schema_evolution="widen")) as sink, told:
+        sink.check(NEW)
+    sink = shop.sink(schema_evolution="add")
+    assert {change.step for change in sink.schema_diff(NEW).changes} == {"add"}
+    wide = NEW_BATCH.set_column(1, "price", pa.array([Decimal("1.25"), None], pa.decimal128(6, 2)))
+    run(tmp_path, sink, batches(OLD_BATCH, wide))
+    assert shop.visible()[-1] == (BIG, 1.25, "n" * 60, 0.1, "new")
+
+
+@on("sqlite", "postgresql", "mariadb")
+def test_rows_that_were_staged_before_a_column_was_added_are_moved(shop: Shop) -> None:
+    widen = shop.engine.dialect.name != "sqlite"
+    older, newer = (shop.sink(strategy="staged", schema_evolution="widen" if widen else "add") for _ in range(2))
+    with closing(older), closing(newer):
+        older.check(OLD)
+        committables = [pre_commit(older, OLD_BATCH.to_batches()[0])]
+        newer.evolve(NEW if widen else NEW.set(1, OLD.field(1)))
+        older.validate_all(checkpoint(), committables)
+        assert older.commit_all(checkpoint(), committables) == [COMMITTED]
+        assert [(row[0], row[4]) for row in shop.visible()] == [(1, None), (2, None)]
+
+
+@on("sqlite")
+def test_somebody_who_writes_to_sqlite_blocks_it(shop: Shop) -> None:
+    sink = SqlAlchemySink(f"{shop.url}?timeout=0.1", "orders", schema_evolution="add")
+    with closing(sink), shop.engine.connect() as other:
+        sink.check(OLD)
+        other.exec_driver_sql("BEGIN IMMEDIATE")
+        with pytest.raises(TransactionBlocked, match=r"locked|lock"):
+            sink.evolve(NEW.set(1, OLD.field(1)))
+        other.exec_driver_sql("ROLLBACK")
+        sink.evolve(NEW.set(1, OLD.field(1)))
