@@ -42,7 +42,7 @@ class HalvedProtocol(CheckpointProtocol):
     one before may have left. What cannot be done within it is an error, and left to the next start of the query."""
 
     def prepare(self, batch: MicroBatch) -> Prepared:
-        """All that comes before the tasks: recover, compare, sweep."""
+        """All that comes before the tasks: recover, compare, sweep, alter the table if the sink evolves."""
         self.claim_generation()
         self._take_up(batch)
         call = self._what_is_asked(batch)
@@ -50,6 +50,7 @@ class HalvedProtocol(CheckpointProtocol):
         facts, fence, lineage = batch.facts, self.fence, self.store.lineage
         found = Prepared(facts.checkpoint_id, facts.query_id, lineage, fence.generation, self._predecessors)
         if call is Call.WRITE:
+            self._evolve(batch)
             return found
         newest = self.newest if call is Call.FINISH else None
         if newest is None or not newest.lost():

@@ -75,7 +75,7 @@ class DyingSink(PostgresSink):
     """Cannot commit while there is a file "unreachable"."""
 
     def __init__(self, dsn: str, folder: str) -> None:
-        super().__init__(dsn, "orders", create_table=True, strategy="prepared")
+        super().__init__(dsn, "orders", create_table=True, schema_evolution="add", strategy="prepared")
         self.folder = folder
 
     def pre_commit(self, transaction: Any) -> Any:
@@ -232,6 +232,12 @@ def test_a_superseded_driver_decides_nothing(orders: Orders, halves: Halves) -> 
     assert orders.visible() == Counter(range(20))
     halves.prepare()
     assert orders.table.prepared() == []
+
+
+def test_the_table_is_altered_before_the_tasks(orders: Orders, halves: Halves) -> None:
+    orders.table.run("CREATE TABLE orders (id bigint, amount double precision)")
+    halves.decision().commit(written(halves.prepare(), 0, 10), 0)
+    assert orders.table.visible()[:2] == [(0, 0.5, "user-0"), (1, 1.5, "user-1")]
 
 
 def test_it_is_offered_twice(orders: Orders, halves: Halves) -> None:
