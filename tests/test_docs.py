@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import chart
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OURS = ("coordinator", "sinks", "sinks.kafka", "sinks.mysql", "sinks.postgres", "sinks.sqlalchemy", "sinks.testing")
@@ -37,6 +39,12 @@ def test_code_of_the_documentation_can_be_copied(page: Path) -> None:
                 taken = inspect.signature(PUBLIC[node.func.id]).parameters
                 takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
                 assert takes_any or given <= set(taken), f"{node.func.id} takes no {given - set(taken)}"
+
+
+def test_the_chart_is_of_the_figures_beside_it() -> None:
+    rows = chart.figures(chart.PAGE.read_text(), chart.TITLE)
+    assert len(rows) > 5
+    assert chart.CHART.read_text() == chart.drawn(chart.TITLE, rows), "run python -m benchmarks.chart"
 
 
 def test_there_is_code_to_look_at() -> None:

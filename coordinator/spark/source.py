@@ -47,7 +47,11 @@ if TYPE_CHECKING:
 def register(spark: SparkSession) -> None:
     """Let queries of this session write to `format("exactly_once")`, with the options `jobFile` (as of the command
     `coordinator --job`) and `checkpointLocation`."""
-    spark.dataSource.register(ExactlyOnceSource)
+    from pyspark.sql import SparkSession
+
+    for session in (spark, SparkSession.getActiveSession()):  # Spark looks for the name in that one
+        if session:
+            session.dataSource.register(ExactlyOnceSource)
 
 
 class ExactlyOnceSource(DataSource):
@@ -89,6 +93,7 @@ def _opened(job_file: str) -> Iterator[tuple[Sink, HalvedProtocol]]:
         (sink.transform, "a sink's transform"),
         (not job.config.exactly_once, "at-least-once mode"),
         (job.config.replay is Replay.SPOOL, "replay='spool'"),
+        (job.config.require, "a required guarantee, since no process sees the source,"),
     ):
         if given:
             raise ConfigurationError(f'{job_file}: {what} is not for format("exactly_once"), but for foreachBatch')

@@ -344,6 +344,7 @@ table = "{}"
         (SINK.format("a") + SINK.format("b"), {}, False, "several sinks"),
         ('[checkpointing]\nmode = "AT_LEAST_ONCE"\n' + SINK.format("a"), {}, False, "at-least-once"),
         ('[checkpointing]\nreplay = "spool"\n' + SINK.format("a"), {}, False, "spool"),
+        ('[checkpointing]\nrequire = "exactly-once"\n' + SINK.format("a"), {}, False, "required"),
         (SINK.format("a") + 'transform = "json:loads"\n', {}, False, "transform"),
     ],
 )
