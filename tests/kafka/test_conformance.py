@@ -46,5 +46,6 @@ class TestNative(Contract, SinkConformance):
     kind = AsRecords
 
 
+@pytest.mark.large  # test_sink.py has this producer beside the native one
 class TestPlain(Contract):
     kind = AsRecordsWithHeaders

@@ -73,7 +73,14 @@ def crash(kafka: KafkaService) -> Callable[[], None]:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("step", [Step.TRIGGERED, Step.PRE_COMMITTED, Step.COMPLETE, Step.COMMITTED])
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step.PRE_COMMITTED,
+        Step.COMPLETE,
+        *(pytest.param(step, marks=pytest.mark.large) for step in (Step.TRIGGERED, Step.COMMITTED)),
+    ],
+)
 def test_broker_killed_between_steps(kafka: KafkaService, sink: KafkaSink, tmp_path: Path, step: Step) -> None:
     at = At(step, 1, crash(kafka))
     run(sink, tmp_path, example_input(), at)

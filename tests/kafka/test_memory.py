@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -19,18 +17,14 @@ from confluent_kafka.cimpl import NewTopic
 
 from coordinator import Step
 from coordinator.errors import ExternalSystemBehind, StorageBehind
-from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
-from sinks.kafka.memory import Mark
-from sinks.kafka.native import NativeProducer
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KillAt, die
-from sinks.testing.servers.kafka import KafkaServer, KafkaService
-from sinks.testing.table import eventually
+from sinks.testing.servers.kafka import KafkaService
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, token
-from tests.kafka.play import LINEAGE, TEXTS, AsRecords, begun, context, pre_commit, sink_of, texts
+from tests.kafka.play import LINEAGE, AsRecords, begun, context, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
 
 INPUT = example_input(6)
@@ -144,67 +138,6 @@ def test_a_sink_whose_rows_name_their_topics(kafka: KafkaService) -> None:
             assert committable.proof["remembered"] is False
             assert sink.commit(committable) == CommitOutcome.COMMITTED
         assert sink.committed_checkpoints("job") == {LINEAGE: 1}
-        sink.close()
-
-
-# ---------------------------------------------------------------------- rights
-@pytest.fixture(scope="module")
-def secured() -> Iterator[KafkaServer]:
-    with KafkaServer(users=["ann", "bob"]) as server:
-        yield server
-
-
-def test_rights_on_the_group(secured: KafkaServer) -> None:
-    with secured.topic() as topic:
-        for operation in ("describe", "write"):
-            secured.allow("ann", "topic", topic, operation)
-            secured.allow("ann", "transactional_id", "*", operation)
-        sink = sink_of(secured, topic, user="ann", timeout=10)
-        with pytest.raises(ConfigurationError, match="Read on groups with the prefix"):
-            sink.committed_checkpoints("job")
-        with pytest.raises(ConfigurationError, match="may not read topic"):
-            sink.check(TEXTS)
-        secured.allow("ann", "topic", topic, "read")
-        with pytest.raises(ConfigurationError, match="Read on groups"):
-            sink.check(TEXTS)
-        with pytest.raises(ConfigurationError, match="Read on groups"):
-            pre_commit(sink, texts("a"))
-        without = sink_of(secured, topic, user="ann", timeout=10, remember=False)
-        without.check(TEXTS)
-        committable = pre_commit(without, texts("a"))
-        assert without.commit(committable) == CommitOutcome.COMMITTED
-        assert without.committed_checkpoints("job") is None
-        secured.allow("ann", "group", "*", "read")
-        sink.check(TEXTS)
-        assert sink.committed_checkpoints("job") is None
-        assert sink.commit(pre_commit(sink, texts("b"), checkpoint=3)) == CommitOutcome.COMMITTED
-        assert sink.committed_checkpoints("job") == {LINEAGE: 3}
-        sink.close()
-        without.close()
-
-
-def test_purged_records_do_not_hide_the_right_that_lacks(secured: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """librdkafka purges its queue as soon as the offset is refused; who sent the offset hears of it later."""
-    send_mark, refused = NativeProducer._send_mark, Event()
-
-    def late(producer: NativeProducer, mark: Mark, topic: str) -> int | None:
-        eventually(lambda: producer.sent > 0)
-        answer = send_mark(producer, mark, topic)
-        refused.set()
-        time.sleep(1)
-        return answer
-
-    monkeypatch.setattr(NativeProducer, "_send_mark", late)
-    with secured.topic() as topic:
-        for operation in ("describe", "write", "read"):
-            secured.allow("bob", "topic", topic, operation)
-            secured.allow("bob", "transactional_id", "*", operation)
-        sink = sink_of(secured, topic, user="bob", timeout=10, options={"linger.ms": 10_000})
-        transaction = begun(sink, texts("a"))
-        assert refused.wait(30)
-        with pytest.raises(ConfigurationError, match="Read on groups"):
-            sink.pre_commit(transaction)
-        sink.rollback(transaction)
         sink.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -555,66 +554,6 @@ def _raise_epoch_to(sink: KafkaSink, name: str, epoch: int) -> int:
         if not answer.error_code:
             at = answer.producer_epoch, answer.producer_id
     return int(at[1])
-
-
-# ---------------------------------------------------------------------- security
-@pytest.fixture(scope="module")
-def secured() -> Iterator[KafkaServer]:
-    with KafkaServer(users=["ann"]) as server:
-        yield server
-
-
-def test_sasl_ssl_with_scram(secured: KafkaServer) -> None:
-    """Producer and the driver's client both come in, with one set of options."""
-    with secured.topic() as topic:
-        sink = sink_of(secured, topic)
-        sink.check(TEXTS)
-        committable = pre_commit(sink, texts("a"))
-        assert list(sink.in_doubt("job")) == [dict(committable.transaction)]
-        elsewhere: KafkaSink = pickle.loads(pickle.dumps(sink))
-        assert elsewhere.commit(committable) == CommitOutcome.COMMITTED
-        elsewhere.close()
-        sink.close()
-
-
-def test_a_wrong_password(secured: KafkaServer) -> None:
-    with secured.topic() as topic:
-        sink = sink_of(secured, topic, options={"sasl.password": "wrong"}, timeout=5)
-        with pytest.raises(ConfigurationError) as caught:
-            sink.check(TEXTS)
-        assert "wrong" not in str(caught.value)
-        sink.close()
-
-
-def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
-    with secured.topic() as topic:
-        sink = sink_of(secured, topic, user="ann", timeout=10)
-        with pytest.raises(ConfigurationError, match=topic):
-            sink.check(TEXTS)
-        for operation in ("describe", "write", "read"):
-            secured.allow("ann", "topic", topic, operation)
-        secured.allow("ann", "group", "*", "read")
-        with pytest.raises(ConfigurationError, match="transactional id"):
-            sink.check(TEXTS)
-        for operation in ("describe", "write"):
-            secured.allow("ann", "transactional_id", "*", operation)
-        sink.check(TEXTS)
-        transaction = begun(sink, texts("a"))
-        transaction.flush(10)
-        secured.withdraw("ann", "topic", topic, "write")
-        sink.write(transaction, texts("b"))
-        with pytest.raises(ConfigurationError, match="may not write to the topic"):
-            sink.pre_commit(transaction)
-        sink.rollback(transaction)
-        secured.allow("ann", "topic", topic, "write")
-        committable = pre_commit(sink, texts("c"))
-        secured.withdraw("ann", "transactional_id", "*", "write")
-        found = sink.commit(committable)
-        assert found.state is CommitState.UNKNOWN
-        assert "ACLs" in found.reason
-        secured.allow("ann", "transactional_id", "*", "write")
-        assert outcome(sink, committable) == CommitOutcome.COMMITTED
-        sink.close()
 
 
 # ---------------------------------------------------------------------- topics that are made anew

@@ -73,7 +73,8 @@ class PostgresService(Service):
         identifier = sql.Identifier(name)
         dsn = _url(self.dsn, dbname=name)
         with self.connect() as admin:
-            admin.execute(sql.SQL("CREATE DATABASE {}").format(identifier))
+            copied = sql.SQL("STRATEGY FILE_COPY" if admin.info.server_version >= 150_000 else "")  # in half the time
+            admin.execute(sql.SQL("CREATE DATABASE {} {}").format(identifier, copied))
         try:
             yield dsn
         finally:
@@ -82,10 +83,11 @@ class PostgresService(Service):
                 admin.execute(
                     "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", [name]
                 )
-                with self.connect(dsn) as inside:
-                    leftovers = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-                    for (gid,) in inside.execute(leftovers).fetchall():
-                        inside.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+                leftovers = admin.execute("SELECT gid FROM pg_prepared_xacts WHERE database = %s", [name]).fetchall()
+                if leftovers:
+                    with self.connect(dsn) as inside:
+                        for (gid,) in leftovers:
+                            inside.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
                 admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(identifier))
 
     @property
