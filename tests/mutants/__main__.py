@@ -55,7 +55,7 @@ def is_caught(mutant: Mutant) -> bool:
         for entry in COPIED:
             source = ROOT / entry
             if source.is_dir():
-                shutil.copytree(source, copy / entry, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, copy / entry)  # with what Python has compiled
             else:
                 shutil.copy(source, copy)
         (copy / ".cache").symlink_to(ROOT / ".cache")
