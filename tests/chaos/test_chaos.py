@@ -23,8 +23,8 @@ def options(batches: int = 20, bug: str | None = None, fault: tuple[str, ...] = 
     return argparse.Namespace(batches=batches, keep=False, bug=bug, fault=fault, peer=False)
 
 
-SHORT = (("kafka", "append"), ("all", "mixed"))
-"""The rigs of `make test`."""
+SHORT = (("all", "mixed"),)
+"""The rig of `make test`."""
 
 
 @pytest.mark.parametrize(
