@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 _SCOPE = "coordinator"
 JOB = "job_name"
 """The label of the job: `job` is Prometheus' own."""
-_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+_BUCKETS = {
+    "s": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0),
+    "By": tuple(float(10**n) for n in range(3, 12)),
+}
+"""By unit."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ CHECKPOINTS = Metric("checkpointing.checkpoints", "", "Tries of checkpoints that
 ROWS = Metric("checkpointing.rows", "", "Rows that became visible", ("sink",))
 BYTES = Metric("checkpointing.data", "By", "Size of these rows as Arrow record batches", ("sink",))
 TRANSACTIONS = Metric(
-    "checkpointing.transactions", "", "Transactions by outcome: committed, aborted, lost", ("sink", "outcome")
+    "checkpointing.transactions", "", "Transactions by outcome: committed, aborted, lost, unknown", ("sink", "outcome")
 )
 COMMIT_RETRIES = Metric("checkpointing.commit.retries", "", "Times that outcomes had to be asked for again")
 COUNTERS = (CHECKPOINTS, ROWS, BYTES, TRANSACTIONS, COMMIT_RETRIES)
@@ -49,6 +53,7 @@ COUNTERS = (CHECKPOINTS, ROWS, BYTES, TRANSACTIONS, COMMIT_RETRIES)
 DURATION = Metric(
     "checkpointing.checkpoint.duration", "s", "From trigger to all rows visible, of completed checkpoints"
 )
+SIZE = Metric("checkpointing.checkpoint.size", "By", "Rows of completed checkpoints as Arrow record batches")
 PHASE = Metric("checkpointing.phase.duration", "s", "Of prepare, validate, decide, commit and recover", ("phase",))
 STORAGE = Metric(
     "checkpointing.storage.duration",
@@ -56,7 +61,7 @@ STORAGE = Metric(
     "Of the driver's calls of checkpoint storage: put, get, list, delete",
     ("operation",),
 )
-HISTOGRAMS = (DURATION, PHASE, STORAGE)
+HISTOGRAMS = (DURATION, SIZE, PHASE, STORAGE)
 
 Values = Mapping[tuple[str, ...], float]
 """Of a gauge, by the values of its labels."""
@@ -104,6 +109,9 @@ _OF_TRACKER: Mapping[Metric, Callable[[CheckpointStatisticsTracker], float]] = {
     ),
     Metric("checkpointing.checkpoint.last.duration", "s", "How long it took"): (
         lambda tracker: tracker.newest.duration if tracker.newest else 0
+    ),
+    Metric("checkpointing.checkpoint.last.size", "By", "Its rows as Arrow record batches"): (
+        lambda tracker: sum(tracker.newest.bytes.values()) if tracker.newest else 0
     ),
     Metric("checkpointing.checkpoint.under_way", "s", "How long the current one has been under way; 0 between two"): (
         lambda tracker: tracker.under_way_seconds
@@ -155,11 +163,16 @@ class MetricsReporter:
         meter.add(COMMIT_RETRIES, statistics.commit_retries)
         for phase, seconds in statistics.phases.items():
             meter.record(PHASE, seconds, phase=phase)
-        for outcome, counts in (("aborted", statistics.aborted), ("lost", statistics.replayed)):
+        for outcome, counts in (
+            ("aborted", statistics.aborted),
+            ("lost", statistics.replayed),
+            ("unknown", statistics.unknown),
+        ):
             for sink, count in counts.items():
                 meter.add(TRANSACTIONS, count, sink=sink, outcome=outcome)
         if statistics.status is Status.COMPLETED:
             meter.record(DURATION, statistics.duration)
+            meter.record(SIZE, sum(statistics.bytes.values()))
             for sink, rows in statistics.rows.items():
                 meter.add(ROWS, rows, sink=sink)
                 meter.add(BYTES, statistics.bytes[sink], sink=sink)
@@ -212,7 +225,7 @@ class _OpenTelemetryMeter:
         self._counters = {each: meter.create_counter(each.name, each.unit, each.description) for each in COUNTERS}
         self._histograms = {
             each: meter.create_histogram(
-                each.name, each.unit, each.description, explicit_bucket_boundaries_advisory=_BUCKETS
+                each.name, each.unit, each.description, explicit_bucket_boundaries_advisory=_BUCKETS[each.unit]
             )
             for each in HISTOGRAMS
         }
@@ -244,7 +257,8 @@ class _PrometheusMeter:
         for each in COUNTERS:
             self._metrics[each] = Counter(*_named(each), [JOB, *each.labels], registry=registry)
         for each in HISTOGRAMS:
-            self._metrics[each] = Histogram(*_named(each), [JOB, *each.labels], registry=registry, buckets=_BUCKETS)
+            labels, buckets = [JOB, *each.labels], _BUCKETS[each.unit]
+            self._metrics[each] = Histogram(*_named(each), labels, registry=registry, buckets=buckets)
         registry.register(_PrometheusGauges(self._job, {each: partial(read, tracker) for each, read in GAUGES.items()}))
         self.add(COMMIT_RETRIES, 0)
         for status in Status:

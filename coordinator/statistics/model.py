@@ -28,7 +28,8 @@ class CheckpointStatistics:
     `spans`: by phase (prepare, commit) and sink, its begin and end in seconds from the trigger.
     `rows`, `bytes` (of the Arrow record batches) and `transactions` count what was pre-committed, by sink; `replayed`
     are transactions that were lost and written again, by sink; `aborted` orphans that sweeps have aborted since the try
-    before, by sink. `commit_retries` is how often participants had to be asked again. `reasons` say why it was not
+    before, by sink; `unknown` those that are decided, and were not known to be visible when the query stopped, by sink.
+    `commit_retries` is how often participants had to be asked again. `reasons` say why it was not
     exactly-once. `offsets` are those of Spark's offset log that the checkpoint begins after and ends with, one JSON
     text per source; empty if unknown.
     """
@@ -48,6 +49,7 @@ class CheckpointStatistics:
     transactions: dict[str, int] = field(default_factory=dict)
     replayed: dict[str, int] = field(default_factory=dict)
     aborted: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
     commit_retries: int = 0
     adopted: bool = False
     exactly_once: bool = False
@@ -79,6 +81,7 @@ class CheckpointStatistics:
             (self.commit_retries, "times asked again to commit"),
             (sum(self.replayed.values()), "lost transactions written again"),
             (sum(self.aborted.values()), "orphans aborted"),
+            (sum(self.unknown.values()), "transactions not known to be visible"),
         ):
             if count:
                 said.append(f"{count} {what}")

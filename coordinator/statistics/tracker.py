@@ -183,6 +183,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         ended.status, ended.exactly_once, ended.reasons = status, self.exactly_once, self.reasons
         ended.ended_at, ended.duration = self._clock.milliseconds(), self._clock.monotonic() - self._started
         ended.aborted, self._aborted = dict(self._aborted), Counter()
+        ended.unknown = dict(self.in_doubt) if status is Status.HALTED else {}
         if status in (Status.COMPLETED, Status.RESTORED):
             self.newest, self.in_doubt = ended, Counter()
         if status is Status.COMPLETED:

@@ -141,6 +141,7 @@ def test_what_cannot_be_committed_for_now(job: Job) -> None:
     assert one.status is Status.HALTED
     assert one.commit_retries == len(in_doubt) > 1
     assert {count for count, _ in in_doubt} == {one.transactions["files"]}
+    assert one.unknown == one.transactions
     ages = [age for _, age in in_doubt]
     assert ages == sorted(ages)
     assert ages[-1] > 1, "of the two seconds of the commit timeout"
@@ -276,6 +277,8 @@ def test_prometheus(job: Job) -> None:
         assert (value("data_bytes_total", sink="files") or 0) > 0
         assert (value("transactions_total", sink="files", outcome="committed") or 0) >= batches
         assert value("checkpoint_duration_seconds_count") == batches
+        assert value("checkpoint_size_bytes_sum") == value("data_bytes_total", sink="files")
+        assert value("checkpoint_last_size_bytes") == newest.bytes["files"]
         assert value("phase_duration_seconds_count", phase="decide") == batches
         assert (value("storage_duration_seconds_count", operation="put") or 0) > batches
         assert value("checkpoint_last") == batches - 1
