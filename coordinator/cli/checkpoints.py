@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.memories import Location, Memory, side_by_side
 from coordinator.cli.output import (
     FOUND,
     JOB_FILE,
     AsJson,
     Job,
+    Location,
     ago,
     by_sink,
     fail,
@@ -26,6 +26,7 @@ from coordinator.cli.output import (
 )
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import Record
+from coordinator.three_memories import Memory, side_by_side
 from sinks.transaction import shown
 
 app = typer.Typer(help="The complete checkpoints that are retained.", no_args_is_help=True)
@@ -75,7 +76,7 @@ def show(
     """One checkpoint: its input, its participants and their transactions, its replay rounds; and whether storage,
     Spark's checkpointLocation and the external systems remember the same."""
     with opened(job) as coordinator:
-        memories = list(side_by_side(coordinator, location))
+        memories = list(side_by_side(coordinator.protocol.store, coordinator.sinks, location))
         history = {rounds[0].checkpoint_id: rounds for rounds in coordinator.protocol.store.history()}
         number = max(history, default=-1) if checkpoint is None else checkpoint
         if number not in history:

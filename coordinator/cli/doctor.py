@@ -14,11 +14,11 @@ import typer
 from rich.text import Text
 
 from coordinator import __version__
-from coordinator.cli.memories import Location, side_by_side
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, show_json, show_table
+from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, Location, opened, say, show_json, show_table
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
+from coordinator.three_memories import side_by_side
 from sinks.diagnosis import Finding, Severity, of_clock
 
 _RACES, _RACERS = 5, 8
@@ -77,7 +77,7 @@ def _guarded(findings: Iterable[Finding], mend: str) -> Iterable[Finding]:
 
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
-    for memory in side_by_side(coordinator, location):
+    for memory in side_by_side(coordinator.protocol.store, coordinator.sinks, location):
         newest = "?" if memory.newest is None else "none" if memory.newest < 0 else memory.newest
         what = f"newest checkpoint of {memory.name}: {newest}{memory.verdict and ', '}{memory.verdict}"
         if memory.agrees:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.memories import set_back
 from coordinator.cli.output import (
     FOUND,
     JOB_FILE,
@@ -32,6 +31,7 @@ from coordinator.errors import Superseded
 from coordinator.in_doubt import Decision, Pending, Seen, look, remedies
 from coordinator.protocol import operators
 from coordinator.storage import MissingStorage
+from coordinator.three_memories import set_back
 from coordinator.wording import of_driver, of_newest
 from sinks.base import TwoPhaseCommitSink
 from sinks.progress import progress
@@ -57,7 +57,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
             show_json(about | {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors})
         else:
             _show(coordinator, seen)
-        other_memories = set_back(coordinator)
+        other_memories = set_back(coordinator.protocol.store, coordinator.sinks)
         for memory in other_memories:
             say(memory)
         missing = isinstance(coordinator.protocol.store.storage, MissingStorage)

@@ -48,6 +48,10 @@ Fence = Annotated[
         "--fence", help="Claim a new generation first: a driver of this job that runs stops at its next checkpoint."
     ),
 ]
+Location = Annotated[
+    str | None,
+    typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare what it remembers, too."),
+]
 JOB_FILE = "job.toml"
 _PATIENCE = 8.0
 """Seconds in which a command has to reach a sink's system."""

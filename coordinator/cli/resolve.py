@@ -12,7 +12,6 @@ import typer
 
 from coordinator.cli.checkpoints import losses_of, show_losses
 from coordinator.cli.in_doubt import say_left
-from coordinator.cli.memories import set_back
 from coordinator.cli.output import (
     FOUND,
     JOB_FILE,
@@ -32,6 +31,7 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.in_doubt import look
 from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete, Participant
+from coordinator.three_memories import set_back
 from sinks.transaction import CommitOutcome, CommitState
 
 _MISSING = (CommitState.LOST, CommitState.UNKNOWN)
@@ -61,7 +61,7 @@ def resolve(
         decided = {(one.sink, one.named.subtask) for one in seen.found if one.named}
         complete, errors = operators.ask(coordinator.protocol)
         assert complete
-        other_memories = set_back(coordinator)
+        other_memories = set_back(coordinator.protocol.store, coordinator.sinks)
         for memory in other_memories:
             say(memory)
         if accept_loss:

@@ -29,7 +29,7 @@ def ui(
     """The web page of a job, also when no driver runs: from checkpoint storage and the sinks, until Ctrl-C. Prints the
     address to open: it lets one browser in, within ten minutes. What a driver has done since its last sign of life is
     on the driver's own page (--driver)."""
-    with opened(job, missing_storage=True) as coordinator:
+    with opened(job) as coordinator:
         store = coordinator.protocol.store
         if driver:
             typer.echo(ask_driver(store, "/invitations", {})["address"])

@@ -28,6 +28,7 @@ from coordinator.statistics.model import CheckpointStatistics, Status
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.uris import redacted
+from coordinator.three_memories import set_back
 from coordinator.wording import by_sink, duration, of_driver
 from sinks.errors import SinkError
 
@@ -182,14 +183,15 @@ class JobFacts:
 
     # ------------------------------------------------------------------ what other systems tell
     def in_doubt(self) -> Found:
-        """Of copies of the sinks, since those of a driver are its own."""
+        """What is in doubt, and a sentence on each sink that remembers other checkpoints than storage. Of copies of the
+        sinks, since those of a driver are its own."""
 
-        def ask() -> Seen:
+        def ask() -> tuple[Seen, list[str]]:
             copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
             try:
                 for sink in copies.values():
                     sink.reach_within(8.0)
-                return look(self.store, copies)
+                return look(self.store, copies), set_back(self.store, copies)
             finally:
                 for sink in copies.values():
                     sink.close()

@@ -177,12 +177,14 @@ class Page:
 
     def _in_doubt(self, query: dict[str, str]) -> dict[str, Any]:
         found = self._facts.in_doubt()
-        pending: list[Pending] = sorted(found.value.found, key=lambda one: -(one.about.age or 0)) if found.value else []
+        seen, memories = found.value or (None, [])
+        pending: list[Pending] = sorted(seen.found, key=lambda one: -(one.about.age or 0)) if seen else []
         return {
             "trouble": found.trouble,
             "pending": pending,
-            "errors": dict(found.value.errors) if found.value else {},
-            "remedies": remedies(found.value) if found.value else [],
+            "memories": memories,
+            "errors": dict(seen.errors) if seen else {},
+            "remedies": remedies(seen) if seen else [],
             "systems": {name: sink.system for name, sink in self._facts.sinks.items()},
             "own": self._facts.tracker.in_doubt,
             "own_age": self._facts.tracker.in_doubt_seconds,
@@ -212,7 +214,8 @@ class Page:
 
     def _guarantee(self, query: dict[str, str]) -> dict[str, Any]:
         promise, source = self._facts.promise()
-        return {"promise": promise, "source": source, "given_up": self._facts.given_up()}
+        known = bool(self._facts.driver().value or self._facts.newest().value)
+        return {"promise": promise, "source": source, "given_up": self._facts.given_up(), "known_job": known}
 
     def _balance(self, query: dict[str, str]) -> dict[str, Any]:
         found = self._facts.balance()

@@ -26,4 +26,8 @@ def test_what_cannot_be_served(file_job: Job) -> None:
     file_job.run(1)
     assert "No driver of job 'orders' answers over HTTP" in file_job.cli("ui", "--driver", code=1).stderr
     assert "host has to be the address" in file_job.cli("ui", "--host", "0.0.0.0", code=2).stderr
+    text = file_job.file.read_text()
+    file_job.file.write_text(text.replace("/checkpoints", "/chekpoints"))
+    assert "There is no checkpoint storage" in file_job.cli("ui", code=1).stderr
+    file_job.file.write_text(text)
     assert "also when no driver runs" in " ".join(cli("ui", "--help").stdout.replace("│", " ").split())

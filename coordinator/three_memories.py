@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-import typer
-
-from coordinator.coordinator import CheckpointCoordinator
+from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.memories import Verdict, of_location, of_sink
+from coordinator.protocol.records import CheckpointStore
 from coordinator.spark.location import open_location
-
-Location = Annotated[
-    str | None,
-    typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare what it remembers, too."),
-]
 
 
 @dataclass(frozen=True)
@@ -28,10 +21,10 @@ class Memory:
     agrees: bool
 
 
-def side_by_side(coordinator: CheckpointCoordinator, location: str | None) -> Iterator[Memory]:
+def side_by_side(store: CheckpointStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
     """Storage is asked last but for the checkpointLocation, which a driver that runs writes after it."""
-    asked = {name: _ask(coordinator, name) for name in coordinator.sinks}
-    history = [Complete(rounds) for rounds in coordinator.protocol.store.history()]
+    asked = {name: _ask(store.job, sink) for name, sink in sinks.items()}
+    history = [Complete(rounds) for rounds in store.history()]
     newest = history[-1].checkpoint_id if history else -1
     yield Memory("storage", newest, "" if history else "holds no checkpoint of this job", True)
     if location is not None:
@@ -43,11 +36,11 @@ def side_by_side(coordinator: CheckpointCoordinator, location: str | None) -> It
             yield Memory(f"sink {name}", *_of(of_sink(name, answer, history)))
 
 
-def set_back(coordinator: CheckpointCoordinator) -> list[str]:
+def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
     """A sentence on each sink that remembers other checkpoints than storage. Who cannot be asked is left out."""
     return [
         f"{memory.name}: newest checkpoint {memory.newest}, {memory.verdict} (docs/runbook.md)."
-        for memory in side_by_side(coordinator, None)
+        for memory in side_by_side(store, sinks, None)
         if not memory.agrees and memory.newest is not None
     ]
 
@@ -65,11 +58,10 @@ def _of(verdict: Verdict) -> tuple[int | None, str, bool]:
     return verdict.newest, verdict.words, verdict.agrees
 
 
-def _ask(coordinator: CheckpointCoordinator, name: str) -> dict[str, int] | Exception | None:
-    sink = coordinator.sinks[name]
+def _ask(job: str, sink: Sink) -> dict[str, int] | Exception | None:
     try:
         sink.open()
-        answer = sink.committed_checkpoints(coordinator.job)
+        answer = sink.committed_checkpoints(job)
         return None if answer is None else dict(answer)
     except Exception as error:
         return error
