@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -31,41 +31,54 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Line:
-    """One sink's part of one checkpoint, in rows. `read`: what came to the sink, after its transform; `pre_committed`:
-    what its transactions acknowledged, `given_up` of it by an operator; `kept`: what the system's own ledger says;
-    `held`: what is there now as it was written. None where that cannot be told."""
+    """One sink's part of one checkpoint, in rows. `batch`: what Spark's batch had, `filtered` of it by the sink's
+    transform (less than 0: it made rows); `read`: what came to the sink; `pre_committed`: what its transactions
+    acknowledged, `given_up` of it by an operator; `ledger`: what the system's own ledger says; `held`: what is there
+    now as it was written. None where that cannot be told."""
 
     checkpoint: int
     lineage: str
     sink: str
+    batch: int | None
+    filtered: int | None
     read: int
     pre_committed: int
     given_up: int
-    kept: int | None
+    ledger: int | None
     held: int | None
     verdict: Verdict
     differences: tuple[str, ...]
     remarks: tuple[str, ...]
 
 
-COLUMNS = {"read": "read", "pre_committed": "pre-committed", "given_up": "given up", "kept": "ledger", "held": "held"}
+COLUMNS = {
+    "batch": "batch",
+    "filtered": "filtered",
+    "read": "read",
+    "pre_committed": "pre-committed",
+    "given_up": "given up",
+    "ledger": "ledger",
+    "held": "held",
+}
 """Those of a `Line` that count rows, and what people call them."""
 
 
 @dataclass(frozen=True)
 class Balance:
-    """`differences` and `remarks` by sink are of no single checkpoint."""
+    """`differences`, `remarks` and `untold` by sink are of no single checkpoint."""
 
     lines: tuple[Line, ...]
     differences: Mapping[str, tuple[str, ...]]
     remarks: Mapping[str, tuple[str, ...]]
+    untold: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
         verdicts = {line.verdict for line in self.lines}
         if Verdict.DIFFERS in verdicts or any(self.differences.values()):
             return Verdict.DIFFERS
-        return Verdict.UNTOLD if Verdict.UNTOLD in verdicts or not self.lines else Verdict.BALANCED
+        untold = Verdict.UNTOLD in verdicts or any(self.untold.values()) or not self.lines
+        return Verdict.UNTOLD if untold else Verdict.BALANCED
 
     @property
     def found(self) -> tuple[str, ...]:
@@ -89,7 +102,8 @@ class Balance:
         """Checkpoints of which nobody but the record says anything."""
         found = dict.fromkeys(self.differences, 0)
         for line in self.lines:
-            found[line.sink] = found.get(line.sink, 0) + (line.verdict is Verdict.UNTOLD)
+            untold = line.verdict is Verdict.UNTOLD or bool(self.untold.get(line.sink))
+            found[line.sink] = found.get(line.sink, 0) + untold
         return found
 
     def totals(self) -> dict[str, dict[str, int | None]]:
@@ -106,6 +120,7 @@ class Balance:
             "totals": self.totals(),
             "differences": {sink: list(texts) for sink, texts in self.differences.items() if texts},
             "remarks": {sink: list(texts) for sink, texts in self.remarks.items() if texts},
+            "untold": {sink: list(texts) for sink, texts in self.untold.items() if texts},
         }
 
 
@@ -158,7 +173,7 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
                     parts[number] = part
             audit = asked.audit(job, list(parts.values()), quick=quick)
             if _AT_LEAST_ONCE in why.values():  # their writers are nobody's that a ledger knows
-                audit = Audit(audit.holdings, (), audit.remarks + audit.differences)
+                audit = replace(audit, differences=(), remarks=audit.remarks + audit.differences)
             return Answer(dict(zip(parts, audit.holdings, strict=True)), why, audit)
     except Exception as error:
         reason = f"sink {sink.name!r} cannot be asked: {error}"
@@ -180,8 +195,13 @@ def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
         if not rounds[0].restored_from
         for name in dict.fromkeys([*rounds[0].rows, *answers])
     ]
-    differences = {name: answer.audit.differences for name, answer in answers.items()}
-    return Balance(tuple(lines), differences, {name: answer.audit.remarks for name, answer in answers.items()})
+    audits = {name: answer.audit for name, answer in answers.items()}
+    return Balance(
+        tuple(lines),
+        {name: audit.differences for name, audit in audits.items()},
+        {name: audit.remarks for name, audit in audits.items()},
+        {name: audit.untold for name, audit in audits.items()},
+    )
 
 
 def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
@@ -204,9 +224,10 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
         differences.append(f"the system's ledger has {kept.rows:,} row(s), and the record {written.rows:,}")
     elif kept and kept.hash != written.hash:
         differences.append("the system's ledger and the record have as many rows, but not the same: the hashes differ")
-    if held is not None and held != written.rows:
-        changed = "fewer: rows were deleted or changed" if held < written.rows else "more"
-        differences.append(f"{held:,} of {written.rows:,} row(s) are there as they were written, {changed}")
+    committed = kept.rows if kept else written.rows
+    if held is not None and held != committed:
+        changed = "fewer: rows were deleted or changed" if held < committed else "more"
+        differences.append(f"{held:,} of {committed:,} row(s) are there as they were written, {changed}")
     verdict = Verdict.DIFFERS if differences else Verdict.BALANCED
     if not differences and kept is None and held is None and (part.committables or read):
         verdict = Verdict.UNTOLD
@@ -214,6 +235,8 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
         record.checkpoint_id,
         record.lineage,
         sink,
+        record.batch_rows,
+        None if record.batch_rows is None else record.batch_rows - read,
         read,
         written.rows + given_up,
         given_up,

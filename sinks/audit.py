@@ -33,8 +33,10 @@ class Holding:
 
 @dataclass(frozen=True)
 class Audit:
-    """One `Holding` for each part, in order; and what is not about one part."""
+    """One `Holding` for each part, in order; and what is not about one part: `remarks` say what this system never
+    tells, `untold` what it should have told, and did not."""
 
     holdings: Sequence[Holding]
     differences: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()

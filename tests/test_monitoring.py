@@ -128,7 +128,7 @@ def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     checked = subprocess.run([binaries / "promtool", "check", "rules", ALERTS], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    lost = Line(7, "", "files", 9, 9, 0, 8, None, Verdict.DIFFERS, ("the ledger has 8 row(s)",), ())
+    lost = Line(7, "", "files", 9, 0, 9, 9, 0, 8, None, Verdict.DIFFERS, ("the ledger has 8 row(s)",), ())
     books, file = Balance((lost,), {}, {}), tmp_path / "verify.prom"
     write_balance(file, "job", books, 0)
     checked = subprocess.run(

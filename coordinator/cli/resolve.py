@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -35,6 +35,8 @@ from coordinator.three_memories import set_back
 from sinks.transaction import CommitOutcome, CommitState
 
 _MISSING = (CommitState.LOST, CommitState.UNKNOWN)
+_NAMED = 3
+"""Participants that a command is spelled out for."""
 
 
 def resolve(
@@ -164,10 +166,20 @@ def _show(complete: Complete, errors: Mapping[str, str], committed_now: int, can
     if cannot_tell:
         say(cannot_tell)
     elif hidden:
-        say(
-            "Choices:\n"
-            "  1. Start the query again: it writes lost transactions again, from the same input "
-            f"({', '.join(complete.record.offsets)}).\n"
-            "  2. unknown: look for the rows in the target; commit or roll back the transaction there, then start.\n"
-            "  3. Go on without them: coordinator resolve --accept-loss SINK/SUBTASK --why REASON"
+        _say_choices(complete, [f"{sink}/{subtask}" for sink, subtask in _missing(complete)])
+
+
+def _say_choices(complete: Complete, missing: Sequence[str]) -> None:
+    choices = [
+        "Start the query again: it writes lost transactions again, from the same input "
+        f"({', '.join(complete.record.offsets)}).",
+    ]
+    if any(outcome.state is CommitState.UNKNOWN for outcome in complete.outcomes.values()):
+        choices.append(
+            "unknown: look for the rows in the target; commit or roll back the transaction there, then start."
         )
+    if missing:
+        named = " ".join(f"--accept-loss {participant}" for participant in missing[:_NAMED])
+        named = named if len(missing) <= _NAMED else "--accept-loss all"
+        choices.append(f"Go on without them: coordinator resolve {named} --why REASON")
+    say("\n".join(["Choices:", *(f"  {number}. {text}" for number, text in enumerate(choices, 1))]))

@@ -68,7 +68,9 @@ def _show(found: Balance) -> None:
     show_table(["checkpoint", "sink", *COLUMNS.values(), ""], rows)
     for text in found.found:
         say(f"Differs: {text}")
-    told = [(sink, text) for sink, texts in found.remarks.items() for text in texts]
+    told = [
+        (sink, text) for texts_by in (found.untold, found.remarks) for sink, texts in texts_by.items() for text in texts
+    ]
     told += [(line.sink, text) for line in found.lines for text in line.remarks]
     for sink, text in dict.fromkeys(told):
         numbers = [str(line.checkpoint) for line in found.lines if line.sink == sink and text in line.remarks]

@@ -48,6 +48,8 @@ class MicroBatch(Protocol):
     facts: BatchFacts
     run_id: str
     location: str
+    rows: int | None
+    """Of the batch, before the sinks' transforms, once `run` has counted them; None if it does not."""
 
     @property
     def query(self) -> Query: ...

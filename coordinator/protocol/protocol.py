@@ -447,6 +447,7 @@ class CheckpointProtocol:
             str(self.guarantee),
             planned_at=batch.facts.planned_at,
             predecessors=self._predecessors,
+            batch_rows=batch.rows,
         )
 
     # ------------------------------------------------------------------ 6.-7. the commit point

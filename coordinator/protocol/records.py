@@ -57,7 +57,8 @@ class Record:
 
     `offsets` are the source offsets of Spark's offset log, one JSON text per source, and `planned_at` the time in it.
     `partitions` is the layout: number of partitions per sink. Times are milliseconds since the epoch (0: unknown).
-    `guarantee` is the text of the job's `Guarantee`.
+    `guarantee` is the text of the job's `Guarantee`. `batch_rows` are those of Spark's batch, before the sinks'
+    transforms, None if they were not counted; `rows` those that came to each sink.
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
     committables, and its `rows` are those that the sinks' systems remember. `accepted` (in rounds > 0) names
     participants that are given up: no round replaces them. `predecessors` are the lineages of the job before this one,
@@ -82,6 +83,7 @@ class Record:
     accepted: tuple[Acceptance, ...] = ()
     planned_at: int = 0
     predecessors: Mapping[str, int] | None = None
+    batch_rows: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {

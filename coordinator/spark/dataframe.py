@@ -34,19 +34,24 @@ class DataFrameBatch(ABC):
         `passage`: of all batches of the run."""
         self._df, self._passage, self._shared = df, passage, shared
         self._on_driver: OneParticipant | None = None
+        self.rows: int | None = None
 
     def schema(self, sink: Sink) -> pa.Schema:
         return arrow_schema(self._written(sink))
 
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
-            if len(tasks) > 1:
-                self.drain()  # else two executors may compute a partition, each for a sink of its own, with other rows
+            if (
+                len(tasks) > 1
+            ):  # else two executors may compute a partition, each for a sink of its own, with other rows
+                self.rows = self._df.count()
             hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
             few, self._passage.last_rows = self._are_few(tasks), None
             acks = self._write_on_driver(hashed, tasks, ended) if few else None
             acks = acks or self._write_in_tasks(hashed, tasks, ended)
             self._passage.last_rows = sum(ack.fingerprint.rows for each in acks.values() for ack in each)
+            if len(tasks) == 1 and not any(task.sink.transform or task.only for task in tasks.values()):
+                self.rows = self._passage.last_rows
             return acks
 
     def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:

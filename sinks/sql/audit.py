@@ -44,7 +44,7 @@ class Auditor(Generic[C, TargetT, T]):
             with progress(f"sink {sink}: count the rows of {target.label}"):
                 return self._by_column(target, parts, found) if self.column else self._by_writer(target, parts, found)
         except Exception as error:  # a sink that only appends need not have the right to read
-            return Audit(found, remarks=(f"{target.label} cannot be read: {error}",))
+            return Audit(found, untold=(f"{target.label} cannot be read: {error}",))
 
     def _by_column(self, target: TargetT, parts: Sequence[Part], found: Sequence[Holding]) -> Audit:
         server, marks = self.dialect.server, [mark_of(part.lineage, part.checkpoint_id) for part in parts]
@@ -65,8 +65,12 @@ class Auditor(Generic[C, TargetT, T]):
         if any(count > 1 for count in Counter(writer for some in by_part for writer in some).values()):
             why = f"{target.label} and its ledger were restored since: it does not tell any more who wrote a row"
             return Audit(found, remarks=(why,))
+        known = [all(key in writers.of for key in some) for some in keys]  # else nobody can tell which rows are its own
         held = [sum(writers.rows.get(writer, 0) for writer in some) for some in by_part]
-        counted = [replace(one, held=rows) for one, rows in zip(found, held, strict=True)]
+        counted = [
+            replace(one, held=rows if all_known else None)
+            for one, rows, all_known in zip(found, held, known, strict=True)
+        ]
         return Audit(counted, (_of_others(target.label, writers.others),) if writers.others else ())
 
     def _keys(self, part: Part) -> list[str]:

@@ -245,9 +245,11 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
                 return Audit([Holding(remarks=(gone,))] * len(parts))
             ledger = replace(ledger, has_sums=self._server.has_sums(connection, ledger.schema, ledger.name))
             target = None if quick else self._planner.find_target(connection)
-            return Auditor(connection, self._dialect, ledger, self._key, self._checkpoint_column).audit(
-                job, self.name, parts, target
-            )
+            auditor = Auditor(connection, self._dialect, ledger, self._key, self._checkpoint_column)
+            found = auditor.audit(job, self.name, parts, target)
+            if not quick and target is None and any(part.committables for part in parts):
+                return replace(found, differences=(f"there is no table {self._planner.table} any more",))
+            return found
 
     def _key(self, identity: Identity) -> str:
         return str(identity["transaction_id"]) if _is_staged(identity) else self._dialect.key(identity)

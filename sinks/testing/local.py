@@ -35,6 +35,7 @@ class LocalBatch:
         self.location = str(query.folder)
         self.query = query
         self.active = not query.stopped
+        self.rows: int | None = sum(rows.num_rows for rows in partitions)
         self._partitions = partitions
         self._attempts = 0
         self.drained = 0

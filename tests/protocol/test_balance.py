@@ -26,9 +26,11 @@ def of(n: int = 4, **changed: Any) -> Record:
 
 
 def test_what_agrees_is_balanced() -> None:
-    found = books(of(), holding=Holding(SIX, 6))
+    found = books(of(batch_rows=8), holding=Holding(SIX, 6))
     assert found.verdict is Verdict.BALANCED
-    assert found.totals() == {"s": {"read": 6, "pre_committed": 6, "given_up": 0, "kept": 6, "held": 6}}
+    assert found.totals() == {
+        "s": {"batch": 8, "filtered": 2, "read": 6, "pre_committed": 6, "given_up": 0, "ledger": 6, "held": 6}
+    }
     assert books(of(), holding=Holding(SIX, None, remarks=("no",))).verdict is Verdict.BALANCED
     assert books(replace(of(), committables=(), rows={"s": 0}), holding=Holding()).verdict is Verdict.BALANCED
 
@@ -37,12 +39,13 @@ def test_what_differs_is_named() -> None:
     for holding, words in (
         (Holding(SIX, 5), "5 of 6 row(s) are there as they were written, fewer"),
         (Holding(SIX, 7), "7 of 6 row(s) are there as they were written, more"),
-        (Holding(Fingerprint(5, 14), 6), "the system's ledger has 5 row(s), and the record 6"),
+        (Holding(Fingerprint(5, 14), 5), "the system's ledger has 5 row(s), and the record 6"),
         (Holding(Fingerprint(6, 3), 6), "the hashes differ"),
         (Holding(SIX, 6, ("twice",)), "twice"),
     ):
         found = books(of(), holding=holding)
         assert found.verdict is Verdict.DIFFERS
+        assert len(found.lines[0].differences) == 1
         assert words in found.lines[0].differences[0]
     other = books(of(), holding=Holding(SIX, 6), audit=Audit([], ("rows of others",)))
     assert (other.lines[0].verdict, other.verdict) == (Verdict.BALANCED, Verdict.DIFFERS)
@@ -52,6 +55,7 @@ def test_what_differs_is_named() -> None:
 
 def test_what_nobody_can_tell_is_not_called_balanced() -> None:
     assert books(of(), holding=Holding(remarks=("no",))).verdict is Verdict.UNTOLD
+    assert books(of(), holding=Holding(SIX), audit=Audit([], untold=("no right",))).verdict is Verdict.UNTOLD
     assert books(of(), why="in doubt").lines[0].remarks == ("in doubt",)
     assert books(of(), why="in doubt").verdict is Verdict.UNTOLD
     assert balance([], {"s": Answer({}, {}, Audit([]))}).verdict is Verdict.UNTOLD

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from coordinator import CheckpointCoordinator
+from coordinator.balance import take_balance
 from coordinator.spark.arrow import setting
 from examples.custom_sink import FileSink
 from tests.spark.job import wait_for
@@ -28,7 +29,9 @@ def with_random_id(df: Any) -> Any:
 
 
 def test_a_batch_that_the_user_keeps_is_kept(spark: SparkSession, tmp_path: Path) -> None:
-    coordinator = CheckpointCoordinator("spark-job", two_sinks(tmp_path), f"file://{tmp_path}/storage")
+    a, b = two_sinks(tmp_path)
+    b.transform = lambda df: df.where("value % 5 = 0")
+    coordinator = CheckpointCoordinator("spark-job", [a, b], f"file://{tmp_path}/storage")
     seen: list[tuple[bool, bool]] = []
 
     def each(df: DataFrame, batch_id: int) -> None:
@@ -46,6 +49,8 @@ def test_a_batch_that_the_user_keeps_is_kept(spark: SparkSession, tmp_path: Path
         query.stop()
     coordinator.close()
     assert seen[0] == (True, True), "it was thrown away, and computed again with other values"
+    of_books = [(line.batch, line.filtered, line.read) for line in take_balance(coordinator.protocol.store, {}).lines]
+    assert of_books[:2] == [(10, 0, 10), (10, 8, 2)]
 
 
 COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"
