@@ -14,6 +14,7 @@ from typing import Any
 
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
+from coordinator.protocol.memories import of_sink
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.audit import Audit, Holding, Part
 from sinks.transaction import Committable, Fingerprint, Identity, unnamed
@@ -137,6 +138,16 @@ class Answer:
     holdings: Mapping[int, Holding]
     why: Mapping[int, str]
     audit: Audit
+    memory: Mapping[str, int] | None = None
+    """As `TwoPhaseCommitSink.committed_checkpoints` tells it."""
+
+    def beside(self, sink: str, history: History) -> Answer:
+        """With what it remembers that storage, which was read after it, does not know."""
+        verdict = of_sink(sink, self.memory, [Complete(rounds) for rounds in history])
+        if not verdict.ahead:
+            return self
+        told = f"its newest checkpoint is {verdict.newest}, {verdict.words} (docs/runbook.md)"
+        return replace(self, audit=replace(self.audit, differences=(*self.audit.differences, told)))
 
 
 def take_balance(
@@ -150,7 +161,9 @@ def take_balance(
     for _ in range(_TRIES):
         history = store.history()
         answers = {name: _ask(sink, store.job, history, quick=quick) for name, sink in sinks.items()}
-        now = {rounds[0].checkpoint_id: rounds for rounds in store.history()}
+        later = store.history()
+        answers = {name: answer.beside(name, later) for name, answer in answers.items()}
+        now = {rounds[0].checkpoint_id: rounds for rounds in later}
         if all(now.get(rounds[0].checkpoint_id, rounds) == rounds for rounds in history):  # None: retention was quicker
             break
     return balance(history, answers)
@@ -161,7 +174,7 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
     try:
         with closing(copy.deepcopy(sink)) as asked:
             asked.open()
-            in_doubt = list(asked.in_doubt(job))
+            in_doubt, memory = list(asked.in_doubt(job)), asked.committed_checkpoints(job)
             for rounds in history:
                 number, part = rounds[0].checkpoint_id, part_of(sink.name, rounds)
                 named = [committable.transaction for committable in part.committables]
@@ -174,7 +187,7 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
             audit = asked.audit(job, list(parts.values()), quick=quick)
             if _AT_LEAST_ONCE in why.values():  # their writers are nobody's that a ledger knows
                 audit = replace(audit, differences=(), remarks=audit.remarks + audit.differences)
-            return Answer(dict(zip(parts, audit.holdings, strict=True)), why, audit)
+            return Answer(dict(zip(parts, audit.holdings, strict=True)), why, audit, memory)
     except Exception as error:
         reason = f"sink {sink.name!r} cannot be asked: {error}"
         return Answer({}, {rounds[0].checkpoint_id: reason for rounds in history}, Audit([]))

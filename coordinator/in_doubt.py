@@ -118,9 +118,9 @@ class Remedy:
 
 
 def remedies(seen: Seen) -> list[Remedy]:
-    fenced = (
-        "coordinator in-doubt abort --all-orphans --fence" if seen.rounds else "coordinator in-doubt abort ID --fence"
-    )
+    ids = [one.id for one in seen.found if one.decision in (Decision.STRANDED, Decision.OPEN)]
+    which = "--all-orphans" if seen.rounds else ids[0] if len(ids) == 1 else "ID"
+    fenced = f"coordinator in-doubt abort {which} --fence"
     known = {
         Decision.COMMIT: (
             "decided: the next start of the query commits them; at once",

@@ -21,6 +21,7 @@ from coordinator.cli.output import (
     fail,
     of_missing_storage,
     opened,
+    runnable,
     say,
     show_json,
     show_table,
@@ -258,7 +259,7 @@ def say_left(coordinator: CheckpointCoordinator, seen: Seen, before: str = "") -
         wrong = f" (Be sure of the storage: {coordinator.protocol.store.storage.uri} holds no checkpoint of the job.)"
     for remedy in remedies(seen):
         unsure = wrong if remedy.decision is Decision.STRANDED else ""
-        say(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {remedy.command}{unsure}")
+        say(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {runnable(remedy.command)}{unsure}")
 
 
 def _say_errors(seen: Seen) -> None:

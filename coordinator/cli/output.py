@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -53,6 +56,7 @@ Location = Annotated[
     typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare what it remembers, too."),
 ]
 JOB_FILE = "job.toml"
+_place: ContextVar[str] = ContextVar("place", default=JOB_FILE)
 _PATIENCE = 8.0
 """Seconds in which a command has to reach a sink's system."""
 
@@ -76,6 +80,7 @@ def fail(text: str, code: int = FOUND) -> NoReturn:
 def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointCoordinator]:
     """The job's coordinator, on storage as it is found: a storage that is missing ends the command, or stays a
     `MissingStorage`. Errors of the coordinator end the command with their message and exit code."""
+    _place.set(place)
     try:
         with storages_as_found():
             coordinator = load_job(place)
@@ -92,6 +97,12 @@ def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointC
             yield coordinator
     except (CheckpointError, StorageError, SinkError) as error:
         fail(str(error))
+
+
+def runnable(command: str) -> str:
+    """A command for the person to paste: it names the job, unless that is found without."""
+    place = _place.get()
+    return command if place == os.environ.get("COORDINATOR_JOB", JOB_FILE) else f"{command} --job {shlex.quote(place)}"
 
 
 def bars(console: Console) -> Show:

@@ -23,6 +23,7 @@ from coordinator.cli.output import (
     confirm,
     fail,
     opened,
+    runnable,
     say,
     show_json,
     show_table,
@@ -181,5 +182,5 @@ def _say_choices(complete: Complete, missing: Sequence[str]) -> None:
     if missing:
         named = " ".join(f"--accept-loss {participant}" for participant in missing[:_NAMED])
         named = named if len(missing) <= _NAMED else "--accept-loss all"
-        choices.append(f"Go on without them: coordinator resolve {named} --why REASON")
+        choices.append(f"Go on without them: {runnable(f'coordinator resolve {named} --why REASON')}")
     say("\n".join(["Choices:", *(f"  {number}. {text}" for number, text in enumerate(choices, 1))]))

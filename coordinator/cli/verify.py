@@ -53,7 +53,6 @@ def verify(
 def _show(found: Balance) -> None:
     if not found.lines:
         say("No checkpoint is retained: there is nothing to compare.")
-        return
     rows = [
         [
             line.checkpoint,
@@ -65,7 +64,8 @@ def _show(found: Balance) -> None:
     ]
     for sink, totals in found.totals().items():
         rows.append([Text("all", "bold"), sink, *(_count(totals[name]) for name in COLUMNS), ""])
-    show_table(["checkpoint", "sink", *COLUMNS.values(), ""], rows)
+    if rows:
+        show_table(["checkpoint", "sink", *COLUMNS.values(), ""], rows)
     for text in found.found:
         say(f"Differs: {text}")
     told = [

@@ -48,11 +48,13 @@ class MicroBatch(Protocol):
     facts: BatchFacts
     run_id: str
     location: str
-    rows: int | None
-    """Of the batch, before the sinks' transforms, once `run` has counted them; None if it does not."""
 
     @property
     def query(self) -> Query: ...
+
+    @property
+    def rows(self) -> int | None:
+        """Before the sinks' transforms, once `run` has counted them; None if it does not."""
 
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...

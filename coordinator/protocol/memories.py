@@ -137,11 +137,12 @@ def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Co
 @dataclass(frozen=True)
 class Verdict:
     """What one memory holds, beside checkpoint storage. `newest`: its newest checkpoint, -1 if it has none, None if
-    nobody can tell."""
+    nobody can tell. `ahead`: it has checkpoints that storage does not know."""
 
     newest: int | None
     words: str
     agrees: bool = True
+    ahead: bool = False
 
 
 def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Complete]) -> Verdict:
@@ -152,13 +153,14 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
         newest = max(memory.values(), default=-1)
         if newest < 0:
             return Verdict(newest, "as storage")
-        return Verdict(newest, "newer: the storage was deleted, or is another one", agrees=False)
+        return Verdict(newest, "newer: the storage was deleted, or is another one", agrees=False, ahead=True)
     record = history[-1].record
     if record.predecessors is not None and (other := _of_another_history(memory, record.predecessors, record.lineage)):
-        return Verdict(other[1], f"has lineage {other[0]}, which storage does not know, or not so far", agrees=False)
+        words = f"has lineage {other[0]}, which storage does not know, or not so far"
+        return Verdict(other[1], words, agrees=False, ahead=True)
     newest, stored = _newest(memory, history[-1]), history[-1].checkpoint_id
     if newest > stored:
-        return Verdict(newest, f"newer by {newest - stored}: the storage was set back", agrees=False)
+        return Verdict(newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
     missing = [part for complete in history if _missing(memory, part := complete.only(sink))]
     if not missing:
         return Verdict(newest, "as storage")

@@ -213,6 +213,11 @@ class _WrittenBatch:
     def query(self) -> Query:
         raise NotImplementedError("it is not known in this process")
 
+    @property
+    def rows(self) -> int | None:
+        """A job file's sink has no transform."""
+        return sum(ack.fingerprint.rows for ack in self.acks)
+
     def schema(self, sink: Sink) -> pa.Schema:
         return to_arrow(self.columns, "UTC")
 

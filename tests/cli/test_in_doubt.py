@@ -135,7 +135,7 @@ def test_with_no_checkpoint_in_storage_nothing_is_called_an_orphan(pg_job: Job, 
     pg_job.run(crash=(Step.PRE_COMMITTED, 0))
     told = pg_job.cli("in-doubt", "abort", "--all-orphans", "--fence", "--yes", code=1).stderr
     assert "Not touched: 3 stranded" in told
-    assert "in-doubt abort ID --fence (Be sure of the storage" in told
+    assert f"in-doubt abort ID --fence --job {pg_job.file} (Be sure of the storage" in told
     (one, *_) = pg_job.json("in-doubt", "list", code=1)["transactions"]
     refused = pg_job.cli("in-doubt", "abort", one["id"], "--fence", "--yes", code=3)
     assert "holds no checkpoint" in refused.stderr

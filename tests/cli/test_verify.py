@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import time
 from contextlib import closing
@@ -149,8 +150,16 @@ def test_a_table_of_sqlite(tmp_path: Path) -> None:
     file = tmp_path / "shop.db"
     sink = f'type = "sqlalchemy"\nurl = "sqlite:///{file}"\ntable = "orders"\ncreate_table = true'
     job = Job(tmp_path, f'{sink}\ncheckpoint_column = "made_in"')
+    job.run(2)
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "older")
     job.run(3)
     assert lines(job.json("verify")) == balanced(0, 1, 2)
+    (tmp_path / "checkpoints").rename(tmp_path / "newer")
+    (tmp_path / "older").rename(tmp_path / "checkpoints")
+    behind = job.cli("verify", "--quick", code=1).stderr
+    assert "Differs: sink orders: its newest checkpoint is 2, newer by 1: the storage was set back" in behind
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "newer").rename(tmp_path / "checkpoints")
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("DELETE FROM orders WHERE rowid = (SELECT min(rowid) FROM orders)")
     metrics = tmp_path / "verify.prom"
