@@ -138,10 +138,10 @@ class Evolution:
 
     @pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
     def test_driver_killed_with_transactions_of_before_the_alter(
-        self, orders: Database, tmp_path: Path, strategy: str, step: Step
+        self, orders: Database, tmp_path: Path, step: Step
     ) -> None:
         """What locks the table is committed, or swept, before the next program alters it."""
-        sink = self.make(orders.dsn, "orders", strategy=strategy, schema_evolution="widen", lock_timeout=1)
+        sink = self.make(orders.dsn, "orders", strategy=self.TWO_PHASE, schema_evolution="widen", lock_timeout=1)
         self.killed(tmp_path, sink, OLD_BATCH, listeners=[KillAt(step, checkpoint_id=0)])
         self.start(tmp_path, sink, OLD_BATCH, NEW_BATCH)
         assert orders.visible() == AFTER_BOTH

@@ -98,41 +98,39 @@ class Planner(Generic[C, TargetT, T]):
         driver, or an earlier run that died, has done is not done again."""
         schema, name = self._locate(connection)
 
-        def changes() -> tuple[TargetT, list[SchemaChange]]:
+        def changes() -> list[SchemaChange]:
             target = self._describe(connection, schema, name)
-            return target, [change for change in self._changes(connection, target, batch) if self._may(change)]
+            return [change for change in self._changes(connection, target, batch) if self._may(change)]
 
+        due: list[SchemaChange] = []
         try:
-            target, due = changes()
-            if not due:
+            if not (due := changes()):
                 return
             with self.dialect.server.at_work(connection), self.dialect.ddl.alone(connection, schema, name):
-                target, due = changes()
+                due = changes()
                 for change in due:
-                    self._alter(connection, target, change)
+                    logger.info("sink %r alters its table: %s", self.sink, change)
+                    self.dialect.server.execute(connection, change.statement)
         except Exception as error:
-            if not self.dialect.blocked(error):
-                raise
-            said = self.dialect.said(error) or error
-            raise TransactionBlocked(
-                f"sink {self.sink!r}: to alter table {label(schema, name)} takes a lock that others did not let go of "
-                f"within lock_timeout ({said}). {self._holders(schema, name)}. An orphaned transaction of this job is "
-                "aborted before the next try; end others, or wait for them"
-            ) from error
-
-    def _alter(self, connection: C, target: TargetT, change: SchemaChange) -> None:
-        logger.info("sink %r alters its table: %s", self.sink, change)
-        try:
-            self.dialect.server.execute(connection, change.statement)
-        except Exception as error:
-            said = self.dialect.said(error)
-            if said is None or self.dialect.blocked(error):
+            said, table = self.dialect.said(error), label(schema, name)
+            if self.dialect.blocked(error):
+                raise TransactionBlocked(
+                    f"sink {self.sink!r}: to alter table {table} takes a lock that others did not let go of within "
+                    f"lock_timeout ({said or error}). {self._holders(schema, name)}. An orphaned transaction of this "
+                    "job is aborted before the next try; end others, or wait for them"
+                ) from error
+            if said is None:
                 raise
             raise ConfigurationError(
-                f"sink {self.sink!r}: table {target.label} cannot be altered: {said}. The statement was: "
-                f"{change.statement}; mend what the server names (a view or generated column over the column is to be "
-                "dropped before, and made again after it), or let the table's owner run it, and start the query again"
+                f"sink {self.sink!r}: table {table} cannot be altered: {said}. It takes: {_statements(due)}. Mend what "
+                "the server names (a view or generated column over the column is to be dropped before, and made again "
+                "after it), or let the table's owner run it, and start the query again"
             ) from error
+        if due := changes():
+            raise ConfigurationError(
+                f"sink {self.sink!r}: table {label(schema, name)} was altered, and does not show it; it still takes: "
+                f"{_statements(due)}. Run this by hand, or give the columns plainer names"
+            )
 
     def _holders(self, schema: str, name: str) -> str:
         try:
@@ -263,3 +261,7 @@ class Planner(Generic[C, TargetT, T]):
         except ConfigurationError as error:
             raise type(error)(f"sink {self.sink!r}: {error}") from error.__cause__
         logger.info("sink %r created table %s", self.sink, label(schema, name))
+
+
+def _statements(changes: Sequence[SchemaChange]) -> str:
+    return "; ".join(change.statement for change in changes)

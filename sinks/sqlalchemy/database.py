@@ -160,7 +160,12 @@ class Database(Server[Connection]):
 
     def quote(self, *names: str) -> str:
         quote = self.engine.dialect.identifier_preparer.quote
-        return ".".join(quote(name) for name in names if name)
+        return self.undoubled(".".join(quote(name) for name in names if name))
+
+    def undoubled(self, compiled: str) -> str:
+        """Without the percent signs that a dialect doubles for its driver, as `sqlalchemy.text` does once more."""
+        doubles = "%%" in self.engine.dialect.identifier_preparer.quote("%")
+        return compiled.replace("%%", "%") if doubles else compiled
 
     def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
         return connection.execute(_text(statement, parameters)).rowcount

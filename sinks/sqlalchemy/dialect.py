@@ -136,7 +136,7 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
     def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
         column = sa.Column(field.name, self._declared(field), nullable=True)
         sa.Table(target.name, sa.MetaData(), column)  # the compiler asks what its table is
-        return str(CreateColumn(column).compile(dialect=connection.dialect))
+        return self.server.undoubled(str(CreateColumn(column).compile(dialect=connection.dialect)))
 
     def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
         return mismatches(batch, target.columns, partial(conversion, rounding=self.rounding))

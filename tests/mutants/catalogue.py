@@ -420,7 +420,7 @@ MUTANTS = (
     Mutant(
         "the table is altered for what it was before the lock",
         "sinks/sql",
-        "                target, due = changes()\n",
+        "                due = changes()\n",
         "",
         EVOLUTION,
     ),

@@ -101,3 +101,13 @@ def test_somebody_who_writes_to_sqlite_blocks_it(shop: Shop) -> None:
             sink.evolve(NEW.set(1, OLD.field(1)))
         other.exec_driver_sql("ROLLBACK")
         sink.evolve(NEW.set(1, OLD.field(1)))
+
+
+@on("sqlite", "postgresql", "mariadb")
+def test_a_name_with_signs_of_the_driver_is_added_as_it_is(shop: Shop) -> None:
+    schema = pa.schema([("id", pa.int32()), ("a:b 100% %s", pa.string())])
+    with closing(shop.sink(schema_evolution="add")) as sink:
+        sink.evolve(schema)
+        committable = pre_commit(sink, pa.RecordBatch.from_pylist([{"id": 1, "a:b 100% %s": "x"}], schema=schema))
+        assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert shop.run("SELECT * FROM orders")[0][-1] == "x"
