@@ -161,6 +161,18 @@ class Evolution:
         self.start(tmp_path, sink, OLD_BATCH, NEW_BATCH, listeners=[At(Step.COMPLETE, lose, checkpoint_id=0)])
         assert orders.visible() == AFTER_BOTH
 
+    def test_a_table_that_was_set_back_is_altered_again_for_the_rows_that_were_lost(
+        self, orders: Database, tmp_path: Path
+    ) -> None:
+        sink = self.make(orders.dsn, "orders", strategy="staged", schema_evolution="widen")
+        self.start(tmp_path, sink, OLD_BATCH)
+        self.killed(tmp_path, sink, OLD_BATCH, NEW_BATCH, listeners=[KillAt(Step.COMPLETE, checkpoint_id=1)])
+        for name in orders.staging():
+            orders.run(f"DROP TABLE {name}")
+        orders.run("ALTER TABLE orders DROP COLUMN note, DROP COLUMN at")
+        self.start(tmp_path, sink, OLD_BATCH, NEW_BATCH)
+        assert orders.visible() == AFTER_BOTH
+
     # ------------------------------------------------------------------ two drivers
     def test_a_superseded_driver_alters_nothing(self, orders: Database, tmp_path: Path) -> None:
         storage = f"file://{tmp_path / 'storage'}"

@@ -57,6 +57,7 @@ class HalvedProtocol(CheckpointProtocol):
             return replace(found, needed=False)
         fence.require_newest("replay")  # R6
         self._check_schemas(batch)
+        self._evolve(batch)
         [(name, _)] = self.sinks.items()
         return replace(
             found,
