@@ -33,9 +33,9 @@ class Verdict(str, Enum):
 @dataclass(frozen=True)
 class Line:
     """One sink's part of one checkpoint, in rows. `batch`: what Spark's batch had, `filtered` of it by the sink's
-    transform (less than 0: it made rows); `read`: what came to the sink; `pre_committed`: what its transactions
-    acknowledged, `given_up` of it by an operator; `ledger`: what the system's own ledger says; `held`: what is there
-    now as it was written. None where that cannot be told."""
+    transform (less than 0: it made rows); `read`: what came to the sink, `dead_lettered`: what it refused of that;
+    `pre_committed`: what its transactions acknowledged, `given_up` of it by an operator; `ledger`: what the system's
+    own ledger says; `held`: what is there now as it was written. None where that cannot be told."""
 
     checkpoint: int
     lineage: str
@@ -50,12 +50,14 @@ class Line:
     verdict: Verdict
     differences: tuple[str, ...]
     remarks: tuple[str, ...]
+    dead_lettered: int = 0
 
 
 COLUMNS = {
     "batch": "batch",
     "filtered": "filtered",
     "read": "read",
+    "dead_lettered": "dead letters",
     "pre_committed": "pre-committed",
     "given_up": "given up",
     "ledger": "ledger",
@@ -219,7 +221,9 @@ def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
 
 def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
     record, part = rounds[0], part_of(sink, rounds)
-    read = record.rows.get(sink, 0)
+    batch = None if sink in record.dead_letters else record.batch_rows
+    dead_lettered = record.dead_lettered.get(sink, 0)
+    read = record.rows.get(sink, 0) + dead_lettered
     given_up = sum(one.rows for each in rounds for one in each.accepted if one.sink == sink)
     written = _sum(part.committables)
     holding = answer.holdings.get(record.checkpoint_id) if answer else None
@@ -230,8 +234,11 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
     else:
         remarks = holding.remarks
     differences = [*(holding.differences if holding else ())]
-    if part.committables and read != written.rows + given_up:
-        differences.append(f"{read:,} row(s) came to the sink, and its transactions acknowledged {written.rows:,}")
+    if part.committables and read != written.rows + given_up + dead_lettered:
+        differences.append(
+            f"{read:,} row(s) came to the sink, and its transactions acknowledged {written.rows:,}"
+            + (f" beside {dead_lettered:,} dead letters" if dead_lettered else "")
+        )
     kept, held = (holding.kept, holding.held) if holding else (None, None)
     if kept and kept.rows != written.rows:
         differences.append(f"the system's ledger has {kept.rows:,} row(s), and the record {written.rows:,}")
@@ -248,8 +255,8 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
         record.checkpoint_id,
         record.lineage,
         sink,
-        record.batch_rows,
-        None if record.batch_rows is None else record.batch_rows - read,
+        batch,
+        None if batch is None else batch - read,
         read,
         written.rows + given_up,
         given_up,
@@ -258,6 +265,7 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
         verdict,
         tuple(differences),
         remarks,
+        dead_lettered,
     )
 
 

@@ -20,6 +20,7 @@ from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query, Sink
 from coordinator.protocol.clock import Clock
+from coordinator.protocol.dead_letters import with_dead_letters, writers
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.spool import Spool
@@ -37,6 +38,7 @@ from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.ui.facts import JobFacts
 from coordinator.ui.visitors import Visitors
 from coordinator.verifier import Verifier
+from sinks import dead_letters
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -76,19 +78,17 @@ class CheckpointCoordinator:
         if "pyspark" in sys.modules:  # the command `coordinator` does without
             require_packages()
         self._made_of = (job, sinks, storage, config, listeners)
-        names = [sink.name for sink in sinks]
         if not job:
             raise ValueError("a job needs a name: it is how a restarted driver finds its checkpoints again")
         if not sinks:
             raise ValueError("a coordinator needs at least one sink")
-        if len(set(names)) < len(names):
-            raise ValueError(f"two sinks have the same name in {names}; set name= on one of them")
+        by_name = with_dead_letters(sinks)
         config = config or CheckpointConfig()
         storage = storage if storage is not None else config.storage
         if storage is None:
             raise ValueError("a coordinator needs a storage for its checkpoints: storage='file:///…', or in the config")
         self.job = job
-        self.sinks = {sink.name: sink for sink in sinks}
+        self.sinks = by_name
         self.config = config
         self._clock = clock or Clock()
         self.statistics = CheckpointStatisticsTracker(job, self._clock)
@@ -149,10 +149,11 @@ class CheckpointCoordinator:
 
         self._prepare(df)
         if not is_remote():  # else the sinks are reached from the server
-            for sink in self.sinks.values():
+            dead = writers(self.sinks)
+            for name, sink in self.sinks.items():
                 if not sink.transform:
                     sink.open()
-                    sink.check(arrow_schema(df))
+                    sink.check(dead_letters.SCHEMA if name in dead else arrow_schema(df))
         for key, value in self.config.spark_conf.items():
             df.sparkSession.conf.set(key, value)
         writer = df.writeStream.foreachBatch(self)
@@ -172,7 +173,7 @@ class CheckpointCoordinator:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         from pyspark.sql import is_remote
 
-        location, shared = self.config.checkpoint_location, len(self.sinks) > 1
+        location, shared = self.config.checkpoint_location, len(self._made_of[1]) > 1
         batch = batch_of(df, batch_id, location, self._passage, shared=shared)
         try:
             if not is_remote():

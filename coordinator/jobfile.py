@@ -96,6 +96,8 @@ def _sink(section: Any, where: str) -> TwoPhaseCommitSink[Any]:
     arguments = {key: value for key, value in section.items() if key != "type"}
     make = _class(section["type"], where)
     _require_known(arguments, list(inspect.signature(make).parameters), f"{where} ({section['type']})")
+    if "dead_letters" in arguments:
+        arguments["dead_letters"] = _sink(arguments["dead_letters"], f"{where}, dead_letters")
     for name in _FUNCTIONS:
         if isinstance(arguments.get(name), str):
             arguments[name] = _attribute(arguments[name], f"{where}, {name}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
+from sinks.dead_letters import Refusal, limit_problem
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.progress import progress
 from sinks.transaction import (
@@ -46,14 +47,17 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     weaknesses            driver   after open, when a query starts                         yes      logged
     begin_transaction     task     before the first row; never for a partition without     no       task fails
     write                 task     once per Arrow record batch                             no       task fails
+    write_accepted        task     instead of write, with dead letters                     no       task fails
     sum_up                task     after the last row, before pre_commit                   no       task fails
     pre_commit            task     after the last row                                      no       task fails
     commit_directly       task     instead of pre_commit, in at-least-once mode            no       task fails
     rollback              task     after a failed write, pre_commit or commit_directly     no       logged
+                                   of it, or of its dead letters; or all rows were refused
     validate_all          driver   all acks are in, nothing is decided                     yes      checkpoint fails
     commit / commit_all   driver   after the checkpoint is complete, and in recovery       yes      asked again
     purge                 driver   when all of a checkpoint with rows is visible           yes      logged
     abort                 driver   for every pre-committed transaction that no record names yes      asked again
+                          task     dead letters of it could not be pre-committed           yes      logged
     in_doubt              driver   recovery, and every so often                            yes      asked again
     committed_checkpoints driver   recovery, before anything is committed or aborted       yes      stops the query
     reach_within          CLI      before all else of a command                            no       no
@@ -89,13 +93,46 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         object, in a thread beside the one that calls the driver's methods. Default: no."""
         return False
 
-    def __init__(self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        transform: Callable[[DataFrame], DataFrame] | None = None,
+        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        max_dead_letters: int | float = 1000,
+    ) -> None:
         """`name` is the sink's uid: unique within its coordinator and stable over restarts, because records and
-        transactions carry it. `transform` maps the batch's DataFrame to the one that this sink writes."""
+        transactions carry it. `transform` maps the batch's DataFrame to the one that this sink writes.
+
+        `dead_letters` is a sink for the rows that this one refuses (`write_accepted`), `max_dead_letters` how many a
+        checkpoint may have of them: rows, or as a float their share of all rows. Raises ValueError where these do not
+        go together."""
         if not name:
             raise ValueError("a sink needs a name: it is how a restarted job finds the transactions of this sink again")
         self.name = name
         self.transform = transform
+        self.dead_letters = dead_letters
+        self.max_dead_letters = max_dead_letters
+        if problem := limit_problem(max_dead_letters):
+            raise ValueError(f"sink {name!r}: {problem}")
+        if dead_letters is not None:
+            self._require_dead_letters(dead_letters)
+
+    def _require_dead_letters(self, other: TwoPhaseCommitSink[Any]) -> None:
+        if not isinstance(other, TwoPhaseCommitSink):
+            raise ValueError(f"sink {self.name!r}: dead_letters is a sink, not {other!r}")
+        if type(self).write_accepted is TwoPhaseCommitSink.write_accepted:
+            raise ValueError(
+                f"sink {self.name!r} cannot have dead letters: {type(self).__name__} has no write_accepted, which names"
+                " the rows that the target refuses"
+            )
+        if other.dead_letters is not None:
+            raise ValueError(f"sink {other.name!r} is for dead letters of {self.name!r}, and cannot have some itself")
+        if other.transform is not None:
+            raise ValueError(
+                f"sink {other.name!r} is for dead letters of {self.name!r}, whose tasks write it: it has no DataFrame, "
+                "so it takes no transform (nor value_format)"
+            )
 
     # ------------------------------------------------------------------ in both
     def open(self) -> None:
@@ -116,6 +153,15 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """Write the rows of one Arrow record batch (schema: `context.schema`; never empty). They must stay invisible,
         and the transaction is not in doubt yet."""
+
+    def write_accepted(self, transaction: Transaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        """Instead of `write`, for a sink with `dead_letters`: write the rows that the target takes, and name the others
+        in their order. With more than `most` of them it may stop there: the transaction is rolled back then. What is
+        wrong with no row in particular is raised, as by `write`. Has to judge a row alike each time, as long as the
+        target is the same. `sinks.dead_letters.refused_of` finds the rows by halves.
+
+        Optional: a sink that cannot name them leaves this out, and has no dead letters."""
+        raise NotImplementedError(f"{type(self).__name__} cannot name the rows that it refuses")
 
     def sum_up(self, transaction: Transaction, fingerprint: Fingerprint) -> None:
         """Told count and hash of the rows that were written, as the ack will carry them: a sink that keeps them beside

@@ -4,6 +4,7 @@
     * ConfigurationError - the sink was set up wrongly, or its target cannot take what it was given
         * SchemaMismatch - the batch and the target do not fit; names every mismatch at once
     * BadValue - a row that the target refuses (type, range, constraint); names table, column and row
+        * TooManyDeadLetters - more rows than `max_dead_letters` were refused
     * TransactionBlocked - a bounded lock wait ran out; the coordinator sweeps orphans and tries again
     * TransactionEnded - what was pre-committed is not there any more, before it was decided; it is written again
     * LargeRow - a row larger than its share of a record batch; the coordinator tries again with smaller batches
@@ -14,7 +15,10 @@ All are picklable and survive the way from a Spark task to the driver (`to_json`
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class SinkError(Exception):
@@ -44,7 +48,19 @@ class SchemaMismatch(ConfigurationError):
 
 
 class BadValue(SinkError):
-    """The target refuses a value of the batch."""
+    """The target refuses a value of the batch. For dead letters, `reason` says why without saying in which row, and
+    `kind` is the name of the driver's error, where there is one. Neither travels."""
+
+    reason: str = ""
+    kind: str = ""
+
+    def because(self, reason: str, kind: str = "") -> Self:
+        self.reason, self.kind = reason, kind
+        return self
+
+
+class TooManyDeadLetters(BadValue):
+    """The target refuses more rows of a checkpoint than its sink may put aside."""
 
 
 class TransactionBlocked(SinkError):
@@ -76,6 +92,7 @@ _BY_NAME: dict[str, type[SinkError]] = {
         ConfigurationError,
         SchemaMismatch,
         BadValue,
+        TooManyDeadLetters,
         TransactionBlocked,
         TransactionEnded,
         LargeRow,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sinks.base import TwoPhaseCommitSink
+from sinks.dead_letters import SCHEMA, Recorded, Refusal, letters, most_in_task, too_many
 from sinks.errors import LargeRow, SinkError
-from sinks.transaction import Committable, Fingerprint, TransactionContext, TransactionId
+from sinks.participant import Share, others
+from sinks.transaction import Committable, Fingerprint, Refused, TransactionContext, TransactionId
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,35 +32,60 @@ _ON_DRIVER = 10**15
 @dataclass(frozen=True)
 class Ack:
     """One participant's acknowledgement. `committable` is None for a partition without rows and after an error; `bytes`
-    are those of the record batches."""
+    are those of the record batches. `dead_letters` is the same of the rows that were refused."""
 
     subtask: int
     fingerprint: Fingerprint
     committable: Committable | None = None
     error: SinkError | None = None
     bytes: int = 0
+    dead_letters: Ack | None = None
+
+    @property
+    def read(self) -> int:
+        """How many rows came to the sink."""
+        return self.fingerprint.rows + (self.dead_letters.fingerprint.rows if self.dead_letters else 0)
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "subtask": self.subtask,
-                "fingerprint": self.fingerprint.to_json(),
-                "committable": self.committable and self.committable.to_json(),
-                "error": self.error and self.error.to_json(),
-                "bytes": self.bytes,
-            }
-        )
+        return json.dumps(self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "subtask": self.subtask,
+            "fingerprint": self.fingerprint.to_json(),
+            "committable": self.committable and self.committable.to_json(),
+            "error": self.error and self.error.to_json(),
+            "bytes": self.bytes,
+            **({"dead_letters": self.dead_letters._fields()} if self.dead_letters else {}),
+        }
 
     @classmethod
     def from_json(cls, text: str) -> Ack:
-        value: dict[str, Any] = json.loads(text)
+        return cls._of(json.loads(text))
+
+    @classmethod
+    def _of(cls, value: dict[str, Any]) -> Ack:
         return cls(
             value["subtask"],
             Fingerprint.from_json(value["fingerprint"]),
             value["committable"] and Committable.from_json(value["committable"]),
             value["error"] and SinkError.from_json(value["error"]),
             value["bytes"],
+            cls._of(value["dead_letters"]) if "dead_letters" in value else None,
         )
+
+
+@dataclass(frozen=True)
+class Again:
+    """What a replay writes of a sink with dead letters: the subtasks that lost these, and what the record says was
+    refused, by subtask. Its rows are separated as they were then, whatever the target would say of them now."""
+
+    lost: frozenset[int]
+    refused: Mapping[int, Sequence[Refused]]
+
+
+Write = Callable[[pa.RecordBatch, pa.Array], Sequence[Refusal]]
+"""Writes rows with these hashes; answers which of them it refused."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +93,7 @@ class SinkTask:
     """The function given to `DataFrame.mapInArrow`. Batches carry the row hash as their last column.
 
     A `SinkError` comes back in the ack, since Spark's retries cannot help; anything else fails the Spark task.
-    With `only`, all partitions but those are drained: a replay rewrites lost participants alone.
+    With `only`, all partitions but those (and those of `again`) are drained: a replay rewrites lost participants alone.
     """
 
     sink: TwoPhaseCommitSink[Any]
@@ -83,6 +109,7 @@ class SinkTask:
     """Whether all rows are to come as one partition: a replay of a batch that was written as one."""
     rows: Callable[[Iterable[pa.RecordBatch], int, str], Iterator[pa.RecordBatch]] | None = None
     """Takes the rows that Spark gives to a subtask in an attempt; keeps them as they pass, or gives others instead."""
+    again: Again | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -94,75 +121,130 @@ class SinkTask:
 
     def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0) -> Ack:
         batches = iter(batches)
-        if self.only is not None and subtask not in self.only:
+        if not self._writes(subtask) and not self._writes_letters(subtask):
             _drain(batches)
             return Ack(subtask, Fingerprint())
         if self.rows:
             batches = self.rows(batches, subtask, self._attempt(task_attempt))
+        opened: list[TwoPhaseCommitSink[Any]] = []
+
+        def open(sink: TwoPhaseCommitSink[Any]) -> None:
+            opened.append(sink)
+            sink.open()
+
         try:
-            self.sink.open()
-            return self._participate(batches, subtask, task_attempt, slot)
+            return self._participate(batches, subtask, task_attempt, slot, open)
         except SinkError as error:
             logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
             _drain(batches)
             return Ack(subtask, Fingerprint(), error=error)
         finally:
-            try:
-                self.sink.close()
-            except Exception:
-                logger.warning("sink %r could not be closed in subtask %d", self.sink.name, subtask, exc_info=True)
+            for sink in opened:
+                try:
+                    sink.close()
+                except Exception:
+                    logger.warning("sink %r could not be closed in subtask %d", sink.name, subtask, exc_info=True)
 
     def run_on_driver(self, batches: Iterable[pa.RecordBatch]) -> Ack:
-        """The one participant of a small batch. With the driver's own sink, which is open and stays so."""
+        """The one participant of a small batch. With the driver's own sinks, which are open and stay so."""
         try:
             rows = self.rows(batches, 0, self._attempt(_ON_DRIVER)) if self.rows else iter(batches)
-            return self._participate(rows, 0, _ON_DRIVER, 0)
+            return self._participate(rows, 0, _ON_DRIVER, 0, lambda sink: None)
         except SinkError as error:
             logger.warning("checkpoint %d failed on the driver: %s", self.checkpoint_id, error)
             return Ack(0, Fingerprint(), error=error)
 
-    def _participate(self, batches: Iterator[pa.RecordBatch], subtask: int, task_attempt: int, slot: int) -> Ack:
+    @property
+    def lost(self) -> frozenset[int]:
+        """Of a replay: the subtasks that have something to write."""
+        return (self.only or frozenset()) | (self.again.lost if self.again else frozenset())
+
+    def _writes(self, subtask: int) -> bool:
+        return self.only is None or subtask in self.only
+
+    def _writes_letters(self, subtask: int) -> bool:
+        if self.again:
+            return subtask in self.again.lost
+        return self.sink.dead_letters is not None and self.only is None
+
+    def _participate(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        subtask: int,
+        task_attempt: int,
+        slot: int,
+        open: Callable[[TwoPhaseCommitSink[Any]], None],
+    ) -> Ack:
+        own = Share(self.sink) if self._writes(subtask) else None
+        dead = Share(self.sink.dead_letters) if self.sink.dead_letters and self._writes_letters(subtask) else None
+        shares = [share for share in (own, dead) if share]
+        if own:
+            open(own.sink)
         filled = (batch for batch in batches if batch.num_rows)
         first = next(filled, None)
-        fingerprint, size = Fingerprint(), 0
         if first is None:
-            return Ack(subtask, fingerprint)
+            return Ack(subtask, Fingerprint())
         schema = first.schema.remove(first.num_columns - 1)
-        transaction = self.sink.begin_transaction(self._context(schema, subtask, task_attempt, slot))
+        context = self._context(self.sink, schema, subtask, task_attempt, slot)
+        if own:
+            own.begin(context)
+        write = self._way(own, dead, subtask)
         try:
+            before = 0
             for batch in chain([first], filled):
-                *columns, hashes = batch.columns
-                if hashes.null_count:
-                    raise LargeRow(
-                        "a row takes more than its share of a record batch (64 MiB / maxRecordsPerBatch); from here "
-                        "on this driver lets Spark's maxBytesPerBatch bound record batches instead"
-                    )
-                rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-                self.sink.write(transaction, rows)
-                size += rows.nbytes
-                fingerprint = fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())
-            if not self.exactly_once:
-                self.sink.commit_directly(transaction)
-                return Ack(subtask, fingerprint, bytes=size)
-            self.sink.sum_up(transaction, fingerprint)
-            committable = self.sink.snapshot_state(transaction)
-            return Ack(subtask, fingerprint, committable.of(self.sink.name, subtask, fingerprint), bytes=size)
+                rows, hashes = _apart(batch, schema)
+                refused = write(rows, hashes)
+                if dead and refused:
+                    if not dead.is_open:
+                        open(dead.sink)
+                        dead.begin(self._context(dead.sink, SCHEMA, subtask, task_attempt, slot))
+                    dead.write_letters(letters(context, rows, before, refused), hashes, refused)
+                before += rows.num_rows
+            for share in shares:
+                share.end(subtask, exactly_once=self.exactly_once)
         except BaseException:
-            try:
-                self.sink.rollback(transaction)
-            except Exception:
-                logger.warning("rollback of subtask %d failed; it is left to the sweep", subtask, exc_info=True)
+            for share in shares:
+                share.undo()
             raise
+        refused_ack = Ack(subtask, dead.fingerprint, dead.committable, bytes=dead.bytes) if dead else None
+        if own is None:
+            return Ack(subtask, Fingerprint(), dead_letters=refused_ack)
+        return Ack(subtask, own.fingerprint, own.committable, bytes=own.bytes, dead_letters=refused_ack)
+
+    def _way(self, own: Share | None, dead: Share | None, subtask: int) -> Write:
+        """How rows are written, so that those that go to the dead letters are answered."""
+        if self.again:
+            recorded = Recorded(self.again.refused.get(subtask, ()))
+            return lambda rows, hashes: _write_as_recorded(own, recorded, rows, hashes)
+        assert own is not None
+        if dead is None:
+            return own.write
+        return lambda rows, hashes: self._write_accepted(own, dead, rows, hashes, subtask)
+
+    def _write_accepted(
+        self, own: Share, dead: Share, rows: pa.RecordBatch, hashes: pa.Array, subtask: int
+    ) -> Sequence[Refusal]:
+        limit = self.sink.max_dead_letters
+        most = most_in_task(limit)
+        refused = own.write_accepted(rows, hashes, most - len(dead.refused))
+        if len(dead.refused) + len(refused) > most:
+            where = f"the rows of partition {subtask} of checkpoint {self.checkpoint_id}"
+            reasons = [(one.error_class, one.error) for one in dead.refused[:3]]
+            reasons += [(one.error_class, one.error) for one in refused[: 3 - len(reasons)]]
+            raise too_many(self.sink.name, where, f"more than {most:,}", limit, reasons)
+        return refused
 
     def _attempt(self, task_attempt: int) -> str:
         return f"g{self.generation}r{self.round}t{self.attempt}a{task_attempt}"
 
-    def _context(self, schema: pa.Schema, subtask: int, task_attempt: int, slot: int) -> TransactionContext:
+    def _context(
+        self, sink: TwoPhaseCommitSink[Any], schema: pa.Schema, subtask: int, task_attempt: int, slot: int
+    ) -> TransactionContext:
         name = TransactionId(
             self.job,
             self.lineage,
             self.checkpoint_id,
-            self.sink.name,
+            sink.name,
             subtask,
             self.generation,
             self.round,
@@ -173,7 +255,7 @@ class SinkTask:
             self.job,
             self.lineage,
             self.checkpoint_id,
-            self.sink.name,
+            sink.name,
             subtask,
             self._attempt(task_attempt),
             schema,
@@ -181,6 +263,27 @@ class SinkTask:
             slot,
             self.exactly_once,
         )
+
+
+def _apart(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, pa.Array]:
+    """Rows and their hashes."""
+    *columns, hashes = batch.columns
+    if hashes.null_count:
+        raise LargeRow(
+            "a row takes more than its share of a record batch (64 MiB / maxRecordsPerBatch); from here "
+            "on this driver lets Spark's maxBytesPerBatch bound record batches instead"
+        )
+    return pa.RecordBatch.from_arrays(columns, schema=schema), hashes
+
+
+def _write_as_recorded(
+    own: Share | None, recorded: Recorded, rows: pa.RecordBatch, hashes: pa.Array
+) -> Sequence[Refusal]:
+    refused = recorded.among(hashes)
+    accepted, their_hashes = others(rows, hashes, refused)
+    if own and accepted.num_rows:
+        own.write(accepted, their_hashes)
+    return refused
 
 
 def with_row_hash(df: DataFrame) -> DataFrame:

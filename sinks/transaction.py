@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -143,12 +143,21 @@ class Fingerprint:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A row that a dead letter was made of, by its hash, and why."""
+
+    row_hash: int
+    error_class: str
+    error: str
+
+
+@dataclass(frozen=True)
 class Committable:
     """One pre-committed transaction: what the driver needs to commit it, from any process, after any crash.
 
     `transaction` is the identity, the only part that is ever compared. `proof` is whatever helps `commit` to tell the
     outcome later, as JSON values; `abort` does not get it. The framework fills in `sink`, `subtask` and `fingerprint`,
-    after `pre_commit` has returned.
+    after `pre_commit` has returned; and `refused`, if its rows are dead letters: a replay separates them by it.
     """
 
     transaction: Identity
@@ -156,9 +165,10 @@ class Committable:
     fingerprint: Fingerprint = Fingerprint()
     sink: str = ""
     subtask: int = -1
+    refused: tuple[Refused, ...] = ()
 
-    def of(self, sink: str, subtask: int, fingerprint: Fingerprint) -> Committable:
-        return replace(self, sink=sink, subtask=subtask, fingerprint=fingerprint)
+    def of(self, sink: str, subtask: int, fingerprint: Fingerprint, refused: Iterable[Refused] = ()) -> Committable:
+        return replace(self, sink=sink, subtask=subtask, fingerprint=fingerprint, refused=tuple(refused))
 
     @property
     def remembered(self) -> bool:
@@ -172,6 +182,7 @@ class Committable:
             "transaction": dict(self.transaction),
             "proof": dict(self.proof),
             "fingerprint": self.fingerprint.to_json(),
+            **({"refused": [astuple(one) for one in self.refused]} if self.refused else {}),
         }
 
     @classmethod
@@ -182,6 +193,7 @@ class Committable:
             Fingerprint.from_json(value["fingerprint"]),
             value["sink"],
             int(value["subtask"]),
+            tuple(Refused(*one) for one in value.get("refused", ())),
         )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from coordinator.protocol.dead_letters import with_dead_letters
 from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
-from sinks.errors import BadValue
-from sinks.task import Ack, SinkTask
+from sinks.dead_letters import Refusal
+from sinks.errors import BadValue, TooManyDeadLetters
+from sinks.task import Ack, Again, SinkTask
 from sinks.testing import rows
 from sinks.testing.local import with_row_hash
-from sinks.transaction import Fingerprint
+from sinks.transaction import Fingerprint, Refused
 
 
 class Calls(TwoPhaseCommitSink[None]):
@@ -107,3 +109,106 @@ def test_an_error_of_the_sink_goes_into_the_ack() -> None:
     sink = Calls("write", BadValue)
     assert isinstance(run(sink).error, BadValue)
     assert sink.calls[-2:] == ["rollback", "close"]
+
+
+class Choosy(Calls):
+    """Refuses rows whose id is odd, and is `dead_letters` itself where it is one."""
+
+    def write_accepted(self, transaction: None, batch: pa.RecordBatch, most: int) -> list[Refusal]:
+        self._call("write_accepted")
+        return [Refusal(at, "Odd", f"{id} is odd") for at, id in enumerate(batch["id"].to_pylist()) if id % 2]
+
+    def abort(self, transaction: Identity) -> None:
+        self._call("abort")
+
+
+def choosy(letters: Calls, fails_in: str = "", most: int | float = 1000) -> Choosy:
+    sink = Choosy(fails_in)
+    letters.name = "letters"
+    sink.dead_letters, sink.max_dead_letters = letters, most
+    return sink
+
+
+def test_refused_rows_are_one_more_participant() -> None:
+    letters = Calls()
+    sink, plain = choosy(letters), Calls()
+    ack, all_rows = Ack.from_json(run(sink, 250).to_json()), run(plain, 250)
+    refused = ack.dead_letters
+    assert refused is not None
+    assert refused.committable is not None
+    assert refused.committable.sink == "letters"
+    assert ack.fingerprint.add(refused.fingerprint.rows, refused.fingerprint.hash) == all_rows.fingerprint
+    assert (ack.fingerprint.rows, refused.fingerprint.rows, len(refused.committable.refused)) == (125, 125, 125)
+    assert refused.committable.refused[0].error == "1 is odd"
+    assert sink.calls == ["open", "begin_transaction", *["write_accepted"] * 3, "pre_commit", "close"]
+    assert letters.calls == ["open", "begin_transaction", "write", "write", "write", "pre_commit", "close"]
+
+
+def test_without_a_refused_row_the_other_sink_is_not_touched() -> None:
+    letters = Calls()
+    ack = SinkTask(choosy(letters), "job", "aa", 0, 1).run(with_row_hash(rows(0, 1)), 0, 1)
+    assert (ack.fingerprint.rows, letters.calls) == (1, [])
+
+
+def test_with_refused_rows_alone_nothing_is_pre_committed_but_they() -> None:
+    sink = choosy(Calls())
+    ack = SinkTask(sink, "job", "aa", 0, 1).run(with_row_hash(rows(1, 1)), 0, 1)
+    assert (ack.committable, sink.calls[-2:]) == (None, ["rollback", "close"])
+    assert ack.dead_letters is not None
+    assert ack.dead_letters.fingerprint.rows == 1
+
+
+@pytest.mark.parametrize(
+    ("fails_in", "letters_fail_in", "own", "others"),
+    [
+        ("pre_commit", "", ["pre_commit", "rollback"], ["write", "rollback"]),
+        ("", "pre_commit", ["pre_commit", "abort"], ["pre_commit", "rollback"]),
+        ("", "write", ["write_accepted", "rollback"], ["write", "rollback"]),
+        ("", "begin_transaction", ["write_accepted", "rollback"], ["open", "begin_transaction"]),
+    ],
+)
+def test_both_are_pre_committed_or_none(fails_in: str, letters_fail_in: str, own: list[str], others: list[str]) -> None:
+    letters = Calls(letters_fail_in)
+    sink = choosy(letters, fails_in)
+    with pytest.raises(ConnectionError):
+        run(sink, 50)
+    assert (sink.calls[-3:-1], letters.calls[-3:-1]) == (own, others)
+
+
+def test_more_than_the_limit_end_the_task() -> None:
+    letters = Calls()
+    ack = run(choosy(letters, most=60), 250)
+    assert isinstance(ack.error, TooManyDeadLetters)
+    assert "more than 60 of the rows of partition 0 of checkpoint 0" in str(ack.error)
+    assert "Odd: 1 is odd" in str(ack.error)
+    assert letters.calls == ["open", "begin_transaction", "write", "rollback", "close"]
+
+
+@pytest.mark.parametrize(("own", "letters_too"), [(True, False), (False, True), (True, True)])
+def test_a_replay_separates_by_the_record(own: bool, letters_too: bool) -> None:
+    """Whatever the sink would say of the rows now; equal rows are told apart by their number alone."""
+    table = pa.concat_tables([rows(0, 40), rows(1, 1)])
+    hashes = [hash for batch in with_row_hash(table) for hash in batch.columns[-1].to_pylist()]
+    again = Again(frozenset({1} if letters_too else ()), {1: [Refused(hashes[at], "Odd", "") for at in (1, 7)]})
+    letters = Calls()
+    only = frozenset({1} if own else ())
+    task = SinkTask(choosy(letters), "job", "aa", 0, 1, 1, only=only, again=again)
+    ack = task.run(with_row_hash(table), 1, 1)
+    assert ack.fingerprint.rows == (39 if own else 0)
+    assert ack.dead_letters is None or letters_too
+    assert ("write" in letters.calls) is letters_too
+    if ack.dead_letters:
+        assert ack.dead_letters.fingerprint.rows == 2
+
+
+def test_what_does_not_go_together() -> None:
+    with pytest.raises(ValueError, match="Calls has no write_accepted"):
+        TwoPhaseCommitSink.__init__(Calls(), name="main", dead_letters=Calls())
+    with pytest.raises(ValueError, match="'calls' is for dead letters of 'main', and cannot have some itself"):
+        TwoPhaseCommitSink.__init__(Choosy(), name="main", dead_letters=choosy(Calls()))
+    for limit in (-1, 10_001, 1.5, True, "some"):
+        with pytest.raises(ValueError, match="max_dead_letters"):
+            TwoPhaseCommitSink.__init__(Choosy(), name="main", max_dead_letters=limit)  # type: ignore[arg-type]
+    shared = Calls()
+    with pytest.raises(ValueError, match="'letters' is for the dead letters of two sinks"):
+        with_dead_letters([choosy(shared), choosy(shared)])

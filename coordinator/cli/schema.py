@@ -13,6 +13,8 @@ import typer
 from rich.text import Text
 
 from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, fail, opened, say, show_json, show_table
+from coordinator.protocol.dead_letters import writers
+from sinks import dead_letters
 from sinks.diagnosis import VARCHAR, SchemaDiff
 
 app = typer.Typer(no_args_is_help=True, help="Compare tables with the rows that come.")
@@ -46,7 +48,8 @@ def diff(
         if sink is not None and sink not in coordinator.sinks:
             fail(f"the job has no sink {sink!r}; there are {', '.join(coordinator.sinks)}", USAGE)
         chosen = coordinator.sinks if sink is None else {sink: coordinator.sinks[sink]}
-        asked = {name: one.schema_diff(wanted) for name, one in chosen.items()}
+        dead = writers(coordinator.sinks)
+        asked = {name: one.schema_diff(dead_letters.SCHEMA if name in dead else wanted) for name, one in chosen.items()}
     found = {name: answer for name, answer in asked.items() if answer is not None}
     if as_json:
         show_json({name: _plain(answer) for name, answer in found.items()})

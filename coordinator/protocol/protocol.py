@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ from coordinator.protocol import decisions, memories
 from coordinator.protocol.acks import Acks
 from coordinator.protocol.batch import MicroBatch, Query, Sink
 from coordinator.protocol.clock import Clock
+from coordinator.protocol.dead_letters import apart, require_few, writers
 from coordinator.protocol.deadline import deadline
 from coordinator.protocol.decisions import AfterFailure, Call, Complete, Participant
 from coordinator.protocol.fence import CommitPermit, Fence
@@ -36,9 +38,10 @@ from coordinator.protocol.records import CheckpointStore, Record
 from coordinator.protocol.spool import Keep, Kept, Spool
 from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
+from sinks import dead_letters
 from sinks.errors import SinkError
 from sinks.progress import progress
-from sinks.task import SinkTask
+from sinks.task import Again, SinkTask
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, shown, unnamed
 
 logger = logging.getLogger(__package__)
@@ -88,6 +91,8 @@ class CheckpointProtocol:
         self._asked: dict[str, tuple[float, float]] = {}
         """When each sink was asked for the outcomes of the newest checkpoint: begin of the first, end of the last."""
         self._outages = Outages(job, clock)
+        self._writers = writers(sinks)
+        """Of the sinks that the tasks of another one write."""
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
     def process(self, batch: MicroBatch) -> None:
@@ -278,16 +283,20 @@ class CheckpointProtocol:
 
     def _check_schemas(self, batch: MicroBatch) -> None:
         for name, sink in self.sinks.items():
-            schema = batch.schema(sink)
+            schema = self._schema(batch, name)
             if self._checked.get(name) != schema:
                 sink.check(schema)
                 self._checked[name] = schema
+
+    def _schema(self, batch: MicroBatch, name: str) -> pa.Schema:
+        """Of the rows that a sink gets."""
+        return dead_letters.SCHEMA if name in self._writers else batch.schema(self.sinks[name])
 
     def _evolve(self, batch: MicroBatch) -> None:
         """After the commit of what is complete and a sweep, since what is pre-committed locks its table; and a wait for
         a lock that runs out is a failure of the checkpoint as any other (R8)."""
         for name, sink in self.sinks.items():
-            schema = batch.schema(sink) if sink.evolves else None
+            schema = self._schema(batch, name) if sink.evolves else None
             if schema is not None and self._evolved.get(name) != schema:
                 self.fence.require_newest("alter a table")
                 sink.evolve(schema)
@@ -364,7 +373,7 @@ class CheckpointProtocol:
         attempt: int,
         number: int = 0,
         lost: Iterable[Participant] | None = None,
-        whole: Container[str] = (),
+        whole: AbstractSet[str] = frozenset(),
         kept: Mapping[str, Kept] | None = None,
     ) -> Acks:
         """Pre-commit on all participants, or on the lost ones of round `number`. `whole`: sinks whose rows are to come
@@ -381,17 +390,30 @@ class CheckpointProtocol:
                 self.fence.generation,
                 number,
                 attempt,
-                None if lost is None else frozenset(only[name]),
+                None if lost is None else frozenset(only.get(name, ())),
                 self.config.exactly_once or lost is not None,  # a replay is decided by its record in either mode
-                name in whole,
+                not whole.isdisjoint((name, *self._dead(name))),
                 kept[name] if kept else self._keep(batch, name),
+                None if lost is None else self._again(name, only),
             )
-            for name in (self.sinks if lost is None else only)
+            for name in self.sinks
+            if name not in self._writers and (lost is None or not only.keys().isdisjoint((name, *self._dead(name))))
         }
         ended: dict[str, float] = {}
         run = batch.run_alone if kept else batch.run
-        acks = run(tasks, lambda name: ended.update({name: self.clock.monotonic()}))
-        return Acks(acks, ended)
+        acks = apart(run(tasks, lambda name: ended.update({name: self.clock.monotonic()})), self.sinks)
+        ended |= {dead: ended[name] for dead, name in self._writers.items() if name in ended}
+        return Acks(acks if lost is None else {name: acks[name] for name in only}, ended)
+
+    def _dead(self, name: str) -> list[str]:
+        """The sink of this one's dead letters."""
+        return [dead for dead, writer in self._writers.items() if writer == name]
+
+    def _again(self, name: str, only: Mapping[str, Collection[int]]) -> Again | None:
+        """R17: what the record says of the newest checkpoint's dead letters."""
+        dead, named = self._dead(name), self.newest.named if self.newest else {}
+        refused = {c.subtask: c.refused for c in named.values() if c.sink in dead}
+        return Again(frozenset(only.get(dead[0], ())), refused) if dead else None
 
     def _keep(self, batch: MicroBatch, sink: str) -> Keep | None:
         return self._spool.keep(self.store.lineage, batch.facts.checkpoint_id, sink) if self._spool else None
@@ -399,12 +421,14 @@ class CheckpointProtocol:
     def _validate(self, n: int, acks: Acks) -> None:
         if errors := acks.errors:
             raise errors[0]
+        require_few(n, acks.rows, acks.by_sink, self.sinks)
         self.listeners.tell(
             Step.PRE_COMMITTED,
             n,
             participants=len(acks.committables),
             rows=acks.rows,
             bytes=acks.bytes,
+            dead_lettered=self._dead_lettered(acks),
             transactions={name: len(acks.of(name)) for name in self.sinks},
             ended=acks.ended,
         )
@@ -448,7 +472,12 @@ class CheckpointProtocol:
             planned_at=batch.facts.planned_at,
             predecessors=self._predecessors,
             batch_rows=batch.rows,
+            dead_letters=self._writers,
         )
+
+    def _dead_lettered(self, acks: Acks) -> dict[str, int]:
+        rows = acks.rows
+        return {name: rows[dead] for dead, name in self._writers.items() if rows.get(dead)}
 
     # ------------------------------------------------------------------ 6.-7. the commit point
     def decide(self, record: Record, before: Complete | None = None) -> CommitPermit:
@@ -579,11 +608,14 @@ class CheckpointProtocol:
         self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
         replayed = {sink for sink, _ in lost}
         whole = {name for name in replayed if complete.record.partitions.get(name) == 1}
-        kept = self._spool.kept(complete, lost) if self._spool else None
+        kept = self._spool.kept(complete, lost, self._writers) if self._spool else None
         if kept:
             partitions = {name: complete.record.partitions[name] for name in replayed}
         else:
-            partitions = {name: 1 if name in whole else batch.partitions(self.sinks[name]) for name in replayed}
+            partitions = {
+                name: 1 if name in whole else batch.partitions(self.sinks[self._writers.get(name, name)])
+                for name in replayed
+            }
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
         started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, number, lost, whole, kept)
         try:
@@ -600,7 +632,7 @@ class CheckpointProtocol:
         batch: MicroBatch,
         number: int,
         lost: Collection[Participant],
-        whole: Container[str],
+        whole: AbstractSet[str],
         kept: Mapping[str, Kept] | None,
     ) -> Acks:
         blocked = list[Exception]()

@@ -19,7 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from coordinator.errors import CorruptRecord, Superseded, WrongJob
@@ -63,6 +63,7 @@ class Record:
     committables, and its `rows` are those that the sinks' systems remember. `accepted` (in rounds > 0) names
     participants that are given up: no round replaces them. `predecessors` are the lineages of the job before this one,
     and the newest checkpoint that the external systems may have of each; None: whatever they have at the next start.
+    `dead_letters`: by sink of dead letters, the sink that refused its rows.
     """
 
     job: str
@@ -84,12 +85,21 @@ class Record:
     planned_at: int = 0
     predecessors: Mapping[str, int] | None = None
     batch_rows: int | None = None
+    dead_letters: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return vars(self) | {
+        body = vars(self) | {
             "committables": [committable.to_json() for committable in self.committables],
             "accepted": [asdict(one) for one in self.accepted],
         }
+        if not self.dead_letters:  # so that older versions read it
+            del body["dead_letters"]
+        return body
+
+    @property
+    def dead_lettered(self) -> dict[str, int]:
+        """Rows that a sink has refused, by its name."""
+        return {name: self.rows.get(dead, 0) for dead, name in self.dead_letters.items()}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], where: str) -> Record:

@@ -92,16 +92,22 @@ class Spool:
     def keep(self, lineage: str, checkpoint_id: int, sink: str) -> Keep:
         return Keep(self._uri, f"{self._root}/{lineage}/{_part(checkpoint_id, sink)}")
 
-    def kept(self, complete: Complete, lost: Iterable[Participant]) -> dict[str, Kept] | None:
-        """By sink, the rows of participants that are lost; None unless all of them are there."""
+    def kept(
+        self, complete: Complete, lost: Iterable[Participant], writers: Mapping[str, str]
+    ) -> dict[str, Kept] | None:
+        """By sink, the rows of participants that are lost; None unless all of them are there. Those of `writers`, which
+        tasks of another sink write, are among the rows of that one."""
         attempts: dict[str, dict[str, list[str]]] = {}
         for key in self._storage.list(f"{self._root}/{complete.record.lineage}"):
             number, name, index, attempt, *_ = key.rpartition("/")[2].split(".")
             attempts.setdefault(f"{number}.{name}.{index}", {}).setdefault(attempt, []).append(key)
         chunks: dict[str, dict[int, tuple[str, ...]]] = {}
-        for sink, subtask in lost:
+        for sink, subtask in {(writers.get(sink, sink), subtask) for sink, subtask in lost}:
             own = attempts.get(f"{_part(complete.checkpoint_id, sink)}.{subtask:06d}", {})
-            wanted = complete.named[sink, subtask].fingerprint
+            wanted = Fingerprint()
+            for name in (sink, *(dead for dead, writer in writers.items() if writer == sink)):
+                if part := complete.named.get((name, subtask)):
+                    wanted = wanted.add(part.fingerprint.rows, part.fingerprint.hash)
             found = next((tuple(keys) for keys in own.values() if _is_whole(keys, wanted)), None)
             if found is None:
                 return None

@@ -49,7 +49,7 @@ class DataFrameBatch(ABC):
             few, self._passage.last_rows = self._are_few(tasks), None
             acks = self._write_on_driver(hashed, tasks, ended) if few else None
             acks = acks or self._write_in_tasks(hashed, tasks, ended)
-            self._passage.last_rows = sum(ack.fingerprint.rows for each in acks.values() for ack in each)
+            self._passage.last_rows = sum(ack.read for each in acks.values() for ack in each)
             if len(tasks) == 1 and not any(task.sink.transform or task.only for task in tasks.values()):
                 self.rows = self._passage.last_rows
             return acks
@@ -73,7 +73,9 @@ class DataFrameBatch(ABC):
         """Whether the rows of the one sink are worth a try to fetch them: there were few the last time."""
         [task, *others] = tasks.values()
         last, most = self._passage.last_rows, self._passage.rows_on_driver
-        can = self._may_write_on_driver() and task.sink.writes_on_driver and task.only is None and not others
+        written = [sink for sink in (task.sink, task.sink.dead_letters) if sink]
+        able = self._may_write_on_driver() and all(sink.writes_on_driver for sink in written)
+        can = able and task.only is None and not others
         return can and last is not None and last <= most and most > 0
 
     def _write_on_driver(
@@ -165,7 +167,7 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
 
 
 def _alone(df: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    subtasks = 1 + max(task.only or ())
+    subtasks = 1 + max(task.lost)
     acks = df.sparkSession.range(0, subtasks, 1, subtasks).mapInArrow(task, ACK_SCHEMA).collect()
     ended(task.sink.name)
     return [Ack.from_json(row.ack) for row in acks]

@@ -89,6 +89,7 @@ def _opened(job_file: str) -> Iterator[tuple[Sink, HalvedProtocol]]:
     job = load_job(job_file)
     [sink, *others] = job.sinks.values()
     for given, what in (
+        (sink.dead_letters, "a sink's dead letters"),
         (others, "several sinks"),
         (sink.transform, "a sink's transform"),
         (not job.config.exactly_once, "at-least-once mode"),

@@ -43,12 +43,13 @@ class Metric:
 
 CHECKPOINTS = Metric("checkpointing.checkpoints", "", "Tries of checkpoints that have ended", ("status",))
 ROWS = Metric("checkpointing.rows", "", "Rows that became visible", ("sink",))
+DEAD_LETTERS = Metric("checkpointing.dead_letters", "", "Rows that the sink has refused", ("sink",))
 BYTES = Metric("checkpointing.data", "By", "Size of these rows as Arrow record batches", ("sink",))
 TRANSACTIONS = Metric(
     "checkpointing.transactions", "", "Transactions by outcome: committed, aborted, lost, unknown", ("sink", "outcome")
 )
 COMMIT_RETRIES = Metric("checkpointing.commit.retries", "", "Times that outcomes had to be asked for again")
-COUNTERS = (CHECKPOINTS, ROWS, BYTES, TRANSACTIONS, COMMIT_RETRIES)
+COUNTERS = (CHECKPOINTS, ROWS, DEAD_LETTERS, BYTES, TRANSACTIONS, COMMIT_RETRIES)
 
 DURATION = Metric(
     "checkpointing.checkpoint.duration", "s", "From trigger to all rows visible, of completed checkpoints"
@@ -177,6 +178,8 @@ class MetricsReporter:
                 meter.add(ROWS, rows, sink=sink)
                 meter.add(BYTES, statistics.bytes[sink], sink=sink)
                 meter.add(TRANSACTIONS, statistics.transactions[sink], sink=sink, outcome="committed")
+            for sink, rows in statistics.dead_lettered.items():
+                meter.add(DEAD_LETTERS, rows, sink=sink)
 
     def storage_called(self, operation: str, seconds: float) -> None:
         self.meter.record(STORAGE, seconds, operation=operation)

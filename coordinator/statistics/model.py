@@ -27,8 +27,9 @@ class CheckpointStatistics:
     `triggered_at` and `ended_at` are milliseconds since the epoch (0: not yet), `duration` and the `phases` seconds.
     `spans`: by phase (prepare, commit) and sink, its begin and end in seconds from the trigger.
     `rows`, `bytes` (of the Arrow record batches) and `transactions` count what was pre-committed, by sink; `replayed`
-    are transactions that were lost and written again, by sink; `aborted` orphans that sweeps have aborted since the try
-    before, by sink; `unknown` those that are decided, and were not known to be visible when the query stopped, by sink.
+    are transactions that were lost and written again, by sink; `dead_lettered` rows that a sink has refused, which are
+    `rows` of the sink of its dead letters; `aborted` orphans that sweeps have aborted since the try before, by sink;
+    `unknown` those that are decided, and were not known to be visible when the query stopped, by sink.
     `commit_retries` is how often participants had to be asked again. `reasons` say why it was not
     exactly-once. `offsets` are those of Spark's offset log that the checkpoint begins after and ends with, one JSON
     text per source; empty if unknown.
@@ -50,6 +51,7 @@ class CheckpointStatistics:
     replayed: dict[str, int] = field(default_factory=dict)
     aborted: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
+    dead_lettered: dict[str, int] = field(default_factory=dict)
     commit_retries: int = 0
     adopted: bool = False
     exactly_once: bool = False
@@ -77,6 +79,7 @@ class CheckpointStatistics:
         if sum(self.transactions.values()):
             said.append(f"{sum(self.transactions.values())} transactions")
         for count, what in (
+            (sum(self.dead_lettered.values()), "dead letters"),
             (self.attempt - 1, "failed tries before"),
             (self.commit_retries, "times asked again to commit"),
             (sum(self.replayed.values()), "lost transactions written again"),

@@ -151,6 +151,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         if step is Step.PRE_COMMITTED:
             current.rows, current.bytes = dict(facts["rows"]), dict(facts["bytes"])
             current.transactions = dict(facts["transactions"])
+            current.dead_lettered = dict(facts["dead_lettered"])
             current.spans["prepare"] = {sink: self._span(self._started, end) for sink, end in facts["ended"].items()}
         elif step is Step.COMPLETE:
             current.adopted = facts["adopted"]

@@ -143,6 +143,9 @@ class NativeProducer(TransactionalProducer):
             self._serve(100)
             self._raise_failure()
 
+    def partitions(self, topic: str) -> int:
+        return (self._topics.get(topic) or self._known(topic))[1]
+
     def _known(self, topic: str) -> tuple[int, int]:
         """A handle of the topic and its number of partitions, once they are known: a record for a certain partition
         that is produced earlier makes librdkafka add the partition -1 to the transaction, which fails it."""

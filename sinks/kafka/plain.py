@@ -137,6 +137,12 @@ class PlainProducer(TransactionalProducer):
             self.sent += 1
             return
 
+    def partitions(self, topic: str) -> int:
+        about = self._client.list_topics(topic, timeout=METADATA_TIMEOUT).topics[topic]
+        if about.error is not None:
+            raise failure(about.error.name(), about.error.str(), f"partitions of topic {topic!r}")
+        return len(about.partitions)
+
     def _learn_ids(self, topic: str, names: Sequence[str]) -> None:
         """Ask for the ids of `names`, all at once. A producer cannot be asked for them: a client of its own is. Raises
         what is wrong with `topic`; another one is asked for again when a record goes there."""

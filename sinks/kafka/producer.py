@@ -118,6 +118,10 @@ class TransactionalProducer(ABC):
         """Produce the rows. Waits while the queue is full; raises what a delivery that failed means."""
 
     @abstractmethod
+    def partitions(self, topic: str) -> int:
+        """How many the topic has."""
+
+    @abstractmethod
     def _send_mark(self, mark: Mark, topic: str) -> Any:
         """Add the mark to the transaction, in a thread of its own: the answer goes to `_check_mark`."""
 

@@ -15,9 +15,10 @@ from kafka.errors import GroupAuthorizationFailedError, KafkaError
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import TwoPhaseCommitSink
+from sinks.dead_letters import SCHEMA, Refusal, without
 from sinks.diagnosis import Finding, InDoubt
 from sinks.errors import CommittedError, ConfigurationError, TransactionEnded
-from sinks.kafka import columns, doctor, librdkafka, memory
+from sinks.kafka import columns, dead_letters, doctor, librdkafka, memory
 from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster
 from sinks.kafka.memory import Mark
@@ -41,6 +42,10 @@ SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | N
 _ENDED_TOGETHER = 1000
 """Requests that are under way at once."""
 _WITNESS_THREADS = 8
+_MESSAGE_MAX_BYTES = 1_000_000
+"""librdkafka's own."""
+_OVERHEAD = 128
+"""Bytes of a record batch of one record, beside key, value and headers, at most."""
 _LONGEST_PAUSE = 0.1
 
 
@@ -71,6 +76,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         transform: Callable[[DataFrame], DataFrame] | None = None,
         admin: Mapping[str, Any] | None = None,
         remember: bool = True,
+        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        max_dead_letters: int | float = 1000,
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
@@ -91,12 +98,19 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
           options travel to the executors, so they have to be picklable.
         * `remember`: whether transactions carry an offset of the consumer group `tpc.JOB.SINK`, by which a start knows
           that checkpoint storage was set back. It needs the right to read the topic and groups of that prefix.
+        * `dead_letters`: a sink for rows that no topic takes; `max_dead_letters`: how many a checkpoint may have of
+          them, or, as a float, which share of its rows.
 
         Raises ConfigurationError for options that the sink sets itself.
         """
         if value_format == "json":
             transform = _after(transform, columns.with_json)
-        super().__init__(name=name or topic or "kafka", transform=transform)
+        super().__init__(
+            name=name or topic or "kafka",
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
         self.bootstrap_servers, self.topic = bootstrap_servers, topic
         self.create_topic, self.timeout = create_topic, timeout
         self.value_serializer = value_serializer
@@ -104,10 +118,13 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         problems = option_problems(options or {}, transaction_timeout)
         if value_format not in (None, "json"):
             problems.append(f"value_format is 'json' or None, not {value_format!r}")
+        if value_serializer and dead_letters:
+            problems.append("what a value_serializer refuses fails the checkpoint: it takes no dead_letters")
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self._producer_options = producer_options(bootstrap_servers, options or {}, transaction_timeout)
         self._options, self._admin = dict(options or {}), dict(admin or {})
+        self._largest = int(self._producer_options.get("message.max.bytes", _MESSAGE_MAX_BYTES))
         self._cluster: Cluster | None = None
         self._reached_by = math.inf
 
@@ -122,8 +139,15 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
 
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with what is wrong.
         """
+        if schema == SCHEMA and self.value_serializer:
+            raise ConfigurationError(f"sink {self.name!r}: dead letters are bytes already: leave value_serializer out")
+        schema = _columns(schema)
         columns.check(self.name, schema, self.topic, any_value=self.value_serializer is not None)
         self._check_brokers(schema)
+        if self.dead_letters and self.topic:
+            limit = "max.message.bytes"
+            found = self._brokers.configs("TOPIC", self.topic, [limit]).get(limit)
+            self._largest = min(self._largest, int(found) - _OVERHEAD) if found else self._largest
 
     def _check_brokers(self, schema: pa.Schema) -> None:
         try:
@@ -196,7 +220,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         pooled = f"{_prefix(context.job, self.name)}{context.subtask}.{context.slot}"
         mark = Mark(_group(context.job, self.name), context.lineage, context.checkpoint_id)
         marked = self.remember and context.exactly_once
-        producer = self._producer(pooled, context.schema, mark if marked else None)
+        producer = self._producer(pooled, _columns(context.schema), mark if marked else None)
         try:
             producer.begin(self.timeout)
         except BaseException:
@@ -205,7 +229,14 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         return producer
 
     def write(self, transaction: TransactionalProducer, batch: pa.RecordBatch) -> None:
-        transaction.write(batch)
+        transaction.write(dead_letters.records(batch) if batch.schema == SCHEMA else batch)
+
+    def write_accepted(self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        """Refused by the columns alone, before a record is produced."""
+        refused = dead_letters.refused(batch, self.topic, self._largest, transaction.partitions)
+        if len(refused) < batch.num_rows and len(refused) <= most:
+            transaction.write(batch.take(without(batch.num_rows, refused)) if refused else batch)
+        return refused
 
     def pre_commit(self, transaction: TransactionalProducer) -> Committable:
         sealed = transaction.seal(self._delivery_timeout)
@@ -435,3 +466,8 @@ def _ongoing(committable: Committable) -> tuple[Identity, str]:
 
 def _prefix(job: str, sink: str) -> str:
     return f"{_group(job, sink)}."
+
+
+def _columns(schema: pa.Schema) -> pa.Schema:
+    """What is produced of rows of this schema: letters become records."""
+    return dead_letters.RECORDS if schema == SCHEMA else schema

@@ -78,7 +78,7 @@ class Writing:
         if code == _TOO_LARGE:
             return BadValue(f"{who} has a row above max_allowed_packet of the server: {text}")
         if refuses(error):
-            return BadValue(f"{who} was refused: {text}")
+            return BadValue(f"{who} was refused: {text}").because(self._alone(describe(error)), type(error).__name__)
         return None
 
     def refused(self, warnings: Sequence[tuple[Any, ...]], sent: int, took: int) -> BadValue:
@@ -89,13 +89,20 @@ class Writing:
         return BadValue(
             f"table {self.table}: {self.where} was refused, since the server would alter or skip rows: "
             f"{told}{more}{skipped}"
-        )
+        ).because("; ".join(self._alone(str(message)) for _, _, message in warnings[:3]))
 
     def said(self, text: str) -> str:
         """A message of the server, with the names that the user knows and rows counted from the first one."""
+        return _ROW.sub(lambda row: f" at row {self.before + int(row[1])}", self._known(text))
+
+    def _alone(self, text: str) -> str:
+        """The same without the row."""
+        return _ROW.sub("", self._known(text))
+
+    def _known(self, text: str) -> str:
         for name, known in self.aliases.items():
             text = text.replace(name, known)
-        return _ROW.sub(lambda row: f" at row {self.before + int(row[1])}", text)
+        return text
 
 
 def refuses(error: pymysql.Error) -> bool:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import pyarrow as pa
 import pymysql
 
+from sinks.errors import BadValue
 from sinks.mysql import local_infile
 from sinks.mysql.connection import WORK_SECONDS
 from sinks.mysql.encode import LoadEncoder, RowEncoder
@@ -57,12 +58,32 @@ class RowTransaction:
     def write(self, batch: pa.RecordBatch) -> None:
         for data, rows in self._encoder.pieces(batch):
             with self.explained():
-                if isinstance(self._encoder, LoadEncoder):
-                    self._settle()  # the server had the time that encoding took
-                    local_infile.send(self.connection, self._statement, data)
-                    self._loading = rows
-                else:
-                    self._insert(data, rows)
+                self._settle()  # the server had the time that encoding took
+                self._send(data, rows)
+
+    def _send(self, data: memoryview, rows: int) -> None:
+        if isinstance(self._encoder, LoadEncoder):
+            local_infile.send(self.connection, self._statement, data)
+            self._loading = rows
+        else:
+            self._insert(data, rows)
+
+    def encode(self, batch: pa.RecordBatch) -> list[tuple[memoryview, int]]:
+        return list(self._encoder.pieces(batch))
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        pieces, before = self.encode(batch), self._writing.before
+        execute(self.connection, "SAVEPOINT tpc")
+        try:
+            for data, rows in pieces:
+                with self.explained():
+                    self._send(data, rows)
+                    self._settle()
+        except BadValue:
+            self._writing.before = before
+            execute(self.connection, "ROLLBACK TO SAVEPOINT tpc")
+            raise
+        execute(self.connection, "RELEASE SAVEPOINT tpc")
 
     def _settle(self) -> None:
         """Wait for the last LOAD DATA."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from sinks.base import TwoPhaseCommitSink
 from sinks.mysql import catalog
 from sinks.mysql.catalog import Target
 from sinks.mysql.loading import RowTransaction
@@ -60,6 +61,8 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
         checkpoint_column: str | None = None,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         connect_options: Mapping[str, Any] | None = None,
+        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        max_dead_letters: int | float = 1000,
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
@@ -80,6 +83,8 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
         * `checkpoint_column`: a text column of the table that the sink fills with the checkpoint of each row, as
           `LINEAGE.NUMBER` (up to 30 characters), by which `coordinator verify` counts them.
         * `lock_timeout`: seconds that any of our statements waits for a lock, rounded up to whole ones.
+        * `dead_letters`: a sink for the rows that the table refuses; `max_dead_letters`: how many a checkpoint may have
+          of them, or, as a float, which share of its rows.
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
         """
@@ -91,7 +96,9 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
         dialect = MySQLStaging(server, merge, strategy)
         planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
-        super().__init__(planner, StagingTables(dialect), problems, transform, checkpoint_column)
+        super().__init__(
+            planner, StagingTables(dialect), problems, transform, checkpoint_column, dead_letters, max_dead_letters
+        )
 
     def weaknesses(self) -> Sequence[str]:
         with self._server.lend() as connection:

@@ -9,6 +9,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from sinks.errors import BadValue
 from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import explained
 from sinks.postgres.server import Server
@@ -33,6 +34,9 @@ class CopyTransaction:
         self._server = server
         self._copying: AbstractContextManager[psycopg.Copy] | None = None
         self._sealed = False
+        self._put = 0
+        self.under_savepoints = False
+        """Whether the rows have numbers of subtransactions as `xmin`."""
         self.connection = server.take()
         try:
             self.connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
@@ -46,26 +50,54 @@ class CopyTransaction:
         return explained(self._table, self._where, self._aliases)
 
     def start(self, into: sql.Identifier, encoder: CopyEncoder, *, alias: str | None = None) -> None:
-        """Begin to copy. `alias` is the name of `into` that errors must not show, if it is a staging table."""
+        """Rows go into this table. `alias` is the name of it that errors must not show, if it is a staging table."""
         if alias:
             self._aliases[alias] = self._table
         self._encoder = encoder
         columns = sql.SQL(", ").join(map(sql.Identifier, encoder.columns))
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)
+        self._statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)
+
+    def _begin_copy(self) -> None:
         self._cursor = self.connection.cursor()
-        copying = self._cursor.copy(statement)
+        copying = self._cursor.copy(self._statement)
         with self.explained():
             self._copy = copying.__enter__()
             self._copying = copying
-            self._copy.write(encoder.header())
+            self._copy.write(self._encoder.header())
 
     def write(self, batch: pa.RecordBatch) -> None:
+        if self._copying is None:
+            self._begin_copy()
         for piece in self._encoder.pieces(batch):
             with self.explained():
                 self._copy.write(piece)
 
+    def encode(self, batch: pa.RecordBatch) -> None:
+        self._encoder.whole(batch)
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        data = self._encoder.whole(batch)
+        self.connection.execute("SAVEPOINT tpc")
+        self.under_savepoints = True
+        try:
+            with self.explained(), self.connection.cursor() as cursor:
+                with cursor.copy(self._statement) as copying:
+                    for piece in data:
+                        copying.write(piece)
+                self._put += cursor.rowcount
+        except BadValue:
+            self.connection.execute("ROLLBACK TO SAVEPOINT tpc")
+            raise
+        finally:
+            if self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+                self.connection.execute("RELEASE SAVEPOINT tpc")
+
     def finish(self) -> int:
         """End the COPY; now every row is checked. Returns how many rows the server took."""
+        if self.under_savepoints:
+            return self._put
+        if self._copying is None:
+            self._begin_copy()
         assert self._copying is not None
         copying, self._copying = self._copying, None
         with self.explained():

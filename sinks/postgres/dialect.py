@@ -201,7 +201,7 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
 
     def evidence(self, transaction: CopyTransaction) -> dict[str, object]:
         (xid,) = row(transaction.connection, "SELECT txid_current()")
-        return {"xid": xid}
+        return {"xid": xid} | ({"writers": "untold"} if transaction.under_savepoints else {})
 
     def writers(
         self, connection: Connection, target: Target, ledger: Ledger[Connection], keys: Sequence[str]

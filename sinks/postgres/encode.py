@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 import pgpq
 import pyarrow as pa
@@ -33,7 +34,14 @@ class CopyEncoder:
         self._schema = schema
         self._convert = [conversion(field.type, known[field.name], rounding=rounding) for field in schema]
         empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-        self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._converted(empty).schema)
+        self._encoded = self._converted(empty).schema
+        self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
+
+    def whole(self, batch: pa.RecordBatch) -> list[bytes]:
+        """The batch as a COPY of its own."""
+        alone = copy(self)
+        alone._encoder, alone.rows = pgpq.ArrowToPostgresBinaryEncoder(self._encoded), 0
+        return [alone.header(), *alone.pieces(batch), alone.trailer()]
 
     def header(self) -> bytes:
         return bytes(self._encoder.write_header())

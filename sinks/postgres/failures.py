@@ -70,7 +70,8 @@ def explain(error: psycopg.Error, table: str, where: str, aliases: dict[str, str
     if isinstance(error, _CHANGED):
         return ConfigurationError(f"table {table}: {where} found the table changed since it was checked: {text}")
     if state[:2] in ("22", "23") or isinstance(error, errors.RaiseException):
-        return BadValue(f"table {table}: {where} was refused{_position(error)}: {text}")
+        bad = BadValue(f"table {table}: {where} was refused{_position(error)}: {text}")
+        return bad.because(text, type(error).__name__)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from sinks.base import TwoPhaseCommitSink
 from sinks.diagnosis import InDoubt
 from sinks.postgres import catalog
 from sinks.postgres.catalog import Target
@@ -60,6 +61,8 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
         ledger: str = "tpc_ledger",
         transform: Callable[[DataFrame], DataFrame] | None = None,
         connect_options: Mapping[str, Any] | None = None,
+        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        max_dead_letters: int | float = 1000,
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
@@ -76,6 +79,8 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
         * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones; "widen"
           also makes numbers and varchar wider, where the batch's types need it. Nothing else of the table is altered.
         * `lock_timeout`: seconds that any of our transactions waits for a lock.
+        * `dead_letters`: a sink for the rows that the table refuses; `max_dead_letters`: how many a checkpoint may have
+          of them, or, as a float, which share of its rows.
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """
@@ -87,7 +92,14 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
         dialect = PostgresStaging(server, merge, strategy)
         planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
-        super().__init__(planner, StagingTables(dialect), problems, transform)
+        super().__init__(
+            planner,
+            StagingTables(dialect),
+            problems,
+            transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
 
     def weaknesses(self) -> Sequence[str]:
         with self._server.lend() as connection:

@@ -14,6 +14,7 @@ from sinks.sql.ledger import Entry, Ledger
 from sinks.sql.server import C
 from sinks.transaction import Fingerprint, Identity, token
 
+_UNDER_SAVEPOINTS = "a sink with dead letters writes under savepoints, so the table does not tell who wrote a row"
 _NO_SUMS = "the ledger has no counts of it: an older version wrote it, or the ledger lacks the columns for them"
 
 
@@ -67,10 +68,13 @@ class Auditor(Generic[C, TargetT, T]):
             return Audit(found, remarks=(why,))
         known = [all(key in writers.of for key in some) for some in keys]  # else nobody can tell which rows are its own
         held = [sum(writers.rows.get(writer, 0) for writer in some) for some in by_part]
+        told = [all(c.proof.get("writers") != "untold" for c in part.committables) for part in parts]
         counted = [
-            replace(one, held=rows if all_known else None)
-            for one, rows, all_known in zip(found, held, known, strict=True)
+            replace(one, held=rows if all_known and is_told else None)
+            for one, rows, all_known, is_told in zip(found, held, known, told, strict=True)
         ]
+        if not all(told):
+            return Audit(counted, remarks=(_UNDER_SAVEPOINTS,))
         return Audit(counted, (_of_others(target.label, writers.others),) if writers.others else ())
 
     def _keys(self, part: Part) -> list[str]:

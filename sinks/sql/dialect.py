@@ -38,6 +38,12 @@ class RowTransaction(Protocol):
 
     def write(self, batch: pa.RecordBatch) -> None: ...
 
+    def encode(self, batch: pa.RecordBatch) -> object:
+        """Raises BadValue if the columns cannot hold the rows, as far as that can be told without the server."""
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Write the rows, all or none: none if this raises BadValue, after which the transaction goes on."""
+
     def finish(self) -> int:
         """Wait until the server has judged every row; returns how many there were."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import TwoPhaseCommitSink
+from sinks.dead_letters import Refusal, written_but_refused
 from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
 from sinks.sql.audit import Auditor, mark_of
@@ -49,10 +50,14 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         problems: Sequence[str],
         transform: Callable[[DataFrame], DataFrame] | None,
         checkpoint_column: str | None = None,
+        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        max_dead_letters: int | float = 1000,
     ) -> None:
         """`checkpoint_column` is filled by the sink. Raises ConfigurationError for `problems`, what is wrong with the
         user's options."""
-        super().__init__(name=planner.sink, transform=transform)
+        super().__init__(
+            name=planner.sink, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters
+        )
         if planner.evolution not in STEPS:
             known = ", ".join(f'"{step}"' for step in STEPS)
             problems = [*problems, f"schema_evolution={planner.evolution!r} is not one of {known}"]
@@ -124,11 +129,20 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         return (self._staged if plan.strategy == "staged" else self._two_phase).begin(plan, context)
 
     def write(self, transaction: T, batch: pa.RecordBatch) -> None:
-        if self._checkpoint_column:
-            about = transaction.context
-            mark = pa.repeat(mark_of(about.lineage, about.checkpoint_id), batch.num_rows)
-            batch = pa.RecordBatch.from_arrays([*batch.columns, mark], schema=about.schema)
-        transaction.write(batch)
+        transaction.write(self._with_mark(transaction, batch))
+
+    def write_accepted(self, transaction: T, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        """Each batch under a savepoint. Refused by the client or the server: values that the columns cannot hold, and
+        what constraints, domains and triggers have against a row by itself."""
+        marked = self._with_mark(transaction, batch)
+        return written_but_refused(marked, transaction.encode, transaction.put, most)
+
+    def _with_mark(self, transaction: T, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._checkpoint_column is None:
+            return batch
+        about = transaction.context
+        mark = pa.repeat(mark_of(about.lineage, about.checkpoint_id), batch.num_rows)
+        return pa.RecordBatch.from_arrays([*batch.columns, mark], schema=about.schema)
 
     def sum_up(self, transaction: T, fingerprint: Fingerprint) -> None:
         transaction.summed = fingerprint

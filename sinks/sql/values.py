@@ -208,7 +208,8 @@ def bad_value(where: str, before: int, batch: pa.RecordBatch, name: str, refused
     others = [other for other in batch.schema.names if other != name][:3]
     values = ", ".join(f"{other}={short(batch.column(other)[refused.index])}" for other in others)
     begins = f" (the row begins {values})" if others else ""
-    return BadValue(f'{where}: row {before + refused.index + 1}, column "{name}": {refused}{begins}')
+    what = f'column "{name}": {refused}'
+    return BadValue(f"{where}: row {before + refused.index + 1}, {what}{begins}").because(what)
 
 
 def require_same_columns(batch: pa.RecordBatch, schema: pa.Schema, where: str, before: int) -> None:

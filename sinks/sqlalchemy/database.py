@@ -248,7 +248,7 @@ class Database(Server[Connection]):
                 "same unique value"
             )
         if self.refuses(error):
-            return BadValue(f"{where} was refused: {text}")
+            return BadValue(f"{where} was refused: {text}").because(text, type(error).__name__)
         if isinstance(error, exc.ProgrammingError | exc.NoSuchTableError | exc.NotSupportedError) or (
             isinstance(error, exc.OperationalError) and _CHANGED.search(text)
         ):

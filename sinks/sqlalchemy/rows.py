@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import RootTransaction
 
+from sinks.errors import BadValue
 from sinks.sql.values import Refused, bad_value
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.types import Column, conversion
@@ -78,6 +79,20 @@ class RowTransaction:
             with self.database.explained(where):
                 self.connection.execute(self._insert, rows)
             self._row += len(rows)
+
+    def encode(self, batch: pa.RecordBatch) -> None:
+        for name in self._names:
+            self._values(batch, name)
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        before, savepoint = self._row, self.connection.begin_nested()
+        try:
+            self.write(batch)
+        except BadValue:
+            self._row = before
+            savepoint.rollback()
+            raise
+        savepoint.commit()
 
     def _values(self, batch: pa.RecordBatch, name: str) -> list[Any]:
         array = batch.column(batch.schema.get_field_index(name))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from sqlalchemy.engine import URL, Connection
 
+from sinks.base import TwoPhaseCommitSink
 from sinks.sql.dialect import Plan
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions
@@ -68,6 +69,8 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         checkpoint_column: str | None = None,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         engine_options: Mapping[str, Any] | None = None,
+        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        max_dead_letters: int | float = 1000,
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
@@ -85,6 +88,8 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
           also makes numbers and varchar wider, where the batch's types need it. Nothing else of the table is altered.
         * `checkpoint_column`: a text column of the table that the sink fills with the checkpoint of each row, as
           `LINEAGE.NUMBER` (up to 30 characters), by which `coordinator verify` counts them.
+        * `dead_letters`: a sink for the rows that the table refuses; `max_dead_letters`: how many a checkpoint may have
+          of them, or, as a float, which share of its rows.
 
         Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
         """
@@ -94,4 +99,8 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         dialect = SqlAlchemyDialect(database, merge, strategy)
         planner = _Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
         problems = list(merge.contradictions(strategy, "two_phase"))
-        super().__init__(planner, Staged(dialect), problems, transform, checkpoint_column)
+        if database.dialect == "sqlite" and str(getattr(dead_letters, "_server", "")) == str(database):
+            problems.append("a SQLite file takes one writer at a time, so its dead letters go into another file")
+        super().__init__(
+            planner, Staged(dialect), problems, transform, checkpoint_column, dead_letters, max_dead_letters
+        )

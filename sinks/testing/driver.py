@@ -24,6 +24,7 @@ from pyspark import cloudpickle
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from sinks.base import TwoPhaseCommitSink
+from sinks.dead_letters import Refusal
 from sinks.testing.local import LocalQuery, Partitions
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionContext
 
@@ -67,6 +68,7 @@ class Hooked(TwoPhaseCommitSink[Any]):
         hook: Callable[[], object] = die,
     ) -> None:
         super().__init__(name=inner.name, transform=inner.transform)
+        self.dead_letters, self.max_dead_letters = inner.dead_letters, inner.max_dead_letters
         self.inner, self.method, self.nth, self.after, self.hook = inner, method, nth, after, hook
         self.key = uuid.uuid4().hex
 
@@ -103,6 +105,10 @@ class Hooked(TwoPhaseCommitSink[Any]):
 
     def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
         self._call("write", transaction, batch)
+
+    def write_accepted(self, transaction: Any, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        refused: Sequence[Refusal] = self._call("write_accepted", transaction, batch, most)
+        return refused
 
     def sum_up(self, transaction: Any, fingerprint: Fingerprint) -> None:
         self.inner.sum_up(transaction, fingerprint)

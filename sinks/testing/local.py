@@ -67,7 +67,7 @@ class LocalBatch:
     def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         acks: dict[str, list[Ack]] = {}
         for name, task in tasks.items():
-            for subtask in sorted(task.only or ()):
+            for subtask in sorted(task.lost):
                 self._attempts += 1
                 copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
                 acks.setdefault(name, []).append(copy.run([], subtask, self._attempts))

@@ -35,6 +35,10 @@ def test_every_kind_of_sink_and_the_checkpoint_options(tmp_path: Path, monkeypat
         {PG}
         transform = "{tmp_path}/mine.py:upper"
         connect_options = {{ sslmode = "require" }}
+        max_dead_letters = 0.01
+        [sinks.dead_letters]
+        {PG}
+        name = "bad"
         [[sinks]]
         type = "kafka"
         bootstrap_servers = "localhost:9092"
@@ -58,8 +62,9 @@ def test_every_kind_of_sink_and_the_checkpoint_options(tmp_path: Path, monkeypat
     )
     coordinator = load_job(place)
     assert [type(sink).__name__ for sink in coordinator.sinks.values()] == [
-        *("PostgresSink", "KafkaSink", "MySQLSink", "SqlAlchemySink", "FileSink")
+        *("PostgresSink", "KafkaSink", "MySQLSink", "SqlAlchemySink", "FileSink", "PostgresSink")
     ]
+    assert coordinator.sinks["orders"].dead_letters is coordinator.sinks["bad"]
     assert (coordinator.job, coordinator.config.interval, coordinator.config.min_pause) == ("orders", 10, 1)
     transform = coordinator.sinks["orders"].transform
     assert transform is not None
@@ -79,6 +84,7 @@ def test_every_kind_of_sink_and_the_checkpoint_options(tmp_path: Path, monkeypat
             r"sink 1: there is no type 'postgress'; did you mean 'postgres'\?",
         ),
         ('job = "a"\n[[sinks]]\nname = "x"', r"sink 1 lacks type ="),
+        (f'job = "a"\n[[sinks]]\n{PG}\ndead_letters = "x"', r"sink 1, dead_letters lacks type ="),
         (f'job = "a"\n[[sinks]]\n{PG}\ntabel = "x"', r"\(postgres\): unknown key 'tabel'; did you mean 'table'\?"),
         ('job = "a"\n[[sinks]]\ntype = "postgres"\ntable = "x"', r"sink 1: .*'dsn'"),
         (f'job = "a"\nstorage = "memory:x"\n[[sinks]]\n{PG}\nmode = "merge"', r"mode='merge' is not one of"),

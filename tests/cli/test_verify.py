@@ -56,7 +56,7 @@ def test_a_table_of_postgres(tmp_path: Path, pg_database: str, strategy: str) ->
         assert lines(told) == balanced(0, 1, 2)
         assert told["totals"]["orders"] == {
             **dict.fromkeys(("batch", "read", "pre_committed", "ledger", "held"), sum(ROWS)),
-            **dict.fromkeys(("filtered", "given_up"), 0),
+            **dict.fromkeys(("filtered", "dead_lettered", "given_up"), 0),
         }
 
         first = min(id for table in INPUT[1] for id in table["id"].to_pylist())

@@ -29,7 +29,8 @@ def test_what_agrees_is_balanced() -> None:
     found = books(of(batch_rows=8), holding=Holding(SIX, 6))
     assert found.verdict is Verdict.BALANCED
     assert found.totals() == {
-        "s": {"batch": 8, "filtered": 2, "read": 6, "pre_committed": 6, "given_up": 0, "ledger": 6, "held": 6}
+        "s": {"batch": 8, "filtered": 2, "read": 6, "dead_lettered": 0}
+        | {"pre_committed": 6, "given_up": 0, "ledger": 6, "held": 6}
     }
     assert books(of(), holding=Holding(SIX, None, remarks=("no",))).verdict is Verdict.BALANCED
     assert books(replace(of(), committables=(), rows={"s": 0}), holding=Holding()).verdict is Verdict.BALANCED
@@ -49,6 +50,8 @@ def test_what_differs_is_named() -> None:
         assert words in found.lines[0].differences[0]
     other = books(of(), holding=Holding(SIX, 6), audit=Audit([], ("rows of others",)))
     assert (other.lines[0].verdict, other.verdict) == (Verdict.BALANCED, Verdict.DIFFERS)
+    bad = books(replace(of(), rows={"s": 6, "dead": 3}, dead_letters={"dead": "s"}), holding=Holding(SIX, 6))
+    assert (bad.lines[0].read, bad.lines[0].dead_lettered, bad.lines[0].verdict) == (9, 3, Verdict.BALANCED)
     lost = books(replace(of(), rows={"s": 9}), holding=Holding(SIX, 6))
     assert lost.lines[0].differences == ("9 row(s) came to the sink, and its transactions acknowledged 6",)
 

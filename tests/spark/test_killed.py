@@ -22,6 +22,7 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointListener, Replay, Step
 from coordinator.balance import Verdict, take_balance
+from coordinator.protocol.dead_letters import with_dead_letters
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
@@ -233,6 +234,20 @@ def postgres(place: Place) -> Query:
     return Query([sink], AT_ONCE, lambda: place.in_table(place.postgres), worker_killed=True)
 
 
+def dead_letters(place: Place) -> Query:
+    """The table takes no id that is divisible by 7. A worker is killed between the two pre-commits of its task."""
+    place.postgres.run("CREATE TABLE orders (id bigint CHECK (id % 7 <> 0), name text, amount float8)")
+    letters = PostgresSink(place.postgres.dsn, "letters", create_table=True)
+    sink = place.table(strategy="prepared", dead_letters=letters)
+
+    def found() -> Mapping[int, int]:
+        bad = Counter(json.loads(row)["id"] for (row,) in place.postgres.run("SELECT row FROM letters"))
+        assert all(id % 7 == 0 for id in bad)
+        return bad + Counter(place.in_table(place.postgres))
+
+    return Query([sink], (Kill(Step.PRE_COMMITTED, 0, 6, 0), Kill(Step.COMPLETE, 1, 6, 150)), found, worker_killed=True)
+
+
 def postgres_staged(place: Place) -> Query:
     sink = place.table(strategy="staged")
     return Query([sink], AT_ONCE, lambda: place.in_table(place.postgres), worker_killed=True)
@@ -319,13 +334,16 @@ def projections(place: Place) -> Query:
 
 
 SMALL = postgres_on_driver, kafka_on_driver
-SHORT = (one_sink, two_sinks, state, lost, spooled, other_layout, postgres, mysql, kafka_to_kafka, projections, *SMALL)
+SHORT = (
+    *(one_sink, two_sinks, state, lost, spooled, other_layout),
+    *(postgres, mysql, dead_letters, kafka_to_kafka, projections, *SMALL),
+)
 FURTHER = (default_state, sqlite, postgres_staged, postgres_upsert, mysql_staged, mysql_upsert, kafka_to_postgres)
 
 
 def in_doubt(query: Query, job: str) -> int:
     found = 0
-    for sink in query.sinks:
+    for sink in with_dead_letters(query.sinks).values():
         sink.open()
         with closing(sink):
             found += len(list(sink.in_doubt(job)))
@@ -381,7 +399,7 @@ def test_killed_twice_and_restarted(
             assert query.found() == query.expected(ids), folder.name
             assert in_doubt(query, folder.name) == 0, folder.name
             store = CheckpointStore(open_storage(f"file://{folder / 'storage'}"), folder.name)
-            books = take_balance(store, {sink.name: sink for sink in query.sinks})
+            books = take_balance(store, with_dead_letters(query.sinks))
             asked = not any(isinstance(sink, FileSink) for sink in query.sinks)
             assert books.verdict is (Verdict.BALANCED if asked else Verdict.UNTOLD), books.to_json()
             assert (folder / "killed").exists() is query.worker_killed, folder.name

@@ -1,0 +1,51 @@
+"""Sinks of dead letters: sinks of the job like any other, but that the tasks of another one write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from coordinator.protocol.batch import Sink
+from sinks.dead_letters import allowed, too_many
+from sinks.task import Ack
+from sinks.transaction import Fingerprint
+
+
+def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
+    """All sinks of a job by name, those of dead letters last. Raises ValueError where one has two parts, or a name."""
+    dead = [sink.dead_letters for sink in sinks if sink.dead_letters]
+    for one in dead:
+        if sum(one is other for other in dead) > 1:
+            raise ValueError(f"sink {one.name!r} is for the dead letters of two sinks; give each its own")
+        if any(one is sink for sink in sinks):
+            raise ValueError(f"sink {one.name!r} is for dead letters, and written by the tasks of another sink alone")
+    names = [sink.name for sink in (*sinks, *dead)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two sinks have the same name in {names}; set name= on one of them")
+    return {sink.name: sink for sink in (*sinks, *dead)}
+
+
+def writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
+    """By name of a sink of dead letters, the sink whose tasks write it."""
+    return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}
+
+
+def apart(acks: Mapping[str, Sequence[Ack]], sinks: Mapping[str, Sink]) -> dict[str, Sequence[Ack]]:
+    """The acks with those of dead letters under their own sink's name."""
+    found: dict[str, Sequence[Ack]] = {}
+    for name, own in acks.items():
+        found[name] = [replace(ack, dead_letters=None) for ack in own]
+        if dead := sinks[name].dead_letters:
+            found[dead.name] = [ack.dead_letters or Ack(ack.subtask, Fingerprint()) for ack in own]
+    return found
+
+
+def require_few(n: int, rows: Mapping[str, int], acks: Mapping[str, Sequence[Ack]], sinks: Mapping[str, Sink]) -> None:
+    """Raises `TooManyDeadLetters`. `rows`: of each sink in checkpoint `n`."""
+    for dead, name in writers(sinks).items():
+        limit, refused = sinks[name].max_dead_letters, rows.get(dead, 0)
+        read = refused + rows.get(name, 0)
+        if refused > allowed(limit, read):
+            named = [one for ack in acks[dead] if ack.committable for one in ack.committable.refused]
+            reasons = [(one.error_class, one.error) for one in named[:3]]
+            raise too_many(name, f"the {read:,} rows of checkpoint {n}", f"{refused:,}", limit, reasons)

@@ -1,0 +1,200 @@
+"""Dead letters: rows that a sink refuses, kept in another sink by the same checkpoint. See docs/dead-letters.md"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from sinks.errors import BadValue, TooManyDeadLetters
+from sinks.sql.json import to_json
+from sinks.transaction import Refused, TransactionContext
+
+SCHEMA = pa.schema(
+    [
+        ("job", pa.string()),
+        ("sink", pa.string()),
+        ("checkpoint", pa.int64()),
+        ("partition", pa.int32()),
+        ("row_number", pa.int64()),
+        ("error_class", pa.string()),
+        ("error", pa.string()),
+        ("row", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("time", pa.timestamp("us", "UTC")),
+    ]
+)
+"""Of the record batches that a sink of dead letters gets."""
+MOST = 10_000
+"""Dead letters of one sink in a checkpoint, whatever `max_dead_letters` is: the record names each."""
+_LONGEST_ERROR = 500
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row of a record batch, by its place there from 0, and why it was not written."""
+
+    row: int
+    error_class: str
+    error: str
+
+    @classmethod
+    def of(cls, row: int, error: BadValue) -> Refusal:
+        return cls(row, error.kind or type(error).__name__, error.reason or str(error))
+
+
+def refused_of(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], None], most: int) -> list[Refusal]:
+    """Those of the rows that `take` refuses, found by halves, from the first on; it takes all others. It is called with
+    pieces of the batch, and raises BadValue, having taken nothing of a piece, if there is something wrong with it. With
+    more than `most` the rest is neither looked at nor taken."""
+    found: list[Refusal] = []
+
+    def halve(start: int, count: int) -> None:
+        if len(found) > most:
+            return
+        try:
+            take(batch.slice(start, count))
+        except BadValue as error:
+            if count == 1:
+                found.append(Refusal.of(start, error))
+                return
+            halve(start, count // 2)
+            halve(start + count // 2, count - count // 2)
+
+    halve(0, batch.num_rows)
+    return found
+
+
+def written_but_refused(
+    batch: pa.RecordBatch,
+    encode: Callable[[pa.RecordBatch], object],
+    put: Callable[[pa.RecordBatch], None],
+    most: int,
+) -> list[Refusal]:
+    """`refused_of` for a `put` that costs a call of the server. `encode` raises BadValue where it needs none."""
+    try:
+        put(batch)
+        return []
+    except BadValue:
+        pass
+
+    def encoded(piece: pa.RecordBatch) -> None:
+        encode(piece)
+
+    refused = refused_of(batch, encoded, most)
+    if len(refused) > most:
+        return refused
+    kept = without(batch.num_rows, refused)
+    if len(kept):
+        by_server = refused_of(batch.take(kept), put, most - len(refused))
+        refused += [Refusal(kept[one.row].as_py(), one.error_class, one.error) for one in by_server]
+    return sorted(refused, key=lambda one: one.row)
+
+
+def without(rows: int, refused: Iterable[Refusal]) -> pa.Array:
+    """The places of the other rows."""
+    places = pa.array(range(rows), pa.int64())
+    return places.filter(pc.invert(pc.is_in(places, pa.array([one.row for one in refused], pa.int64()))))
+
+
+class Recorded:
+    """The rows that a record says were refused, found again by their hashes, as often as it names each."""
+
+    def __init__(self, refused: Iterable[Refused]) -> None:
+        self._left: dict[int, deque[Refused]] = {}
+        for one in refused:
+            self._left.setdefault(one.row_hash, deque()).append(one)
+
+    def among(self, hashes: pa.Array) -> list[Refusal]:
+        if not self._left:
+            return []
+        known = pc.is_in(hashes, pa.array(list(self._left), pa.int64()))
+        found = []
+        for place in pc.indices_nonzero(known).to_pylist():
+            if named := self._left[hashes[place].as_py()]:
+                one = named.popleft()
+                found.append(Refusal(place, one.error_class, one.error))
+        return found
+
+
+def letters(
+    context: TransactionContext, rows: pa.RecordBatch, before: int, refused: Sequence[Refusal]
+) -> pa.RecordBatch:
+    """Those rows of a batch, which `before` came before, of the participant of `context`, as record batch of
+    `SCHEMA`."""
+    bad = rows.take(pa.array([one.row for one in refused], pa.int64()))
+    struct = pa.StructArray.from_arrays(bad.columns, fields=list(bad.schema)) if bad.num_columns else None
+    columns: dict[str, object] = {
+        "job": pa.repeat(context.job, len(refused)),
+        "sink": pa.repeat(context.sink, len(refused)),
+        "checkpoint": [context.checkpoint_id] * len(refused),
+        "partition": [context.subtask] * len(refused),
+        "row_number": [before + one.row for one in refused],
+        "error_class": [one.error_class for one in refused],
+        "error": [shortened(one.error) for one in refused],
+        "row": pa.repeat("{}", len(refused)) if struct is None else to_json(struct),
+        "key": _raw(bad, "key"),
+        "value": _raw(bad, "value"),
+        "time": [time.time_ns() // 1000] * len(refused),
+    }
+    arrays = [_as(columns[field.name], field.type) for field in SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def shortened(error: str) -> str:
+    text = error.replace("\0", "\\0")
+    return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 1] + "…"
+
+
+def _raw(rows: pa.RecordBatch, name: str) -> object:
+    """The bytes of a column, if it is one of texts or bytes."""
+    if name in rows.schema.names:
+        column = rows.column(name)
+        if at.is_string(column.type) or at.is_binary(column.type):
+            return column.cast(pa.binary())
+    return [None] * rows.num_rows
+
+
+def _as(values: object, kind: pa.DataType) -> pa.Array:
+    return values.cast(kind) if isinstance(values, pa.Array) else pa.array(values, kind)
+
+
+# ---------------------------------------------------------------------- the limit
+def limit_problem(limit: object) -> str | None:
+    """What is wrong with a `max_dead_letters`."""
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        return f"max_dead_letters is a number of rows, or a share of them as float, not {limit!r}"
+    if isinstance(limit, int) and not 0 <= limit <= MOST:
+        return f"max_dead_letters is between 0 and {MOST:,} rows, not {limit:,}"
+    if isinstance(limit, float) and not 0 <= limit <= 1:
+        return f"max_dead_letters, as a float, is a share of the rows between 0 and 1, not {limit:g}"
+    return None
+
+
+def most_in_task(limit: int | float) -> int:
+    """How many a participant may have, as far as it can tell by itself."""
+    return limit if isinstance(limit, int) else MOST
+
+
+def allowed(limit: int | float, rows: int) -> int:
+    """Of a checkpoint in which so many rows came to the sink."""
+    return limit if isinstance(limit, int) else min(int(limit * rows), MOST)
+
+
+def too_many(
+    sink: str, where: str, count: str, limit: int | float, reasons: Iterable[tuple[str, str]]
+) -> TooManyDeadLetters:
+    """`reasons`: class and text of the first errors."""
+    told = "".join(f"\n  - {error_class}: {shortened(error)}" for error_class, error in reasons)
+    most = f"{limit:,} row(s)" if isinstance(limit, int) else f"{limit:.2%} of the rows, at most {MOST:,}"
+    return TooManyDeadLetters(
+        f"sink {sink!r} refused {count} of {where}, and its max_dead_letters is {most}; the first of them:{told}\n"
+        "Neither these nor the good rows are visible. Mend the source or the table and start the query again, or raise "
+        "max_dead_letters"
+    )

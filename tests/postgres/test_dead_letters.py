@@ -1,0 +1,116 @@
+"""What is this server's own; the rest is in `DeadLettersOfTables`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator.config import Replay
+from sinks.errors import BadValue, TooManyDeadLetters
+from sinks.postgres import PostgresSink
+from sinks.testing import KILLED, Driver, Hooked, LocalQuery
+from sinks.testing.driver import KillAt
+from sinks.testing.table_crashes import At, run
+from tests.dead_letters import INPUT, DeadLettersOfTables, assert_each_once
+from tests.postgres.play import Observer
+
+
+@pytest.fixture
+def dsn(pg_database: str) -> str:
+    return pg_database
+
+
+class TestPostgres(DeadLettersOfTables):
+    make = PostgresSink
+    observe = Observer
+    strategies = ("prepared", "staged")
+
+    def test_a_letter(self, tmp_path: Path, dsn: str, db: Observer) -> None:
+        run(tmp_path, self.sink(dsn), INPUT[:2])
+        first = db.run("SELECT * FROM dead WHERE checkpoint = 1 AND partition = 1 ORDER BY row_number")
+        row = f'{{"id":4002,"name":"{"x" * 50}","amount":1.0}}'
+        *about, time = first[0]
+        assert about[:6] == ["job", "good", 1, 1, 2, "BadValue"]
+        assert about[6].startswith('column "name": ')
+        assert about[7:] == [row, None, None]
+        assert time.tzinfo is not None
+        assert first[1][5:7] == (
+            "CheckViolation",
+            'new row for relation "good" violates check constraint "good_amount_check"; '
+            "Failing row contains (4030, user-4030, -1).",
+        )
+
+    def driver(self, folder: Path, sink: Any, *listeners: CheckpointListener) -> Driver:
+        return Driver("job", sink, f"file://{folder / 'storage'}", folder / "query", INPUT, listeners)
+
+    @pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE, Step.COMMITTED])
+    def test_the_driver_is_killed(self, tmp_path: Path, dsn: str, db: Observer, step: Step) -> None:
+        assert self.driver(tmp_path, self.sink(dsn), KillAt(step, checkpoint_id=1)).run() == KILLED
+        assert self.driver(tmp_path, self.sink(dsn)).run() == 0
+        assert_each_once(db, INPUT)
+
+    def test_a_task_is_killed_between_the_two_pre_commits(self, tmp_path: Path, dsn: str, db: Observer) -> None:
+        sink = self.sink(dsn)
+        assert sink.dead_letters is not None
+        sink.dead_letters = Hooked(sink.dead_letters, "pre_commit", nth=3)
+        assert self.driver(tmp_path, sink).run() == KILLED
+        assert self.driver(tmp_path, self.sink(dsn)).run() == 0
+        assert_each_once(db, INPUT)
+
+    @pytest.mark.parametrize("lost", ["good", "dead", ""])
+    def test_what_is_rolled_back_after_the_decision_is_separated_as_before(
+        self, tmp_path: Path, dsn: str, db: Observer, lost: str
+    ) -> None:
+        """Also where the table would now refuse other rows: with the good ones in it, all of them."""
+        rolled_back: list[str] = []
+
+        def roll_back() -> None:
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                rows = connection.execute(
+                    "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE %s",
+                    [f"%.{lost}%"],
+                )
+                for (gid,) in rows.fetchall():
+                    connection.execute(f"ROLLBACK PREPARED '{gid}'")
+                    rolled_back.append(gid)
+
+        run(tmp_path, self.sink(dsn), INPUT, At(Step.COMPLETE, roll_back))
+        assert len(rolled_back) == (2 if lost else 4)
+        assert_each_once(db, INPUT)
+
+    def test_lost_letters_are_written_again_from_kept_rows(self, tmp_path: Path, dsn: str, db: Observer) -> None:
+        """Of a query that gives other rows by then."""
+        input = [list(tables) for tables in INPUT]
+
+        def roll_back() -> None:
+            input[1][:] = input[2]
+            for gid in db.prepared():
+                if ".dead-" in gid:
+                    db.run(f"ROLLBACK PREPARED '{gid}'")
+
+        storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(replay=Replay.SPOOL)
+        listeners = [At(Step.COMPLETE, roll_back)]
+        with CheckpointCoordinator("job", [self.sink(dsn)], storage, config, listeners) as coordinator:
+            LocalQuery(tmp_path / "query", input).run(coordinator)
+        assert_each_once(db, INPUT)
+
+    @pytest.mark.parametrize(
+        ("most", "told"), [(8, "more than 8 of the rows of partition"), (12, "17 of the 260 rows of checkpoint 0")]
+    )
+    def test_too_many_fail_the_checkpoint(self, tmp_path: Path, dsn: str, db: Observer, most: int, told: str) -> None:
+        with pytest.raises(TooManyDeadLetters, match=told) as error:
+            run(tmp_path, self.sink(dsn, max_dead_letters=most), INPUT)
+        assert 'BadValue: column "name"' in str(error.value)
+        assert (db.ids("good"), db.run("SELECT * FROM dead"), db.pending()) == ([], [], 0)
+
+    def test_a_deferred_constraint_judges_no_single_row(self, tmp_path: Path, dsn: str, db: Observer) -> None:
+        db.run("ALTER TABLE good DROP CONSTRAINT good_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
+        [table, _] = INPUT[0]
+        with pytest.raises(BadValue, match="good_pkey"):
+            run(tmp_path, self.sink(dsn), [[pa.concat_tables([table, table])]])
+        assert (db.ids("good"), db.run("SELECT * FROM dead"), db.pending()) == ([], [], 0)
