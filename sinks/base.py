@@ -62,6 +62,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     committed_checkpoints driver   recovery, before anything is committed or aborted       yes      stops the query
     reach_within          CLI      before all else of a command                            no       no
     diagnose, inspect     CLI      when an operator asks                                   yes      shown
+    newest_letters        CLI      the same, of dead letters                               yes      shown
     audit                 CLI      the same, on an object of its own                       yes      shown
     close                 both     last                                                    yes      logged
     ===================== ======== ======================================================= ======== ==================
@@ -335,6 +336,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         Changes nothing. With `quick` nothing is done that takes longer the more rows there are. What takes long tells
         `sinks.progress.progress` how far it has come. Default: nobody can tell."""
         return Audit([Holding(remarks=(f"{type(self).__name__} cannot ask {self.system} for rows",))] * len(parts))
+
+    def newest_letters(self, most: int) -> Sequence[Mapping[str, Any]] | None:
+        """Of a sink of dead letters: the newest of them, by column, for `coordinator dead-letters show`. Default: None,
+        it cannot tell."""
+        return None
 
     # ------------------------------------------------------------------ Flink's names
     @final

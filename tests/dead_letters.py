@@ -84,6 +84,10 @@ class DeadLettersOfTables:
             sink = self.sink(dsn, strategy, max_dead_letters=0.1)
             run(tmp_path, sink, self.input[:batches])
         assert_each_once(db, self.input, self.letters(dsn, db))
+        assert sink.dead_letters is not None
+        newest = sink.dead_letters.newest_letters(3) or ()
+        assert [(one["checkpoint"], one["sink"], bool(one["error"])) for one in newest] == [(2, "good", True)] * 3
+        sink.dead_letters.close()
         store = CheckpointStore(open_storage(f"file://{tmp_path / 'storage'}"), "job")
         found = take_balance(store, with_dead_letters([sink]))
         assert found.verdict is Verdict.BALANCED

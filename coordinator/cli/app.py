@@ -9,6 +9,7 @@ import typer
 from coordinator import __version__
 from coordinator.cli import (
     checkpoints,
+    dead_letters,
     doctor,
     history,
     in_doubt,
@@ -50,6 +51,7 @@ app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(in_doubt.app, name="in-doubt")
 app.add_typer(savepoints.app, name="savepoint")
 app.add_typer(schema.app, name="schema")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.command()(status.status)
 app.command()(history.history)
 app.command()(ui.ui)

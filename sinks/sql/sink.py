@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import TwoPhaseCommitSink
-from sinks.dead_letters import Refusal, written_but_refused
+from sinks.dead_letters import SCHEMA, Refusal, written_but_refused
 from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
 from sinks.sql.audit import Auditor, mark_of
@@ -264,6 +264,18 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
             if not quick and target is None and any(part.committables for part in parts):
                 return replace(found, differences=(f"there is no table {self._planner.table} any more",))
             return found
+
+    def newest_letters(self, most: int) -> Sequence[Mapping[str, Any]]:
+        with self._server.lend() as connection, self._server.reading(connection):
+            target = self._planner.find_target(connection)
+            if target is None:
+                return []
+            quote, names = self._server.quote, [name for name in SCHEMA.names if name in target.names]
+            table = quote(target.schema, target.name)
+            columns = ", ".join(map(quote, names)).replace("%", "%%")
+            statement = f"SELECT {columns} FROM {table.replace('%', '%%')} ORDER BY {quote('time')} DESC LIMIT %s"
+            rows = self._server.query(connection, statement, [most])
+            return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _key(self, identity: Identity) -> str:
         return str(identity["transaction_id"]) if _is_staged(identity) else self._dialect.key(identity)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from tests.cli.play import Job, cli
+from tests.dead_letters import batch, ids
+
+
+def test_counts_and_the_newest_letters(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "good.db")) as connection:
+        connection.execute("CREATE TABLE good (id bigint, name varchar(20) NOT NULL, amount float)")
+    place, dead = f'type = "sqlalchemy"\nurl = "sqlite:///{tmp_path}', "[sinks.dead_letters]\n"
+    job = Job(
+        tmp_path, f'{place}/good.db"\ntable = "good"\n{dead}{place}/dead.db"\ntable = "dead"\ncreate_table = true'
+    )
+    job.input = [batch(number, by_client=None, by_server=False) for number in range(3)]
+    assert "has no dead letters" in cli("dead-letters", "list", "--job", str(job.file)).stderr
+    job.run()
+    found = job.json("dead-letters", "list")["checkpoints"]
+    counts = [len(ids([tables], bad=True)) for tables in job.input]
+    assert [(one["checkpoint"], one["sink"], one["dead_letters"]) for one in found] == [
+        (number, "good", count) for number, count in enumerate(counts)
+    ]
+    newest = job.json("dead-letters", "show", "-n", "2")["dead_letters"]
+    assert [one["checkpoint"] for one in newest] == [2, 2]
+    assert json.loads(newest[0]["row"])["name"] is None
+    told = cli("dead-letters", "show", "good", "--job", str(job.file)).stdout
+    assert "BadValue" in told
+    assert "there are good" in cli("dead-letters", "show", "dead", "--job", str(job.file), code=2).stderr
