@@ -12,11 +12,22 @@ import pytest
 from coordinator import CheckpointConfig
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
+from tests.spark.cluster import standalone_cluster
 from tests.spark.job import Once, SparkJob, write_input
 from tests.spark.test_shared import two_sinks, with_random_id
-from tests.spark.test_spark import assert_exactly_once, visible
+from tests.spark.test_spark import assert_exactly_once, linger, visible
 
 TWO_EXECUTORS = "local-cluster[2,2,1024]"
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.efficiency.enabled": "false",
+    "spark.executor.memory": "512m",
+    "spark.executorEnv.PYTHONPATH": os.getcwd(),  # where a user would install the packages on the workers
+}
 
 
 def test_sinks_on_two_executors_get_the_same_rows(tmp_path: Path) -> None:
@@ -66,3 +77,17 @@ def test_executor_dies_with_its_shuffle_files(tmp_path: Path, shape: Any) -> Non
     assert job.run() == 0, job.output()
     assert (tmp_path / "killed").exists()
     assert_exactly_once(sink, ids)
+
+
+def test_speculative_loser(tmp_path: Path) -> None:
+    """On a standalone cluster: the copy wins, and the straggler's transaction never becomes visible."""
+    (tmp_path / "rows").mkdir()
+    sink = FileSink(tmp_path / "rows")
+    ids = write_input(tmp_path / "input", batches=2)
+    hooked = Hooked(sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))
+    with standalone_cluster(tmp_path) as master:
+        job = SparkJob(tmp_path, [hooked], master=master, conf=SPECULATION)
+        assert job.run() == 0, job.output()
+    assert (tmp_path / "lingered").exists()
+    assert_exactly_once(sink, ids)
+    assert len(os.listdir(sink.folder)) > 6, "there was no loser"

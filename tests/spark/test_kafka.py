@@ -13,7 +13,8 @@ from tests.spark.job import KILLED, KillGroupAt, Once
 from tests.spark.kafka import BATCHES, RECORDS, IntoKafka, IntoPostgres, KafkaSource, finish, reading
 from tests.spark.kafka import into_kafka as into_kafka
 from tests.spark.kafka import source as source
-from tests.spark.test_spark import SPECULATION, linger
+from tests.spark.test_executors import SPECULATION
+from tests.spark.test_spark import linger
 
 pytestmark = pytest.mark.large
 

@@ -334,11 +334,9 @@ def projections(place: Place) -> Query:
 
 
 SMALL = postgres_on_driver, kafka_on_driver
-SHORT = (
-    *(one_sink, two_sinks, state, lost, spooled, other_layout),
-    *(postgres, mysql, dead_letters, kafka_to_kafka, projections, *SMALL),
-)
-FURTHER = (default_state, sqlite, postgres_staged, postgres_upsert, mysql_staged, mysql_upsert, kafka_to_postgres)
+SHORT = (state, lost, spooled, other_layout, postgres, mysql, dead_letters, kafka_to_kafka, projections, *SMALL)
+FILES = one_sink, two_sinks, default_state
+FURTHER = (*FILES, sqlite, postgres_staged, postgres_upsert, mysql_staged, mysql_upsert, kafka_to_postgres)
 
 
 def in_doubt(query: Query, job: str) -> int:

@@ -16,7 +16,6 @@ from coordinator import Step
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked, rows
 from sinks.testing.driver import die
-from tests.spark.cluster import standalone_cluster
 from tests.spark.job import KILLED, KillGroupAt, Once, SparkJob, write_input
 
 ROCKSDB = {
@@ -24,16 +23,6 @@ ROCKSDB = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
-}
-
-SPECULATION = {
-    "spark.speculation": "true",
-    "spark.speculation.interval": "100ms",
-    "spark.speculation.multiplier": "1.1",
-    "spark.speculation.quantile": "0.5",
-    "spark.speculation.efficiency.enabled": "false",
-    "spark.executor.memory": "512m",
-    "spark.executorEnv.PYTHONPATH": os.getcwd(),  # where a user would install the packages on the workers
 }
 
 
@@ -92,18 +81,6 @@ def test_task_that_fails_and_succeeds_on_retry(tmp_path: Path, sink: FileSink) -
 
 def linger() -> None:
     time.sleep(100)
-
-
-def test_speculative_loser(tmp_path: Path, sink: FileSink) -> None:
-    """On a standalone cluster: the copy wins, and the straggler's transaction never becomes visible."""
-    ids = write_input(tmp_path / "input", batches=2)
-    hooked = Hooked(sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))
-    with standalone_cluster(tmp_path) as master:
-        job = SparkJob(tmp_path, [hooked], master=master, conf=SPECULATION)
-        assert job.run() == 0, job.output()
-    assert (tmp_path / "lingered").exists()
-    assert_exactly_once(sink, ids)
-    assert len(os.listdir(sink.folder)) > 6, "there was no loser"
 
 
 def withdraw_one(folder: Path) -> None:
