@@ -323,29 +323,29 @@ MUTANTS = (
     Mutant(
         "a task commits what it should pre-commit",
         "sinks",
-        "            if not self.exactly_once:",
-        "            if True:",
+        "        elif not exactly_once:",
+        "        elif True:",
         TASK,
     ),
     Mutant(
         "a task that fails leaves its transaction",
         "sinks",
-        "                self.sink.rollback(transaction)",
+        "                self.sink.rollback(self._transaction)",
         "                pass",
         TASK,
     ),
     Mutant(
         "a replay writes all partitions",
         "sinks",
-        "if self.only is not None and subtask not in self.only:",
-        "if False:",
+        "return self.only is None or subtask in self.only",
+        "return True",
         TASK,
     ),
     Mutant(
         "fingerprints only count",
         "sinks",
-        "fingerprint.add(batch.num_rows, pc.sum(hashes).as_py())",
-        "fingerprint.add(batch.num_rows, 0)",
+        "self.fingerprint.add(rows.num_rows, pc.sum(hashes).as_py())",
+        "self.fingerprint.add(rows.num_rows, 0)",
         TASK,
     ),
     # ------------------------------------------------------------------ storages
@@ -561,8 +561,8 @@ MUTANTS = (
     Mutant(
         "verify: fewer rows than acknowledged balance",
         "coordinator",
-        "if held is not None and held != written.rows:",
-        "if held is not None and held > written.rows:",
+        "if held is not None and held != committed:",
+        "if held is not None and held > committed:",
         ("tests/protocol/test_balance.py",),
     ),
     Mutant(
@@ -682,8 +682,8 @@ MUTANTS = (
     Mutant(
         "Spark: two executors compute a partition for two sinks",
         "coordinator/spark",
-        "if len(tasks) > 1:",
-        "if False:",
+        "                len(tasks) > 1\n",
+        "                False\n",
         ("tests/spark/test_executors.py",),
     ),
     Mutant(
