@@ -37,6 +37,14 @@ EVOLUTION = tuple(f"tests/{room}/test_evolution.py" for room in ("postgres", "my
 SQLALCHEMY = _of("sqlalchemy_sink", "sink")
 VERIFY = ("tests/cli/test_verify.py",)
 KILLED = ("tests/spark/test_killed.py",)
+FORMAT = tuple(
+    f"tests/spark/test_format.py::test_{name}"
+    for name in (
+        "it_is_offered_twice",
+        "a_superseded_driver_decides_nothing",
+        "a_lost_transaction_is_not_replaced_by_other_rows",
+    )
+)
 FILE_SINK = ("tests/test_custom_sink.py",)
 
 MUTANTS = (
@@ -766,5 +774,37 @@ MUTANTS = (
         "marked = self.remember and context.exactly_once",
         "marked = self.remember",
         KAFKA_MEMORY,
+    ),
+    # ------------------------------------------------------------------ format("exactly_once")
+    Mutant(
+        "format: who decides claims a generation of its own",
+        "coordinator",
+        "Fence(self.store, prepared.generation)",
+        "Fence(self.store, self.store.claim_generation())",
+        FORMAT,
+    ),
+    Mutant(
+        "format: who decides sweeps before",
+        "coordinator",
+        "self._see_through(self._what_is_asked(batch), batch)",
+        "self._see_through([self._what_is_asked(batch), self.sweep()][0], batch)",
+        FORMAT,
+    ),
+    Mutant(
+        "format: what is visible is written again",
+        "coordinator",
+        "return replace(found, needed=False)",
+        "return found",
+        FORMAT,
+    ),
+    Mutant(
+        "format: what a record may name is aborted", "coordinator", "if mine and None in messages:", "if mine:", FORMAT
+    ),
+    Mutant(
+        "format: all rows have the same hash",
+        "coordinator",
+        'pa.array(hashes.view("int64"))',
+        'pa.array(0 * hashes.view("int64"))',
+        FORMAT,
     ),
 )

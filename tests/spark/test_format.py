@@ -171,10 +171,10 @@ class FormatJob(SparkJob):
 
 
 @pytest.mark.large
-def test_the_driver_is_killed_at_every_step(orders: Orders) -> None:
+def test_the_driver_is_killed(orders: Orders) -> None:
     ids = write_input(orders.folder / "input", batches=2, files=2)
-    for step in (Step.SWEPT.value, IN_A_TASK, Step.PRE_COMMITTED.value, Step.COMPLETE.value, Step.COMMITTED.value):
-        (orders.folder / f"die {step}").touch()
+    for step in (Step.PRE_COMMITTED, Step.COMPLETE, Step.COMMITTED):
+        (orders.folder / f"die {step.value}").touch()
         job = FormatJob(orders.folder, [])
         assert job.run() == KILLED, job.output()
         assert max(orders.visible().values(), default=1) == 1
