@@ -145,7 +145,7 @@ class StatisticsBench(Bench):
                 one = SeenOrNot(stack, self.server, self.folder, seen=seen)
                 contenders.append(Contender(name, one.timed(self._checkpoints(one.coordinator))))
                 own[name] = one.own
-            rounds(contenders, self.options.small, 2, tell, self.server_pid)
+            self._in_turns(contenders, self.options.small, 2)
             self._report(f"Checkpoints of 100 rows, {_CHECKPOINTS} in a round, without Spark", contenders, own)
             per_round = zip(own[WITH][2:], own[WITHOUT][2:], strict=True)
             added = [(one - other) / _CHECKPOINTS * 1000 for one, other in per_round]
@@ -173,8 +173,13 @@ class StatisticsBench(Bench):
                 stream = self.stream(stack, PLAIN.of(numbers), one.coordinator)
                 contenders.append(Contender(name, one.timed(stream.run), target.clear, target.check))
                 own[name] = one.own
-            rounds(contenders, self.options.runs, self.options.warm, tell, self.server_pid)
+            self._in_turns(contenders, self.options.runs, self.options.warm)
             self._report(f"A micro-batch of {self.options.rows:,} rows, Spark", contenders, own)
+
+    def _in_turns(self, contenders: list[Contender], runs: int, warm: int) -> None:
+        """A B A B …, then B A B A …: who comes first in a round is at a disadvantage while Spark still warms up."""
+        rounds(contenders, runs - runs // 2, warm, tell, self.server_pid)
+        rounds(contenders[::-1], runs // 2, 0, tell, self.server_pid)
 
     def _report(self, title: str, contenders: list[Contender], own: Mapping[str, list[float]]) -> None:
         say(f"\n## {title}\n")
