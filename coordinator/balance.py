@@ -143,13 +143,16 @@ class Answer:
     memory: Mapping[str, int] | None = None
     """As `TwoPhaseCommitSink.committed_checkpoints` tells it."""
 
-    def beside(self, sink: str, history: History) -> Answer:
-        """With what it remembers that storage, which was read after it, does not know."""
-        verdict = of_sink(sink, self.memory, [Complete(rounds) for rounds in history])
-        if not verdict.ahead:
-            return self
-        told = f"its newest checkpoint is {verdict.newest}, {verdict.words} (docs/runbook.md)"
-        return replace(self, audit=replace(self.audit, differences=(*self.audit.differences, told)))
+    def beside(self, sink: str, before: History, after: History) -> Answer:
+        """With what it has that storage does not know, as read `after` it, or lacks of what storage had `before`."""
+        ahead = of_sink(sink, self.memory, [Complete(rounds) for rounds in after])
+        behind = of_sink(sink, self.memory, [Complete(rounds) for rounds in before])
+        found = [ahead] if ahead.ahead else [] if behind.agrees or behind.ahead else [behind]
+        told = [
+            f"its newest checkpoint is {'none' if one.newest == -1 else one.newest}, {one.words} (docs/runbook.md)"
+            for one in found
+        ]
+        return replace(self, audit=replace(self.audit, differences=(*self.audit.differences, *told)))
 
 
 def take_balance(
@@ -164,7 +167,7 @@ def take_balance(
         history = store.history()
         answers = {name: _ask(sink, store.job, history, quick=quick) for name, sink in sinks.items()}
         later = store.history()
-        answers = {name: answer.beside(name, later) for name, answer in answers.items()}
+        answers = {name: answer.beside(name, history, later) for name, answer in answers.items()}
         now = {rounds[0].checkpoint_id: rounds for rounds in later}
         if all(now.get(rounds[0].checkpoint_id, rounds) == rounds for rounds in history):  # None: retention was quicker
             break

@@ -91,7 +91,7 @@ class CheckpointCoordinator:
         self.sinks = by_name
         self.config = config
         self._clock = clock or Clock()
-        self.statistics = CheckpointStatisticsTracker(job, self._clock)
+        self.statistics = CheckpointStatisticsTracker(job, self._clock, list(self.sinks))
         """Of this driver's checkpoints."""
         store = CheckpointStore(open_storage(storage), job, told=self.statistics.storage_called)
         self.history = CheckpointHistory(store, config.history_size)
@@ -107,6 +107,7 @@ class CheckpointCoordinator:
             spool=_spool(job, storage, config),
         )
         """For tools, while no query runs: it is not for several threads."""
+        self.statistics.guaranteed(self.guarantee.reasons)  # a recovery ends before the batch tells the rest
         self.last_error: Exception | None = None
         """What stopped the query: Spark passes on its text only."""
         self._finished_at = self._cut_off_at = -math.inf

@@ -39,10 +39,14 @@ def side_by_side(store: CheckpointStore, sinks: Mapping[str, Sink], location: st
 def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
     """A sentence on each sink that remembers other checkpoints than storage. Who cannot be asked is left out."""
     return [
-        f"{memory.name}: newest checkpoint {memory.newest}, {memory.verdict} (docs/runbook.md)."
+        f"{memory.name}: newest checkpoint {_number(memory.newest)}, {memory.verdict} (docs/runbook.md)."
         for memory in side_by_side(store, sinks, None)
         if not memory.agrees and memory.newest is not None
     ]
+
+
+def _number(checkpoint: int) -> str:
+    return "none" if checkpoint == -1 else str(checkpoint)
 
 
 def _of_location(location: str, history: Sequence[Complete]) -> tuple[int | None, str, bool]:

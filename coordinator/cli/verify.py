@@ -11,6 +11,7 @@ from rich.text import Text
 from coordinator.balance import COLUMNS, Balance, Verdict, take_balance
 from coordinator.cli.output import FOUND, JOB_FILE, UNTOLD, AsJson, Job, fail, opened, say, show_json, show_table
 from coordinator.protocol.clock import Clock
+from coordinator.protocol.records import CheckpointStore, jobs_in
 from coordinator.statistics.metrics import write_balance
 
 _STYLES = {Verdict.BALANCED: "green", Verdict.DIFFERS: "bold red", Verdict.UNTOLD: "yellow"}
@@ -45,14 +46,16 @@ def verify(
     if as_json:
         show_json({"job": store.job, "storage": store.storage.uri} | found.to_json())
     else:
-        _show(found)
+        _show(found, store)
     if code := _CODES.get(found.verdict):
         raise typer.Exit(code)
 
 
-def _show(found: Balance) -> None:
+def _show(found: Balance, store: CheckpointStore) -> None:
     if not found.lines:
-        say("No checkpoint is retained: there is nothing to compare.")
+        others = [name for name in jobs_in(store.storage) if name != store.job]
+        known = f" {store.storage.uri} holds the jobs {', '.join(map(repr, others))}." if others else ""
+        say(f"No checkpoint of job {store.job!r} is retained: there is nothing to compare.{known}")
     rows = [
         [
             line.checkpoint,

@@ -263,10 +263,13 @@ class _PrometheusMeter:
             labels, buckets = [JOB, *each.labels], _BUCKETS[each.unit]
             self._metrics[each] = Histogram(*_named(each), labels, registry=registry, buckets=buckets)
         registry.register(_PrometheusGauges(self._job, {each: partial(read, tracker) for each, read in GAUGES.items()}))
-        self.add(COMMIT_RETRIES, 0)
+        self.add(COMMIT_RETRIES, 0)  # an alert on the first of anything needs the 0 before it
         for status in Status:
-            if status is not Status.IN_PROGRESS:  # an alert on the first failure needs the 0 before it
+            if status is not Status.IN_PROGRESS:
                 self.add(CHECKPOINTS, 0, status=status.value)
+        for sink in tracker.sinks:
+            for outcome in ("committed", "aborted", "lost", "unknown"):
+                self.add(TRANSACTIONS, 0, sink=sink, outcome=outcome)
 
     def add(self, metric: Metric, value: float, **labels: str) -> None:
         self._metrics[metric].labels(**{JOB: self._job}, **labels).inc(value)

@@ -47,8 +47,8 @@ class LogReporter:
 class CheckpointStatisticsTracker(CheckpointListener):
     """Follows one coordinator, tells the reporters about every try that has ended, and knows what is under way."""
 
-    def __init__(self, job: str, clock: Clock) -> None:
-        self.job, self._clock = job, clock
+    def __init__(self, job: str, clock: Clock, sinks: Sequence[str] = ()) -> None:
+        self.job, self._clock, self.sinks = job, clock, tuple(sinks)
         self.reporters: list[Reporter] = [LogReporter()]
         self.storage_reporters: list[StorageReporter] = []
         self.generation = 0
@@ -99,6 +99,10 @@ class CheckpointStatisticsTracker(CheckpointListener):
             except Exception:
                 logger.exception("%r could not report a call of storage", reporter)
 
+    def guaranteed(self, reasons: Sequence[str]) -> None:
+        """Why it is not exactly-once; nothing if it is."""
+        self.exactly_once, self.reasons = not reasons, tuple(reasons)
+
     def verified(self, balance: Balance) -> None:
         """The books were compared; from any thread."""
         if balance.found and balance.found != (self.balance and self.balance.found):
@@ -124,7 +128,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
             self._phase("recover")
             self._end(Status.RESTORED)
         elif step is Step.GUARANTEED:
-            self.exactly_once, self.reasons = facts["exactly_once"], tuple(facts["reasons"])
+            self.guaranteed(facts["reasons"])
         elif step is Step.TRIGGERED:
             self._begin(checkpoint_id, facts["offsets"])
         else:
@@ -188,7 +192,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         if status in (Status.COMPLETED, Status.RESTORED):
             self.newest, self.in_doubt = ended, Counter()
         if status is Status.COMPLETED:
-            self.first = ended.checkpoint_id if self.first < 0 else self.first
+            if self.first < 0 and "prepare" in ended.phases:
+                self.first = ended.checkpoint_id
             self.rows.update(ended.rows)
         for reporter in self.reporters:
             try:

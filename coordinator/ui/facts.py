@@ -19,7 +19,7 @@ from coordinator.config import CheckpointConfig
 from coordinator.errors import CheckpointError, reason
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Driver, State, look_for_driver
-from coordinator.in_doubt import Seen, look
+from coordinator.in_doubt import Seen, look, remedies
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints import list_savepoints
@@ -164,7 +164,7 @@ class JobFacts:
         if given_up := self.given_up().value:
             rows = sum(one.rows for one in given_up)
             said.append(
-                Notice("bad", f"Given up by operators: {len(given_up)} participants, {rows:,} rows", "guarantee")
+                Notice("bad", f"Given up by operators: {rows:,} rows of {len(given_up)} participant(s)", "guarantee")
             )
         if tries.trouble:
             said.append(Notice("warn", f"The history cannot be read: {tries.trouble}"))
@@ -179,7 +179,22 @@ class JobFacts:
             return [Notice("bad", f"Checkpoint storage does not tell: {found.trouble}")]
         if self.live and driver and self.tracker.generation not in (0, driver.generation):
             return [Notice("bad", f"This driver was superseded: {of_driver(driver)}")]
-        return [] if driver and driver.state is State.RUNNING else [Notice("warn", of_driver(driver))]
+        if driver and driver.state is State.RUNNING:
+            return []
+        return [Notice("warn", of_driver(driver)), *self._left_behind()]
+
+    def _left_behind(self) -> list[Notice]:
+        """By a driver that does not run, in the systems of the sinks."""
+        found = self.in_doubt()
+        if found.trouble:
+            return [Notice("warn", f"Nobody can tell what is in doubt: {found.trouble}", "in-doubt")]
+        seen, memories = found.value
+        said = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in memories]
+        said += [Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt") for name, error in seen.errors.items()]
+        for remedy in remedies(seen):
+            text = f"{remedy.count:,} transactions in doubt: {remedy.decision.value}"
+            said.append(Notice("bad", text, "in-doubt"))
+        return said
 
     # ------------------------------------------------------------------ what other systems tell
     def in_doubt(self) -> Found:

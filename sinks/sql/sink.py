@@ -255,7 +255,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         with self._server.lend() as connection, self._server.reading(connection):
             _, ledger = self._planner.find_ledger(connection)
             if ledger is None:
-                gone = f"there is no ledger {self._planner.ledger} any more that says what was committed"
+                gone = f"the ledger {self._planner.ledger}, which says what was committed, is gone, or was emptied"
                 return Audit([Holding(remarks=(gone,))] * len(parts))
             ledger = replace(ledger, has_sums=self._server.has_sums(connection, ledger.schema, ledger.name))
             target = None if quick else self._planner.find_target(connection)

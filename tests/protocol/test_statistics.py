@@ -267,6 +267,7 @@ def test_prometheus(job: Job) -> None:
             return registry.get_sample_value(f"checkpointing_{name}", {"job_name": "job", **labels})
 
         assert value("checkpoints_total", status="failed") == 0
+        assert value("transactions_total", sink="files", outcome="lost") == 0
         assert value("checkpoint_last") == -1
         job.query().run(coordinator)
         newest = coordinator.statistics.newest
