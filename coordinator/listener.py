@@ -14,7 +14,7 @@ class Step(str, Enum):
     """In the order of an undisturbed checkpoint after recovery. Each is told after it happened."""
 
     GENERATION_CLAIMED = "generation claimed"  # generation
-    LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds
+    LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds; rows: by sink
     RECOVERED = "newest checkpoint committed again"  # committed, lost
     GUARANTEED = "guarantee computed"  # exactly_once, reasons
     SWEPT = "orphans aborted"  # aborted: identities by sink

@@ -124,6 +124,38 @@ class Prometheus(ServerProcess):
 
 
 @pytest.mark.large
+@pytest.mark.parametrize("before", ["0x9", "_x9"], ids=["0 was seen", "0 was not seen"])
+def test_alerts_see_the_first_of_anything(binaries: Path, tmp_path: Path, before: str) -> None:
+    first = [
+        ("TransactionsLost", 'checkpointing_transactions_total{job_name="j",sink="s",outcome="lost"}'),
+        ("CheckpointsFail", 'checkpointing_checkpoints_total{job_name="j",status="failed"}'),
+    ]
+    told = {
+        "rule_files": [str(ALERTS)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": series, "values": f"{before} 1x90"} for _, series in first],
+                "promql_expr_test": [
+                    {
+                        "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})',
+                        "eval_time": at,
+                        "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+                    }
+                    for name, _ in first
+                    for at, fires in (("8m", False), ("15m", True), ("90m", False))
+                ],
+            }
+        ],
+    }
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps(told))
+    checked = subprocess.run([binaries / "promtool", "test", "rules", file], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.large
 def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     checked = subprocess.run([binaries / "promtool", "check", "rules", ALERTS], capture_output=True, text=True)

@@ -186,7 +186,8 @@ class CheckpointProtocol:
             decisions.require_sinks(newest.rounds, self.sinks)
         self._compare_memories(remembered, history, batch)
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
-        self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds)
+        rows = newest.record.rows if newest else {}
+        self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows)
         self.newest = newest
         if not newest:
             self.fence.require_newest("commit")

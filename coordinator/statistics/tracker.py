@@ -61,6 +61,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         """What it found."""
         self.newest: CheckpointStatistics | None = None
         """The newest that is all visible."""
+        self.restored: CheckpointStatistics | None = None
+        """What the last start has committed again; nobody can tell whether all of it was visible before."""
         self.in_doubt: Counter[str] = Counter()
         """Transactions that are decided and not known to be visible, by sink."""
         self.rows: Counter[str] = Counter()
@@ -120,9 +122,9 @@ class CheckpointStatisticsTracker(CheckpointListener):
             if facts["checkpoint"] < 0:
                 self._is_recovering, self._current = False, None
             elif self._current:
-                self._current.checkpoint_id = facts["checkpoint"]
+                self._current.checkpoint_id, self._current.rows = facts["checkpoint"], dict(facts["rows"])
         elif step is Step.COMMITTING:
-            self.in_doubt, self._decided = Counter(facts["transactions"]), self._clock.monotonic()
+            self._decide(facts["transactions"])
         elif step is Step.RECOVERED and self._is_recovering:
             self._is_recovering = False
             self._phase("recover")
@@ -136,6 +138,11 @@ class CheckpointStatisticsTracker(CheckpointListener):
                 self._begin(checkpoint_id)
             if self._current:
                 self._go_on(self._current, step, facts)
+
+    def _decide(self, transactions: Mapping[str, int]) -> None:
+        self.in_doubt, self._decided = Counter(transactions), self._clock.monotonic()
+        if self._is_recovering and self._current:
+            self._current.transactions = dict(transactions)
 
     def _begin(self, checkpoint_id: int, offsets: Sequence[str] = ()) -> None:
         self._started = self._step_ended = self._clock.monotonic()
@@ -191,6 +198,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
         ended.unknown = dict(self.in_doubt) if status is Status.HALTED else {}
         if status in (Status.COMPLETED, Status.RESTORED):
             self.newest, self.in_doubt = ended, Counter()
+        if status is Status.RESTORED:
+            self.restored = ended
         if status is Status.COMPLETED:
             if self.first < 0 and "prepare" in ended.phases:
                 self.first = ended.checkpoint_id
@@ -205,5 +214,11 @@ class CheckpointStatisticsTracker(CheckpointListener):
         """What has been written since this object was made, for a person."""
         if self.first < 0 or self.newest is None:
             return "wrote no checkpoint"
-        rows = ", ".join(f"{count:,} into {sink}" for sink, count in self.rows.items())
-        return f"wrote checkpoints {self.first} to {self.newest.checkpoint_id}; rows: {rows or 'none'}"
+        told = f"wrote checkpoints {self.first} to {self.newest.checkpoint_id}; rows: {_into(self.rows)}"
+        if self.restored:
+            told += f"; restored checkpoint {self.restored.checkpoint_id}; rows: {_into(self.restored.rows)}"
+        return told
+
+
+def _into(rows: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} into {sink}" for sink, count in rows.items()) or "none"

@@ -97,6 +97,11 @@ def test_a_transaction_that_no_record_names_and_one_that_is_gone(pg_job: Job, pg
         )
         connection.execute("DELETE FROM tpc_ledger WHERE checkpoint = 0 AND sink <> '-' AND transaction_id <> 'ledger'")
     told = pg_job.json("verify", code=1)
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept AS TABLE tpc_ledger; TRUNCATE tpc_ledger, orders")
+        said = pg_job.cli("verify", code=1).stderr
+        assert "the ledger tpc_ledger, which says what was committed, is gone, or was emptied" in said
+        assert "Differs: sink orders: its newest checkpoint is none, older by 2" in said
     assert "its rows are there beside those of the record" in told["checkpoints"][1]["differences"][0]
     assert lines(told)[0][3:] == (0, None, "differs")
     assert not any("deleted" in text for text in told["checkpoints"][0]["differences"])

@@ -101,6 +101,8 @@ def test_a_checkpoint_that_a_killed_driver_left_complete(job: Job) -> None:
         job.run(2, listeners=[crash_at(Step.COMPLETE, 1)])
     told = followed(job)
     assert [(one.checkpoint_id, one.status) for one in told] == [(1, Status.RESTORED), (2, Status.COMPLETED)]
+    assert [one.rows["files"] for one in told] == [rows_of(job, 1), rows_of(job, 2)]
+    assert told[0].transactions == {"files": sum(bool(table.num_rows) for table in job.input[1])}
     assert list(told[0].phases) == ["recover"]
     assert told[1].generation == 2
     job.assert_exactly_once()

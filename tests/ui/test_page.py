@@ -15,6 +15,7 @@ import pytest
 
 from coordinator import CheckpointCoordinator, CheckpointListener
 from coordinator.errors import CheckpointFailed
+from coordinator.heartbeat import State, look_for_driver
 from coordinator.http import access
 from coordinator.http.client import ask_driver
 from coordinator.http.server import Server
@@ -26,6 +27,7 @@ from coordinator.ui.page import TABS, Page
 from coordinator.ui.visitors import Visitors
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
+from sinks.testing.table import eventually
 from sinks.transaction import Identity
 from tests.protocol.play import CrashError, Job, crash_at, fail
 from tests.storage.wrapped import WrappedStorage
@@ -194,6 +196,12 @@ def test_what_a_killed_driver_left_in_doubt(job: Job) -> None:
         assert "<code>coordinator in-doubt commit --all-decided --job job.toml</code>" in text
         assert all(file in text for file in decided)
         assert len(re.findall("coordinator in-doubt commit [0-9a-f]{10} --job job.toml", text)) == len(decided)
+    with pytest.raises(CrashError):
+        job.run(2, listeners=[crash_at(Step.LOADED, -1)], config={"heartbeat_interval": 0.1})
+    store = CheckpointStore(job.storage, "job")
+    eventually(lambda: (driver := look_for_driver(store)) is not None and driver.state is not State.RUNNING)
+    with seen_from_outside(job) as browser:
+        assert f"{len(decided)} transactions in doubt: commit" in browser.see("/ui/")
 
 
 def test_a_sink_that_cannot_tell(job: Job) -> None:
