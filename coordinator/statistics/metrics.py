@@ -268,6 +268,7 @@ class _PrometheusMeter:
             if status is not Status.IN_PROGRESS:
                 self.add(CHECKPOINTS, 0, status=status.value)
         for sink in tracker.sinks:
+            self.add(DEAD_LETTERS, 0, sink=sink)
             for outcome in ("committed", "aborted", "lost", "unknown"):
                 self.add(TRANSACTIONS, 0, sink=sink, outcome=outcome)
 
