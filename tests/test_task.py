@@ -144,6 +144,15 @@ def test_refused_rows_are_one_more_participant() -> None:
     assert letters.calls == ["open", "begin_transaction", "write", "write", "write", "pre_commit", "close"]
 
 
+def test_at_least_once_commits_both() -> None:
+    letters = Calls()
+    sink = choosy(letters)
+    ack = run(sink, 50, exactly_once=False)
+    assert ack.dead_letters is not None
+    assert (ack.fingerprint.rows, ack.dead_letters.fingerprint.rows) == (25, 25)
+    assert (sink.calls[-2], letters.calls[-2]) == ("commit_directly", "commit_directly")
+
+
 def test_without_a_refused_row_the_other_sink_is_not_touched() -> None:
     letters = Calls()
     ack = SinkTask(choosy(letters), "job", "aa", 0, 1).run(with_row_hash(rows(0, 1)), 0, 1)

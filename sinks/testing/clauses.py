@@ -38,6 +38,7 @@ class Clause(Enum):
     NAMES = "begin_transaction", "names it by `context.transaction_id`: each part of that tells transactions apart"
     HANDLE = "begin_transaction", "returns the handle: two open transactions of one sink object do not meet"
     WRITE = "write", "takes the rows of every Arrow record batch, all of them, as they are"
+    WRITE_ACCEPTED = "write_accepted", "names the rows that the target refuses, in their order, and writes all others"
     WRITE_INVISIBLE = "write", "rows must stay invisible"
     PRE_COMMIT = "pre_commit", "makes the transaction durable but invisible"
     PRE_COMMIT_EMPTY = "pre_commit", "a transaction of no rows is one like any other"

@@ -69,6 +69,8 @@ class SinkTests:
         [*SCHEMA, ("no_such_column", pa.duration("ns")), ("nor_this_one", pa.duration("ns"))]
     )
     """Columns of which the target cannot take the last two. None: it takes any."""
+    bad: ClassVar[Mapping[str, Any] | None] = None
+    """Values with which the target refuses a row. None: the sink cannot name bad rows (`write_accepted`)."""
     types: ClassVar[Sequence[pa.DataType]] = ()
     """Further Arrow types that the sink takes, of `sinks.testing.values.SAMPLES`."""
     outage: ClassVar[Exception] = ConnectionError("injected by the conformance kit: the system does not answer")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sinks.audit import Part
@@ -71,6 +72,24 @@ class TwoPhases(SinkTests):
         self.close(driver)
         self.rollback(sink, transaction)
         self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
+
+    def test_bad_rows_are_named_and_the_others_written(self, sink: Sink) -> None:
+        if self.bad is None:
+            pytest.skip("this sink does not say that it can name bad rows")
+        good = rows(0, 9).to_pylist()
+        for places in ([0, 4, 8], [2], []):
+            table = [row | self.bad if at in places else row for at, row in enumerate(good)]
+            batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
+            transaction = self.begun(sink)
+            with Clause.WRITE_ACCEPTED.kept(f"write_accepted of 9 rows, of which those at {places} are bad,"):
+                found = [one.row for one in sink.write_accepted(transaction, batch, 9)]
+            assert found == places, Clause.WRITE_ACCEPTED.broken(f"of 9 rows those at {places} are bad, not {found}")
+            self.rollback(sink, transaction)
+        transaction = self.begun(sink)
+        table = [*good, good[0] | self.bad]
+        sink.write_accepted(transaction, pa.RecordBatch.from_pylist(table, schema=SCHEMA), 10)
+        self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_ACCEPTED))
+        self.expect_rows(sink, Clause.WRITE_ACCEPTED, "after 9 good rows and a bad one", rows(0, 9))
 
     def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))

@@ -19,6 +19,7 @@ TABLE = "CREATE TABLE orders (id bigint NOT NULL, name text, amount double preci
 
 class Conformance(SinkConformance):
     strategy: str
+    bad: ClassVar = {"name": "\0"}
 
     @pytest.fixture
     def sink(self, pg_database: str) -> PostgresSink:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+from sinks.dead_letters import Refusal
 from sinks.errors import ConfigurationError
 from sinks.testing import Clause
 from sinks.transaction import TransactionId
@@ -263,6 +264,7 @@ class ShowsWhatIsWritten(Shelf):
         return {"name": transaction.name}
 
 
+BAD = "bad_rows_are_named_and_the_others_written"
 TEXTS, NULLS = "texts_and_numbers_arrive_as_they_are", "nulls_arrive_as_nulls"
 TYPES = "values_of_every_type_that_it_takes_arrive"
 
@@ -339,6 +341,18 @@ class StoresNullsAsText(_Alters):
 class StoresEmptyTextsAsNull(_Alters):
     def altered(self, row: dict[str, Any]) -> dict[str, Any]:
         return row | {"name": row["name"] or None}
+
+
+@breaks(Clause.WRITE_ACCEPTED, BAD)
+class CountsBadRowsFromOne(Shelf):
+    def write_accepted(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        return [replace(one, row=one.row + 1) for one in super().write_accepted(transaction, batch, most)]
+
+
+@breaks(Clause.WRITE_ACCEPTED, BAD)
+class LosesABatchWithABadRow(Shelf):
+    def put(self, transaction: Handle, rows: Rows) -> None:
+        super().put(transaction, rows if len(rows) % 10 != 9 else [])
 
 
 @breaks(Clause.WRITE, NULLS)

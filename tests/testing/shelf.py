@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
+from sinks.dead_letters import Refusal
 from sinks.errors import CommittedError, ConfigurationError
 from sinks.testing import SCHEMA, SinkConformance
 from sinks.testing.values import SAMPLES
@@ -55,6 +56,10 @@ class Handle:
     file: File
 
 
+REFUSED = "refused"
+"""The name that no row may have, if the shelf is asked."""
+
+
 class Shelf(TwoPhaseCommitSink[Handle]):
     columns: Sequence[str] | None = SCHEMA.names
     key: str | None = None
@@ -80,6 +85,11 @@ class Shelf(TwoPhaseCommitSink[Handle]):
 
     def write(self, transaction: Handle, batch: pa.RecordBatch) -> None:
         self.put(transaction, batch.to_pylist())
+
+    def write_accepted(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        rows = batch.to_pylist()
+        self.put(transaction, [row for row in rows if row["name"] != REFUSED])
+        return [Refusal(at, "BadValue", "it is refused") for at, row in enumerate(rows) if row["name"] == REFUSED]
 
     def put(self, transaction: Handle, rows: Rows) -> None:
         pickle.dump(rows, transaction.file)
@@ -216,6 +226,7 @@ class Kit(SinkConformance):
         return [path.name for path in sink.folder.glob("*.*") if path.suffix not in (".done", ".gone")]
 
     types = tuple(SAMPLES)
+    bad: ClassVar = {"name": REFUSED}
 
     def accepting(self, sink: Shelf, schema: pa.Schema) -> Shelf:
         other: Shelf = pickle.loads(pickle.dumps(sink))

@@ -17,6 +17,7 @@ class Contract(SinkContract):
     accepting = Kit.accepting
     upserting = Kit.upserting
     types = Kit.types
+    bad = Kit.bad
 
     @pytest.fixture
     def sink(self, tmp_path: Path) -> Shelf:
