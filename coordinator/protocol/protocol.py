@@ -411,9 +411,9 @@ class CheckpointProtocol:
         return [dead for dead, writer in self._writers.items() if writer == name]
 
     def _again(self, name: str, only: Mapping[str, Collection[int]]) -> Again | None:
-        """R17: what the record says of the newest checkpoint's dead letters."""
-        dead, named = self._dead(name), self.newest.named if self.newest else {}
-        refused = {c.subtask: c.refused for c in named.values() if c.sink in dead}
+        """R17: what the newest checkpoint's records say of its dead letters, also of those that were given up."""
+        dead, rounds = self._dead(name), self.newest.rounds if self.newest else ()
+        refused = {c.subtask: c.refused for record in rounds for c in record.committables if c.sink in dead}
         return Again(frozenset(only.get(dead[0], ())), refused) if dead else None
 
     def _keep(self, batch: MicroBatch, sink: str) -> Keep | None:
