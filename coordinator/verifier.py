@@ -12,6 +12,9 @@ from coordinator.protocol.records import CheckpointStore
 
 logger = logging.getLogger(__name__)
 
+_LAST_LOOK = 2.0
+"""Seconds that the end of a query waits for the look that is under way."""
+
 
 class Verifier:
     """Compares records and ledgers in a thread of its own, by copies of the sinks: a system that does not answer holds
@@ -22,17 +25,22 @@ class Verifier:
     ) -> None:
         self._store, self._sinks, self._interval, self._tell = store, sinks, interval, tell
         self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def begin(self, query: Query) -> None:
         self.end()
         self._ended = threading.Event()
         if self._interval:
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=self._verify, args=(query, self._ended), name="checkpoint-verifier", daemon=True
-            ).start()
+            )
+            self._thread.start()
 
     def end(self) -> None:
+        thread, self._thread = self._thread, None
         self._ended.set()
+        if thread:
+            thread.join(_LAST_LOOK)
 
     def _verify(self, query: Query, ended: threading.Event) -> None:
         while not ended.wait(self._interval) and query.isActive:

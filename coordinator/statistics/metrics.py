@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from opentelemetry import metrics, trace
 
-from coordinator.balance import COLUMNS, Balance
+from coordinator.balance import Balance
 from coordinator.statistics.model import CheckpointStatistics, Status
 from coordinator.statistics.tracker import CheckpointStatisticsTracker, Reporter
 from sinks.extras import needs_extra
@@ -90,7 +90,7 @@ BALANCE_GAUGES: Mapping[Metric, Callable[[Comparison], Values]] = {
     ),
     Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column", ("sink", "column", "by")): (
         lambda found: {
-            (sink, COLUMNS[name], found.by): rows
+            (sink, name, found.by): rows
             for sink, totals in found.balance.totals().items()
             for name, rows in totals.items()
             if rows is not None
