@@ -173,7 +173,7 @@ class FormatJob(SparkJob):
 @pytest.mark.large
 def test_the_driver_is_killed(orders: Orders) -> None:
     ids = write_input(orders.folder / "input", batches=2, files=2)
-    for step in (Step.PRE_COMMITTED, Step.COMPLETE, Step.COMMITTED):
+    for step in (Step.COMPLETE, Step.COMMITTED):
         (orders.folder / f"die {step.value}").touch()
         job = FormatJob(orders.folder, [])
         assert job.run() == KILLED, job.output()
