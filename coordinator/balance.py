@@ -211,7 +211,7 @@ def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
         _line(name, rounds, answers.get(name))
         for rounds in history
         if not rounds[0].restored_from
-        for name in dict.fromkeys([*rounds[0].rows, *answers])
+        for name in dict.fromkeys([*answers, *rounds[0].rows])
     ]
     audits = {name: answer.audit for name, answer in answers.items()}
     return Balance(
