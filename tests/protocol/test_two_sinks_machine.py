@@ -5,6 +5,7 @@ whose rows cannot be had again)."""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -160,6 +161,7 @@ class More(Histories):
         ids = [id for batch in self.input[: self.target] for table in batch for id in table["id"].to_pylist()]
         assert self.world.visible() == Counter(ids * 2)
         assert self.world.names("prepared") == []
+        shutil.rmtree(self.folder)
 
 
 class MoreAtomic(More):
