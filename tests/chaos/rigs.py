@@ -161,6 +161,40 @@ class PostgresTarget(Target):
         }
 
 
+class PostgresWithDeadLetters(PostgresTarget):
+    """The table refuses a row in eleven; a reader looks at it and at the dead letters."""
+
+    BAD = "id % 11 = 5"
+
+    def __init__(self, system: System, dsn: str) -> None:
+        super().__init__(system, dsn, "prepared")
+        self.name, self._dead = "postgres_with_dead_letters", "dead_letters"
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE TABLE {self.name} (id bigint CHECK (NOT {self.BAD}), name text, amount float8)")
+
+    def sink(self, rng: random.Random) -> PostgresSink:
+        dsn = self.system.connected(self.dsn)
+        dead = PostgresSink(dsn, self._dead, create_table=True, lock_timeout=LOCK_TIMEOUT)
+        return PostgresSink(dsn, self.name, lock_timeout=LOCK_TIMEOUT, dead_letters=dead)
+
+    def rows(self) -> Sequence[Row]:
+        """A letter that is none counts for nothing, so its row is a lost one."""
+        try:
+            if self._reader is None:
+                self._reader = psycopg.connect(self.dsn, autocommit=True)
+            made = self._reader.execute("SELECT to_regclass(%s)", [self._dead]).fetchone() != (None,)
+            statement = f"SELECT id, amount FROM {self.name}"
+            if made:
+                statement += (
+                    f" UNION ALL SELECT id, amount FROM {self._dead},"
+                    f' json_to_record("row"::json) AS bad (id bigint, amount float8) WHERE {self.BAD}'
+                )
+            return self._reader.execute(statement).fetchall()
+        except psycopg.Error:
+            self.close()
+            raise
+
+
 class MySQLTarget(Target):
     def __init__(self, system: System, dsn: str, mode: str) -> None:
         self.system, self.dsn, self.mode = system, dsn, mode
@@ -351,8 +385,10 @@ class Services:
 @contextmanager
 def _postgres(services: Services, mode: str) -> Iterator[Target]:
     system = services.system("postgres")
-    with system.server.database() as dsn, closing(PostgresTarget(system, dsn, mode)) as target:
-        yield target
+    with system.server.database() as dsn:
+        target = PostgresWithDeadLetters(system, dsn) if mode == "dead-letters" else PostgresTarget(system, dsn, mode)
+        with closing(target):
+            yield target
 
 
 @contextmanager
@@ -371,7 +407,7 @@ def _kafka(services: Services, mode: str) -> Iterator[Target]:
 
 
 MODES: Mapping[str, tuple[str, ...]] = {
-    "postgres": ("prepared", "staged", "upsert"),
+    "postgres": ("prepared", "staged", "upsert", "dead-letters"),
     "kafka": ("append",),
     "mysql": ("xa", "staged", "upsert"),
     "all": ("append", "mixed"),
