@@ -120,12 +120,11 @@ class SinkTask:
         yield pa.RecordBatch.from_pylist([{"subtask": ack.subtask, "ack": ack.to_json()}], schema=_ACK_ARROW)
 
     def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0) -> Ack:
-        batches = iter(batches)
+        given = iter(batches)
         if not self._writes(subtask) and not self._writes_letters(subtask):
-            _drain(batches)
+            _drain(given)
             return Ack(subtask, Fingerprint())
-        if self.rows:
-            batches = self.rows(batches, subtask, self._attempt(task_attempt))
+        rows = self.rows(given, subtask, self._attempt(task_attempt)) if self.rows else given
         opened: list[TwoPhaseCommitSink[Any]] = []
 
         def open(sink: TwoPhaseCommitSink[Any]) -> None:
@@ -133,10 +132,10 @@ class SinkTask:
             sink.open()
 
         try:
-            return self._participate(batches, subtask, task_attempt, slot, open)
+            return self._participate(rows, subtask, task_attempt, slot, open)
         except SinkError as error:
             logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
-            _drain(batches)
+            _drain(given)
             return Ack(subtask, Fingerprint(), error=error)
         finally:
             for sink in opened:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,8 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, Step
 from coordinator.errors import ReplayMismatch
 from coordinator.protocol import spool
 from coordinator.storage import StorageError, open_storage
+from examples.custom_sink import FileSink
+from sinks.errors import BadValue
 from sinks.testing import LocalQuery
 from sinks.testing.local import Partitions
 from tests.protocol.play import CrashError, Job, crash_at
@@ -82,6 +85,18 @@ def test_a_driver_dies_at_any_step(job: SpoolingJob, step: Step) -> None:
                 job.sink.abort(identity)
     job.run()
     job.assert_exactly_once()
+    assert job.kept() == []
+
+
+class Refusing(FileSink):
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        raise BadValue("no such row")
+
+
+def test_rows_that_a_sink_refuses_are_not_kept_to_their_end(job: SpoolingJob) -> None:
+    """What is left of the partition is drained past the storage, which may fail meanwhile."""
+    with pytest.raises(BadValue):
+        job.run(sink=Refusing(job.sink.folder))
     assert job.kept() == []
 
 
