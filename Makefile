@@ -4,8 +4,8 @@
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 BENCH ?= postgres kafka mysql
-# Test processes at once; the third has the processors while two wait for their servers.
-PROCESSES ?= 3
+# Test processes at once; some have the processors while the others wait for their servers.
+PROCESSES ?= 4
 PYTEST := -m pytest -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
@@ -101,7 +101,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-$(CLASSES): $(READY) | java
+$(CLASSES): $(READY) tests/jvm.py | java
 	@echo "archiving the classes of Spark and of Kafka, once, so that tests start them faster"
 	-@$(BIN)/python -m tests.jvm
 

@@ -7,9 +7,11 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -26,6 +28,11 @@ from sinks.testing.servers.common import OneProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 FLINK = ROOT.parent / "shared" / "peers" / "flink"
+
+FEW = 100
+"""Rows of a small batch."""
+PACED = 10
+"""Batches of a round, one each second."""
 
 Aim = tuple[str, Contender, Contender, float]
 """What it says, the one that is to be faster, than whom, and how many times."""
@@ -84,7 +91,7 @@ class Bench:
         return stream
 
     def small_checkpoints(self, groups: Sequence[Sequence[Contender]]) -> None:
-        """What a checkpoint of few rows adds to the same Spark job, which is the first of each group."""
+        """What a checkpoint of few rows takes beside the first of each group."""
         runs = self.options.small
         contenders = [c for group in groups for c in group]
         rounds(contenders, runs, 5, tell, self.server_pid)
@@ -96,10 +103,48 @@ class Bench:
                 times = [s * 1000 for s in c.seconds]
                 costs = [seconds * 1000 for seconds in c.client]
                 high = f"{sorted(times)[round(0.99 * (runs - 1))]:.0f}"
-                cells = [spread(times, "{:.0f}"), high, spread(added, "{:.0f}"), spread(costs, "{:.0f}")]
+                slower = spread(a / b for a, b in zip(c.seconds, base.seconds, strict=True))
+                cells = [spread(times, "{:.0f}"), high, spread(added, "{:.0f}"), slower, spread(costs, "{:.0f}")]
                 lines.append([c.name, *cells, f"{median(c.load):.1f}"])
         say(f"\n## Small checkpoints, {runs} rounds (aims: 100 rows <= 90 ms, 0 rows <= 60 ms)\n")
-        say(table(["what", "ms", "99th percentile", "ms added", "CPU ms of the client", "load"], lines))
+        header = ["what", "ms", "99th percentile", "ms added", "x the first's time", "CPU ms of the client", "load"]
+        say(table(header, lines))
+
+    def few(self, stack: ExitStack) -> Mapping[str, sparks.Stream]:
+        """Streams of `FEW` rows: Spark's own sink, then ours."""
+        raise NotImplementedError
+
+    def tail(self) -> None:
+        """The 99th percentile of small checkpoints, beside Spark's own sink in foreachBatch."""
+        with ExitStack() as stack:
+            streams = self.few(stack)
+            self.small_checkpoints([[Contender(f"{FEW} rows: {name}", one.run) for name, one in streams.items()]])
+
+    def paced(self) -> None:
+        """The processor time of a query with a small batch each second."""
+        runs = min(self.options.runs, 4)
+        with ExitStack() as stack:
+            contenders = [Contender(name, partial(_paced, one)) for name, one in self.few(stack).items()]
+            rounds(contenders, runs, 1, tell, self.server_pid)
+        title = f"A batch of {FEW} rows each second, {runs} rounds of {PACED} (aim: <= 0.1 cores)"
+        keep(title, contenders)
+        lines = [
+            [
+                c.name,
+                *(spread(cpu / s for cpu, s in zip(each, c.seconds, strict=True)) for each in (c.client, c.processor)),
+            ]
+            for c in contenders
+        ]
+        say(f"\n## {title}\n")
+        say(table(["what", "cores of the client", "cores, server included"], lines))
+
+
+def _paced(stream: sparks.Stream) -> float:
+    start = time.perf_counter()
+    for number in range(PACED):
+        stream.run()
+        time.sleep(max(0.0, start + number + 1 - time.perf_counter()))
+    return time.perf_counter() - start
 
 
 def report(
@@ -130,6 +175,13 @@ def keep(title: str, contenders: Sequence[Contender], rows: int | None = None) -
     _KEPT.append({"title": title, "rows": rows, "contenders": found})
 
 
+def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of what no contender tells, also for `save`."""
+    _KEPT.append({"title": title, "header": header, "cells": rows})
+    say(f"\n## {title}\n")
+    say(table(header, rows))
+
+
 def save(file: Path | None, about: str) -> None:
     """All that was measured, round by round, as JSON, so that two runs can be compared."""
     if file:
@@ -146,12 +198,16 @@ def command_line(program: str, description: str | None, sections: Sequence[str],
     )
     parser.add_argument("--json", type=Path, help="file for what was measured in each round")
     parser.add_argument("--small", type=int, default=60, help="rounds of small checkpoints")
+    parser.add_argument("--small-rows", type=int, nargs="+", default=[0, 100], help="rows of a small checkpoint")
+    parser.add_argument("--participants", type=int, default=1000, help="of the checkpoints of that section")
     parser.add_argument(
         "--sockets", choices=["unix", "tcp"], default="unix", help="between Spark and its Python workers"
     )
     help = f"of {','.join(shapes)}, for throughput"
     parser.add_argument("--shapes", type=parser.some_of(shapes), default=list(shapes), help=help)
-    parser.add_argument("--flink", action="store_true", help=f"also Flink's sink: {FLINK.relative_to(ROOT.parent)}")
+    where = FLINK.relative_to(ROOT.parent)
+    help = f"also Flink's sinks, in turns with the others; the folder of their program, {where} if none is named"
+    parser.add_argument("--flink", type=Path, nargs="?", const=FLINK, help=help)
     return parser
 
 
@@ -171,8 +227,8 @@ class Parser(argparse.ArgumentParser):
     def options(self, arguments: list[str] | None) -> argparse.Namespace:
         """Parse, and let Python workers find the benchmarks."""
         options = self.parse_args(arguments)
-        if options.flink and not FLINK.exists():
-            self.error(f"there is no {FLINK}")
+        if options.flink and not options.flink.exists():
+            self.error(f"there is no {options.flink}")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         return options
 

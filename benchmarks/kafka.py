@@ -2,12 +2,11 @@
 
     python -m benchmarks.kafka [--rows 1000000] [--runs 5] [--only throughput,small] [--shapes small,large] [--flink]
 
-Sections: throughput, small, participants, memory. The tables that are printed are Markdown.
+Sections: throughput, small, tail, paced, participants, memory. The tables that are printed are Markdown.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from argparse import Namespace
@@ -23,8 +22,8 @@ from pyspark.sql import DataFrame
 
 from benchmarks import direct, flink, memory
 from benchmarks import spark as sparks
-from benchmarks.bench import Bench, command_line, heading, report, save, say, tell, working_folder
-from benchmarks.measure import Contender, rounds, spread, table
+from benchmarks.bench import FEW, Bench, command_line, heading, report, save, say, show, tell, working_folder
+from benchmarks.measure import Contender, rounds, spread
 from benchmarks.topic import JVM, PARTITIONS, SETTINGS, Topic, content
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.kafka import KafkaSink
@@ -51,8 +50,7 @@ TUNED = {
 }
 """Options of the Java producer."""
 
-SECTIONS = ("throughput", "small", "participants", "memory")
-PARTICIPANTS = 1000
+SECTIONS = ("throughput", "small", "tail", "paced", "participants", "memory")
 PAUSE = 5.0
 """Seconds that the slow broker of the memory section does not answer."""
 
@@ -81,7 +79,11 @@ class KafkaBench(Bench):
             rows = self.spark.range(count).selectExpr("id AS i").selectExpr(*SHAPES[shape]).toArrow()
             topic = Topic(self.server, self.topic(stack), content(rows))
             contenders = self._contenders(stack, topic, shape, rows, compression)
-            rounds(contenders, self.options.runs, self.options.warm, tell)
+            peers: list[Contender] = []
+            if self.options.flink and (shape, compression) == ("small", "none"):
+                peers += flink.kafka(stack, self.options.flink, self.server.bootstrap, count, topic)
+            contenders += peers
+            rounds(contenders, self.options.runs, self.options.warm, tell, self.server_pid)
         by_name = {contender.name: contender for contender in contenders}
         ours, tuned = by_name[EXACTLY_ONCE], by_name[TUNED_SPARK]
         aims = [
@@ -89,6 +91,10 @@ class KafkaBench(Bench):
             ("exactly-once over at-least-once", ours, by_name[AT_LEAST_ONCE], 0.95),
         ]
         bases = [(TUNED_SPARK, tuned), ("mapInArrow bound", by_name[COUNT])]
+        if peers:
+            best_flink = min(peers, key=lambda c: median(c.seconds))
+            aims.append(("exactly-once over Flink's exactly-once, best setting", ours, best_flink, 1.0))
+            bases.append(("best Flink", best_flink))
         size = rows["value"].nbytes // count
         title = f"{shape}, compression {compression}: {count:,} rows of {size} bytes, {self.options.runs} rounds"
         report(title, count, contenders, bases, aims)
@@ -118,15 +124,17 @@ class KafkaBench(Bench):
         with ExitStack() as stack:
             topic = self.topic(stack)
             groups = []
-            for rows in (0, 100):
+            for rows in self.options.small_rows:
                 works: dict[str, sparks.Work] = {"Spark job alone": sparks.job_only}
-                for name, mode, most in (
-                    (EXACTLY_ONCE, "exactly_once", 0),
-                    (ON_DRIVER, "exactly_once", 1000),
-                    (AT_LEAST_ONCE, "at_least_once", 0),
+                for number, (name, mode, most) in enumerate(
+                    (
+                        (EXACTLY_ONCE, "exactly_once", 0),
+                        (ON_DRIVER, "exactly_once", 1000),
+                        (AT_LEAST_ONCE, "at_least_once", 0),
+                    )
                 ):
                     sink = KafkaSink(self.server.bootstrap, topic)
-                    works[name] = self.coordinator(stack, f"small-{rows}-{mode}-{most}", sink, mode, most)
+                    works[name] = self.coordinator(stack, f"small-{rows}-{number}", sink, mode, most)
                 works[DEFAULT_SPARK] = sparks.kafka(self.server.bootstrap, topic)
                 groups.append(
                     [
@@ -136,13 +144,22 @@ class KafkaBench(Bench):
                 )
             self.small_checkpoints(groups)
 
+    def few(self, stack: ExitStack) -> dict[str, sparks.Stream]:
+        topic = self.topic(stack)
+        works: dict[str, sparks.Work] = {DEFAULT_SPARK: sparks.kafka(self.server.bootstrap, topic)}
+        for name, most in ((EXACTLY_ONCE, 0), (ON_DRIVER, 1000)):
+            sink = KafkaSink(self.server.bootstrap, topic)
+            works[name] = self.coordinator(stack, f"few-{most}-{topic}", sink, rows_on_driver=most)
+        rows = self.rows("small", FEW)
+        return {name: self.stream(stack, rows, work) for name, work in works.items()}
+
     def participants(self) -> None:
-        """How long 1,000 participants take to commit, and until consumers see all of them."""
-        visible: list[float] = []
+        """How long many participants take to commit, and until consumers see all of them."""
+        visible, count = list[float](), self.options.participants
         with ExitStack() as stack:
             batch = pa.RecordBatch.from_pydict({"value": ["x" * 46]})
             name = self.topic(stack)
-            topic = Topic(self.server, name, (PARTICIPANTS, PARTICIPANTS * content(pa.table(batch))[1]))
+            topic = Topic(self.server, name, (count, count * content(pa.table(batch))[1]))
             sink = KafkaSink(self.server.bootstrap, name)
             stack.callback(sink.close)
             checkpoint = Checkpoint("many", "bench", 0)
@@ -150,7 +167,7 @@ class KafkaBench(Bench):
 
             def prepare() -> None:
                 with ThreadPoolExecutor(16) as pool:
-                    ready[:] = pool.map(lambda subtask: _open_transaction(sink, subtask, batch), range(PARTICIPANTS))
+                    ready[:] = pool.map(lambda subtask: _open_transaction(sink, subtask, batch), range(count))
 
             def run() -> float:
                 start = time.perf_counter()
@@ -162,12 +179,12 @@ class KafkaBench(Bench):
                     raise RuntimeError(f"not committed: {outcomes}")
                 return seconds
 
-            contender = Contender(f"{PARTICIPANTS:,} participants", run, prepare, topic.check)
+            contender = Contender(f"{count:,} participants", run, prepare, topic.check)
             runs = min(self.options.runs, 3)
             rounds([contender], runs, 1, tell)
-        say(f"\n## Commit of {PARTICIPANTS:,} participants, {runs} rounds (aim: < 1.5 s)\n")
         cells = [spread(contender.seconds), spread(visible[-runs:]), f"{median(contender.load):.1f}"]
-        say(table(["s until all are committed", "s until consumers have all", "load"], [cells]))
+        title = f"Commit of {count:,} participants, {runs} rounds (aim at 1,000: < 1.5 s)"
+        show(title, ["s until all are committed", "s until consumers have all", "load"], [cells])
 
     def memory(self) -> None:
         """Whether a task's memory grows with its partition, also when the broker does not keep up. Restarts Spark, for
@@ -190,28 +207,12 @@ class KafkaBench(Bench):
                         found[rows, paused].append(peak)
         finally:
             spark.stop()
-        say(f"\n## Peak memory of a task's Python worker, MiB (the broker paused: for {PAUSE:.0f} s)\n")
         lines = [
             [f"{rows:,}", "paused" if paused else "running", spread(found[rows, paused], "{:.1f}")]
             for rows, paused in cases
         ]
-        say(table(["rows of the partition", "broker", "MiB"], lines))
-
-    def flink(self) -> None:
-        """Flink's sink on the same broker, after the others: it is a program of its own, and needs more rows."""
-        rows = self.options.rows * 4
-        say(f"\n## Flink, small, compression none, {rows:,} rows, on the same broker\n")
-        lines = []
-        with ExitStack() as stack:
-            topic = Topic(self.server, self.topic(stack), (0, 0))
-            for name, rates, written in flink.kafka(self.server.bootstrap, topic.name, rows, self.options.runs):
-                topic.settle()
-                if (found := topic.read()[0]) != written:
-                    raise RuntimeError(f"{name}: {found} records, not {written}")
-                topic.clear()
-                tell(f"{name}: {spread(rates, '{:,.0f}')} rows/s")
-                lines.append([name, spread([rate / 1e6 for rate in rates]), f"{os.getloadavg()[0]:.1f}"])
-        say(table(["what", "million rows/s", "load"], lines))
+        title = f"Peak memory of a task's Python worker, MiB (the broker paused: for {PAUSE:.0f} s)"
+        show(title, ["rows of the partition", "broker", "MiB"], lines)
 
 
 def _open_transaction(sink: KafkaSink, subtask: int, batch: pa.RecordBatch) -> Committable:
@@ -257,8 +258,6 @@ def main(arguments: list[str] | None = None) -> None:
                         bench.throughput(shape, compression)
             else:
                 getattr(bench, section)()
-        if options.flink:
-            bench.flink()
         save(options.json, about)
 
 

@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame
 
 from benchmarks import direct, protocol
 from benchmarks import spark as sparks
-from benchmarks.bench import Bench, command_line, heading, report, save, say, tell, working_folder
-from benchmarks.measure import Contender, rounds, spread, table
+from benchmarks.bench import Bench, command_line, heading, report, save, say, show, tell, working_folder
+from benchmarks.measure import Contender, rounds, spread
 from benchmarks.shapes import PLAIN
 from sinks.mysql import MySQLSink
 from sinks.mysql.server import execute, parameters, query
@@ -132,7 +132,7 @@ class MySQLBench(Bench):
             target = Target(self.server, dsn, rows, self.folder, key=not self.options.keyless)
             stack.callback(target.close)
             contenders = self._spark_contenders(stack, dsn, target) + self._direct_contenders(stack, dsn, target, rows)
-            rounds(contenders, runs, self.options.warm, tell)
+            rounds(contenders, runs, self.options.warm, tell, self.server_pid)
         by_name = {contender.name: contender for contender in contenders}
         best_jdbc = min((c for c in contenders if c.name.startswith("Spark JDBC")), key=lambda c: median(c.seconds))
         ours = by_name[XA]
@@ -186,7 +186,7 @@ class MySQLBench(Bench):
             with self.server.connect(dsn) as admin:
                 execute(admin, create_table("t"))
             groups: list[list[Contender]] = []
-            for rows in (0, 100):
+            for rows in self.options.small_rows:
                 group = []
                 for name, strategy in (("Spark job alone", ""), (XA, "xa"), (STAGED, "staged")):
                     work: sparks.Work = sparks.job_only
@@ -200,20 +200,20 @@ class MySQLBench(Bench):
             self.small_checkpoints(groups)
 
     def participants(self) -> None:
-        """How long 1,000 participants take to commit."""
-        contenders = []
+        """How long many participants take to commit."""
+        contenders, count = [], self.options.participants
         with ExitStack() as stack:
             dsn = stack.enter_context(self.server.database())
             with self.server.connect(dsn) as admin:
                 execute(admin, "CREATE TABLE t (id bigint, name text, amount double) ENGINE=InnoDB")
             for strategy in ("xa", "staged"):
                 sink = MySQLSink(dsn, "t", name=f"many-{strategy}", strategy=strategy)
-                many = protocol.ManyParticipants(sink, 1000, (self.folder / "many" / strategy).as_uri())
+                many = protocol.ManyParticipants(sink, count, (self.folder / "many" / strategy).as_uri())
                 stack.callback(many.close)
-                contenders.append(Contender(f"1,000 participants: {strategy}", many.run))
+                contenders.append(Contender(f"{count:,} participants: {strategy}", many.run))
             rounds(contenders, min(self.options.runs, 3), 1, tell)
-        say("\n## Commit of 1,000 participants (aim: < 1 s)\n")
-        say(table(["what", "s", "load"], [[c.name, spread(c.seconds), f"{median(c.load):.1f}"] for c in contenders]))
+        lines = [[c.name, spread(c.seconds), f"{median(c.load):.1f}"] for c in contenders]
+        show(f"Commit of {count:,} participants (aim at 1,000: < 1 s)", ["what", "s", "load"], lines)
 
 
 def jdbc(dsn: str, batchsize: int, rewrite: bool) -> sparks.Work:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.postgres [--rows 1000000] [--runs 5] [--only throughput,small] [--shapes plain,wide] [--flink]
 
-Sections: throughput, small, participants, growth, memory. The tables that are printed are Markdown.
+Sections: throughput, small, tail, paced, participants, growth, memory. The tables that are printed are Markdown.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from statistics import median
 
 from benchmarks import direct, flink, memory, protocol
 from benchmarks import spark as sparks
-from benchmarks.bench import Bench, command_line, heading, report, save, say, tell, working_folder
-from benchmarks.measure import Contender, rounds, spread, table
+from benchmarks.bench import FEW, Bench, command_line, heading, report, save, say, show, tell, working_folder
+from benchmarks.measure import Contender, rounds, spread
 from benchmarks.shapes import PLAIN, SHAPES, Shape
 from benchmarks.target import SETTINGS, Target
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.maven import maven_jars
-from sinks.testing.servers.postgres import PostgresServer
+from sinks.testing.servers.postgres import PostgresServer, jdbc_url
+from sinks.testing.servers.s3 import S3Server
 
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 GROWTH_LIMIT = 300.0
 """Seconds for each storage of the growth section."""
-SECTIONS = ("throughput", "small", "participants", "growth", "memory")
+SECTIONS = ("throughput", "small", "tail", "paced", "participants", "growth", "memory")
 
 # Of the throughput section, where others are compared with them.
 PREPARED, STAGED, AT_LEAST_ONCE = "exactly-once, prepared", "exactly-once, staged", "at-least-once"
+ON_DRIVER = f"{PREPARED}, on the driver"
 SPOOLED = "exactly-once, prepared, rows kept"
 COUNT, COPY_1, COPY_2 = (
     "mapInArrow, rows counted",
@@ -63,7 +65,9 @@ class PostgresBench(Bench):
             contenders = self._spark_contenders(stack, dsn, target, shape) + self._direct_contenders(
                 stack, dsn, target, shape
             )
-            rounds(contenders, runs, self.options.warm, tell)
+            peers = self._flink_contenders(stack, dsn, target, shape)
+            contenders += peers
+            rounds(contenders, runs, self.options.warm, tell, self.server_pid)
             by_name = {contender.name: contender for contender in contenders}
         best_jdbc = min((c for c in contenders if c.name.startswith("Spark JDBC")), key=lambda c: median(c.seconds))
         ours = by_name[PREPARED]
@@ -77,6 +81,10 @@ class PostgresBench(Bench):
             ("rows kept over rows not kept", by_name[SPOOLED], ours, 0.9),
         ]
         bases = [("best Spark JDBC", best_jdbc), ("mapInArrow bound", by_name[COUNT])]
+        if peers:
+            best_flink = min(peers, key=lambda c: median(c.seconds))
+            aims.append(("exactly-once over Flink's exactly-once, best setting", ours, best_flink, 1.0))
+            bases.append(("best Flink", best_flink))
         report(f"{shape.name}: {count:,} rows, {runs} rounds", count, contenders, bases, aims)
 
     def _spark_contenders(self, stack: ExitStack, dsn: str, target: Target, shape: Shape) -> list[Contender]:
@@ -93,16 +101,22 @@ class PostgresBench(Bench):
             works.append((name, self.coordinator(stack, job, sink, mode, replay=replay), False))
         for batchsize in (1000, 10_000):
             for rewrite in (False, True):
-                user, password = self.server.user, self.server.password
-                url = self.server.jdbc_url.rpartition("/")[0] + "/" + dsn.rpartition("/")[2]
-                work = sparks.jdbc(url, user, password, "t", batchsize=batchsize, rewrite=rewrite)
-                works.append((jdbc_name(batchsize, rewrite), work, True))
+                works.append((jdbc_name(batchsize, rewrite), self._jdbc(dsn, batchsize, rewrite), True))
         contenders = []
         for name, work, jdbc in works:
             stream = self.stream(stack, shape.of(sparks.numbers(self.spark, rows), jdbc=jdbc), work)
             contenders.append(Contender(name, stream.run, target.clear, target.check))
         stream = self.stream(stack, shape.of(sparks.numbers(self.spark, rows)), sparks.count_in_python(rows))
         return [*contenders, Contender(COUNT, stream.run)]
+
+    def _jdbc(self, dsn: str, batchsize: int, rewrite: bool) -> sparks.Work:
+        user, password = self.server.user, self.server.password
+        return sparks.jdbc(jdbc_url(dsn), user, password, "t", batchsize=batchsize, rewrite=rewrite)
+
+    def _flink_contenders(self, stack: ExitStack, dsn: str, target: Target, shape: Shape) -> list[Contender]:
+        if not self.options.flink or shape is not PLAIN:
+            return []
+        return list(flink.jdbc(stack, self.options.flink, self.server, dsn, self.options.rows, target))
 
     def _direct_contenders(self, stack: ExitStack, dsn: str, target: Target, shape: Shape) -> list[Contender]:
         contenders = []
@@ -124,12 +138,12 @@ class PostgresBench(Bench):
             groups: list[list[Contender]] = []
             with self.server.connect(dsn) as admin:
                 admin.execute(PLAIN.create_table("t"))
-            for rows in (0, 100):
+            for rows in self.options.small_rows:
                 group = []
                 for name, strategy, most in (
                     ("Spark job alone", "", 0),
                     (PREPARED, "prepared", 0),
-                    (f"{PREPARED}, on the driver", "prepared", 1000),
+                    (ON_DRIVER, "prepared", 1000),
                     (STAGED, "staged", 0),
                     (f"{STAGED}, on the driver", "staged", 1000),
                 ):
@@ -143,41 +157,55 @@ class PostgresBench(Bench):
                 groups.append(group)
             self.small_checkpoints(groups)
 
+    def few(self, stack: ExitStack) -> dict[str, sparks.Stream]:
+        dsn = stack.enter_context(self.server.database())
+        with self.server.connect(dsn) as admin:
+            admin.execute(PLAIN.create_table("t"))
+        works = {jdbc_name(1000, False): self._jdbc(dsn, 1000, False)}
+        for name, most in ((PREPARED, 0), (ON_DRIVER, 1000)):
+            sink = PostgresSink(dsn, "t", name=f"few-{most}", strategy="prepared")
+            works[name] = self.coordinator(stack, f"few-{most}-{dsn.rpartition('/')[2]}", sink, rows_on_driver=most)
+        rows = PLAIN.of(sparks.numbers(self.spark, FEW))
+        return {name: self.stream(stack, rows, work) for name, work in works.items()}
+
     def participants(self) -> None:
-        """How long 1,000 participants take to commit."""
-        contenders = []
+        """How long many participants take to commit."""
+        contenders, count = [], self.options.participants
         with ExitStack() as stack:
             dsn = stack.enter_context(self.server.database())
             with self.server.connect(dsn) as admin:
                 admin.execute("CREATE TABLE t (id bigint, name text, amount double precision)")
             for strategy in ("prepared", "staged"):
                 sink = PostgresSink(dsn, "t", name=f"many-{strategy}", strategy=strategy)
-                many = protocol.ManyParticipants(sink, 1000, (self.folder / "many" / strategy).as_uri())
+                many = protocol.ManyParticipants(sink, count, (self.folder / "many" / strategy).as_uri())
                 stack.callback(many.close)
-                contenders.append(Contender(f"1,000 participants: {strategy}", many.run))
+                contenders.append(Contender(f"{count:,} participants: {strategy}", many.run))
             rounds(contenders, min(self.options.runs, 3), 1, tell)
-        say("\n## Commit of 1,000 participants (aim: < 1 s)\n")
-        say(table(["what", "s", "load"], [[c.name, spread(c.seconds), f"{median(c.load):.1f}"] for c in contenders]))
+        lines = [[c.name, spread(c.seconds), f"{median(c.load):.1f}"] for c in contenders]
+        show(f"Commit of {count:,} participants (aim at 1,000: < 1 s)", ["what", "s", "load"], lines)
 
     def growth(self) -> None:
         """What a checkpoint costs after many earlier ones: coordinator and storage alone."""
-        marks = [mark for mark in (1000, 10_000, 100_000) if mark <= self.options.earlier]
+        marks = [mark for mark in (100, 1000, 10_000, 100_000) if mark <= self.options.earlier]
         fast = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder
         folder = Path(tempfile.mkdtemp(dir=fast))
         self.stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        s3 = self.stack.enter_context(S3Server())
+        os.environ.update(s3.environment)
         lines = []
         for name, uri in (
             ("memory:", "memory:growth"),
             (f"file: on {fast}", (folder / "files").as_uri()),
             (f"sqlite: on {fast}", f"sqlite:///{folder}/storage.sqlite"),
+            ("s3: of moto, with versions", f"s3://{s3.make_bucket(versioned=True)}/growth"),
         ):
             start = time.perf_counter()
             found = protocol.growth(uri, marks, GROWTH_LIMIT)
             tell(f"growth {name}: {time.perf_counter() - start:.0f} s")
             cells = [f"{found[mark] * 1000:.2f}" if mark in found else "not reached" for mark in marks]
             lines.append([name, *cells])
-        say("\n## ms per checkpoint after this many earlier ones, by storage (aim: does not grow)\n")
-        say(table(["storage", *(f"{mark:,}" for mark in marks)], lines))
+        title = "ms per checkpoint after this many earlier ones, by storage (aim: does not grow)"
+        show(title, ["storage", *(f"{mark:,}" for mark in marks)], lines)
 
     def memory(self) -> None:
         """Whether a task's memory grows with its partition. Restarts Spark, for fresh Python workers."""
@@ -197,19 +225,9 @@ class PostgresBench(Bench):
                         found.append((rows, peak))
         finally:
             spark.stop()
-        say("\n## Peak memory of a task's Python worker, MiB (aim: does not grow)\n")
         lines = [[f"{rows:,}", spread([p for r, p in found if r == rows], "{:.1f}")] for rows in sizes]
-        say(table(["rows of the partition", "MiB"], lines))
-
-    def flink(self) -> None:
-        """Flink's XA sink on the same server, after the others: it is a program of its own."""
-        say(f"\n## Flink, plain rows, {self.options.rows:,} of them, on the same server\n")
-        lines = []
-        with self.server.database() as dsn:
-            for name, rates in flink.jdbc(self.server, dsn, self.options.rows, self.options.runs):
-                tell(f"{name}: {spread(rates, '{:,.0f}')} rows/s")
-                lines.append([name, spread([rate / 1e6 for rate in rates]), f"{os.getloadavg()[0]:.1f}"])
-        say(table(["what", "million rows/s", "load"], lines))
+        title = "Peak memory of a task's Python worker, MiB (aim: does not grow)"
+        show(title, ["rows of the partition", "MiB"], lines)
 
 
 def _later(function: Callable[..., float], *arguments: object) -> Callable[[], float]:
@@ -221,11 +239,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--earlier", type=int, default=100_000, help="earlier checkpoints to simulate, for growth")
     options = parser.options(arguments)
     with ExitStack() as stack:
-        server = stack.enter_context(PostgresServer(SETTINGS))
+        settings = SETTINGS | {"max_prepared_transactions": str(options.participants + 100)}
+        server = stack.enter_context(PostgresServer(settings))
         with server.connect() as connection:
             number = connection.info.server_version
-        settings = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
-        about = heading(("psycopg", "pgpq"), f"PostgreSQL {number // 10000}.{number % 10000} with {settings}")
+        shown = ", ".join(f"{name}={value}" for name, value in settings.items())
+        about = heading(("psycopg", "pgpq"), f"PostgreSQL {number // 10000}.{number % 10000} with {shown}")
         say(about)
         bench = PostgresBench(server, options, working_folder(stack), stack)
         for section in options.only:
@@ -234,8 +253,6 @@ def main(arguments: list[str] | None = None) -> None:
                     bench.throughput(SHAPES[name])
             else:
                 getattr(bench, section)()
-        if options.flink:
-            bench.flink()
         save(options.json, about)
 
 

@@ -1,19 +1,20 @@
 """What the protocol itself costs: many participants, and many earlier checkpoints. By itself it measures the driver's
-part of a checkpoint of many participants: `python -m benchmarks.protocol [PARTICIPANTS ...]`."""
+part of a checkpoint of many participants: `python -m benchmarks.protocol [PARTICIPANTS ...] [--json FILE]`."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.bench import heading, say
-from benchmarks.measure import spread, table
+from benchmarks.bench import heading, save, say, show
+from benchmarks.measure import spread
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.protocol.batch import BatchFacts
 from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
@@ -124,7 +125,11 @@ def driver(participants: int, runs: int = 5) -> list[float]:
 
 
 if __name__ == "__main__":
-    say(heading([], "no server"))
-    counts = [int(count) for count in sys.argv[1:]] or [1000, 10_000]
-    say("\n## Driver's part of a checkpoint, from the last acknowledgement (aim at 10,000: < 5 s)\n")
-    say(table(["participants", "s"], [[f"{count:,}", spread(driver(count))] for count in counts]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.protocol")
+    parser.add_argument("participants", type=int, nargs="*", default=[1000, 10_000])
+    parser.add_argument("--json", type=Path, help="file for the table")
+    arguments = parser.parse_args()
+    say(about := heading([], "no server"))
+    title = "Driver's part of a checkpoint, from the last acknowledgement (aim at 10,000: < 5 s)"
+    show(title, ["participants", "s"], [[f"{count:,}", spread(driver(count))] for count in arguments.participants])
+    save(arguments.json, about)
