@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
+from coordinator.dead_letters import DeadLetters
 from coordinator.errors import CheckpointError, SavepointError
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
@@ -53,6 +54,8 @@ _WORKER_GRACE_PERIOD = 2.0
 """Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
 _BATCH_GRACE_PERIOD = 5.0
 """Seconds that a stop waits for the end of the batch under way."""
+_IDLE_LOOKS = 3
+"""How often in a row a stop finds no batch under way: between two batches there is none either, for a moment."""
 
 
 class CheckpointCoordinator:
@@ -358,6 +361,16 @@ class CheckpointCoordinator:
             live,
         )
 
+    def dead_letters(self, sink: str, listeners: Sequence[CheckpointListener] = ()) -> DeadLetters:
+        """Those of a sink: to look at, and to put through again, also while a query runs. To be closed. Raises
+        ValueError if the sink has none."""
+        if sink not in self.sinks:
+            raise ValueError(f"the job has no sink {sink!r}; there are {', '.join(self.sinks)}")
+        _, _, storage, _, _ = self._made_of
+        storage = storage if storage is not None else self.config.storage
+        assert storage is not None
+        return DeadLetters(self.job, self.sinks[sink], storage, self.config, listeners)
+
     def register_metrics(self, registry: CollectorRegistry) -> None:
         """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on. The
         driver's own HTTP server does so at /metrics, for those who have the token."""
@@ -374,8 +387,9 @@ class CheckpointCoordinator:
         `query.stop()` interrupts Spark wherever it is: Hadoop logs a stack where that is a write of Spark's own log."""
         self._stopping = True
         try:
-            end = self._clock.monotonic() + _BATCH_GRACE_PERIOD
-            while self._is_busy(query) and self._clock.monotonic() < end:
+            end, idle = self._clock.monotonic() + _BATCH_GRACE_PERIOD, 0
+            while idle < _IDLE_LOOKS and self._clock.monotonic() < end:
+                idle = 0 if self._is_busy(query) else idle + 1
                 self._clock.sleep(0.02)
             query.stop()
         finally:

@@ -11,6 +11,7 @@
     * Superseded - a newer driver runs this job; this one is a zombie
     * WorkersNotReady - Spark's Python workers lack this library, a sink's driver, or the driver's version of Python
     * SavepointError - a savepoint cannot be taken, read or restored; nothing was changed
+    * DeadLetterError - dead letters cannot be put through again as they are; nothing was changed
     * UnsupportedSpark - this Spark lacks something that is used of it
     * NotExactlyOnce - exactly-once is required, and the job cannot promise it
     * CheckpointFailed - the checkpoint was aborted before it was complete; nothing of it is visible
@@ -71,6 +72,10 @@ class WorkersNotReady(CheckpointError):
 
 class SavepointError(CheckpointError):
     pass
+
+
+class DeadLetterError(CheckpointError):
+    """Dead letters cannot be put through again as they are; nothing was changed."""
 
 
 class UnsupportedSpark(CheckpointError):

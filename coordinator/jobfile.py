@@ -61,7 +61,8 @@ def _from_toml(path: Path) -> CheckpointCoordinator:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise JobFileError(
-            f"cannot read the job file {path}: {error.strerror}. Name it by --job FILE, or the variable COORDINATOR_JOB"
+            f"cannot read the job file {path}: {error.strerror}. Name it by --job FILE, the variable "
+            'COORDINATOR_JOB, or the option jobFile of format("exactly_once")'
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise JobFileError(f"{path} is not TOML: {error}") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
-from sinks.dead_letters import Refusal, limit_problem
+from sinks.dead_letters import FoundLetters, Refusal, limit_problem
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.progress import progress
 from sinks.transaction import (
@@ -62,7 +62,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     committed_checkpoints driver   recovery, before anything is committed or aborted       yes      stops the query
     reach_within          CLI      before all else of a command                            no       no
     diagnose, inspect     CLI      when an operator asks                                   yes      shown
-    newest_letters        CLI      the same, of dead letters                               yes      shown
+    find_letters          CLI      the same, of dead letters                               yes      shown
     audit                 CLI      the same, on an object of its own                       yes      shown
     close                 both     last                                                    yes      logged
     ===================== ======== ======================================================= ======== ==================
@@ -337,9 +337,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         `sinks.progress.progress` how far it has come. Default: nobody can tell."""
         return Audit([Holding(remarks=(f"{type(self).__name__} cannot ask {self.system} for rows",))] * len(parts))
 
-    def newest_letters(self, most: int) -> Sequence[Mapping[str, Any]] | None:
-        """Of a sink of dead letters: the newest of them, by column, for `coordinator dead-letters show`. Default: None,
-        it cannot tell."""
+    def find_letters(
+        self, wanted: Sequence[Mapping[str, object]] = ({},), most: int | None = None
+    ) -> FoundLetters | None:
+        """Of a sink of dead letters: those that are visible and have the values of one of `wanted` in these columns,
+        for `coordinator dead-letters`; at least the `most` newest of them. Default: None, it cannot tell."""
         return None
 
     # ------------------------------------------------------------------ Flink's names

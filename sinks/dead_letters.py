@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
 from sinks.errors import BadValue, TooManyDeadLetters
+from sinks.spark_types import schema_to_json
 from sinks.sql.json import to_json
 from sinks.transaction import Refused, TransactionContext
 
 SCHEMA = pa.schema(
     [
         ("job", pa.string()),
+        ("lineage", pa.string()),
         ("sink", pa.string()),
         ("checkpoint", pa.int64()),
         ("partition", pa.int32()),
@@ -25,6 +28,7 @@ SCHEMA = pa.schema(
         ("error_class", pa.string()),
         ("error", pa.string()),
         ("row", pa.string()),
+        ("row_schema", pa.string()),
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("time", pa.timestamp("us", "UTC")),
@@ -34,6 +38,22 @@ SCHEMA = pa.schema(
 MOST = 10_000
 """Dead letters of one sink in a checkpoint, whatever `max_dead_letters` is: the record names each."""
 _LONGEST_ERROR = 500
+
+
+@dataclass(frozen=True)
+class FoundLetters:
+    """`letters`: their columns, in any order. `gaps`: why some that were written may not be among them."""
+
+    letters: Sequence[Mapping[str, Any]]
+    gaps: tuple[str, ...] = ()
+
+
+def has_one_of(wanted: Iterable[Mapping[str, object]]) -> Callable[[Mapping[str, Any]], bool]:
+    """Tells of a letter whether it has the values of one of `wanted` in these columns."""
+    by_names: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
+    for where in wanted:
+        by_names.setdefault(tuple(where), set()).add(tuple(where.values()))
+    return lambda letter: any(tuple(map(letter.get, names)) in values for names, values in by_names.items())
 
 
 @dataclass(frozen=True)
@@ -132,6 +152,7 @@ def letters(
     struct = pa.StructArray.from_arrays(bad.columns, fields=list(bad.schema)) if bad.num_columns else None
     columns: dict[str, object] = {
         "job": pa.repeat(context.job, len(refused)),
+        "lineage": pa.repeat(context.lineage, len(refused)),
         "sink": pa.repeat(context.sink, len(refused)),
         "checkpoint": [context.checkpoint_id] * len(refused),
         "partition": [context.subtask] * len(refused),
@@ -139,6 +160,7 @@ def letters(
         "error_class": [one.error_class for one in refused],
         "error": [shortened(one.error) for one in refused],
         "row": pa.repeat("{}", len(refused)) if struct is None else to_json(struct),
+        "row_schema": [_schema(rows)] * len(refused),
         "key": _raw(bad, "key"),
         "value": _raw(bad, "value"),
         "time": [time.time_ns() // 1000] * len(refused),
@@ -150,6 +172,14 @@ def letters(
 def shortened(error: str) -> str:
     text = error.replace("\0", "\\0")
     return text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 1] + "…"
+
+
+def _schema(rows: pa.RecordBatch) -> str | None:
+    """None where Spark has no name for one of the types."""
+    try:
+        return schema_to_json(rows.schema)
+    except ValueError:
+        return None
 
 
 def _raw(rows: pa.RecordBatch, name: str) -> object:

@@ -83,10 +83,15 @@ class SchemaChange:
 
 @dataclass(frozen=True)
 class SchemaDiff:
-    """Between a batch and the target: what statements can mend, and what they cannot."""
+    """Between a batch and the target: what statements can mend, and what they cannot. `notes` are what else there is to
+    see, such as the schemas of a registry."""
 
     changes: tuple[SchemaChange, ...] = ()
     unfit: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: SchemaDiff) -> SchemaDiff:
+        return SchemaDiff(self.changes + other.changes, self.unfit + other.unfit, self.notes + other.notes)
 
 
 def of_clock(where: str, ask: Callable[[], float]) -> Iterable[Finding]:

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def needs_extra(name: str) -> Iterator[None]:
-    """Around the imports of what comes with an extra: where one fails, the error says how it is installed."""
+def needs_extra(*names: str) -> Iterator[None]:
+    """Around the imports of what comes with an extra: where one fails, the error says how it is installed:
+    with one of these extras."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("sinks", "coordinator"):
             raise
+        extras = " or ".join(f"`{name}`" for name in names)
         raise ModuleNotFoundError(
-            f"{error}. Install this library with its extra `{name}` (README, Installation)", name=error.name
+            f"{error}. Install this library with its extra {extras} (README, Installation)", name=error.name
         ) from error

@@ -19,10 +19,13 @@ from sinks.transaction import Committable, Fingerprint, Refused, TransactionCont
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
 
 logger = logging.getLogger(__name__)
 
 HASH_COLUMN = "__tpc_row_hash"
+ROW_HASHES = ("xxhash64 with nulls", "")
+"""As `Record.row_hash` names them: the one that is used, then the one of version 0.1."""
 ACK_SCHEMA = "subtask int, ack string"
 _ACK_ARROW = pa.schema([("subtask", pa.int32()), ("ack", pa.string())])
 _ON_DRIVER = 10**15
@@ -285,21 +288,87 @@ def _write_as_recorded(
     return refused
 
 
-def with_row_hash(df: DataFrame) -> DataFrame:
-    """`df` with Spark's xxhash64 of each row as last column. Maps and variants, which have no hash, go in as JSON."""
+def with_row_hash(df: DataFrame, how: str = ROW_HASHES[0]) -> DataFrame:
+    """`df` with a hash of each row as last column, one of `ROW_HASHES`."""
+    return df.withColumn(HASH_COLUMN, _hash(df) if how else _hash_of_version_0_1(df))
+
+
+def _hash(df: DataFrame) -> Column:
+    """Spark's xxhash64 passes over NULLs, wherever they are, takes 0.0 and -0.0 for the same, and what is equal in a
+    collation, and no maps. So it gets what it can tell apart, with a flag for each value that may be NULL."""
     from pyspark.sql import functions
 
-    return df.withColumn(
-        HASH_COLUMN, functions.xxhash64(*[_hashable(df, f.name, f.dataType.jsonValue()) for f in df.schema])
+    parts = [part for field in df.schema for part in _parts(_column(df, field.name), field.dataType)]
+    return functions.xxhash64(*parts)
+
+
+def _parts(value: Column, data_type: DataType) -> list[Column]:
+    """Nothing here has a function for each element: Spark would compile none of the projection then."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType, BooleanType, DateType, FractionalType, NumericType, StringType, StructType
+
+    is_null = functions.isnull(value)
+    if isinstance(data_type, StringType):
+        return [is_null, value.cast("string")]
+    if isinstance(data_type, FractionalType):
+        return [is_null, value, functions.when(value == 0, value.cast("string"))]
+    if not _holds(data_type, "array", "map", "struct", "variant"):
+        return [is_null, value]
+    if isinstance(data_type, StructType) and _can_be_named(data_type):
+        return [is_null, *(part for f in data_type for part in _parts(value.getField(f.name), f.dataType))]
+    if isinstance(data_type, ArrayType):
+        if isinstance(data_type.elementType, StringType):
+            texts = value.cast("array<string>")
+            return [is_null, *_elements(texts, _NULL, functions.array_join(texts, "\n", _NULL))]
+        if isinstance(data_type.elementType, NumericType):
+            return [is_null, *_elements(value, functions.lit(0).cast(data_type.elementType), value.cast("string"))]
+        if isinstance(data_type.elementType, (BooleanType, DateType)):
+            return [is_null, value.cast("string")]
+    return [is_null, functions.to_json(functions.struct(value), _JSON)]
+
+
+def _elements(array: Column, rare: Column | str, text: Column) -> list[Column]:
+    """Also the text, which takes longer, if the array holds NULLs or what is `rare`."""
+    from pyspark.sql import functions
+
+    plain = functions.array_contains(array, rare).eqNullSafe(functions.lit(False))
+    return [functions.array_size(array), array, functions.when(~plain, text)]
+
+
+_NULL = "NULL 0c5f61e0a2d14f6f9a5c7c3f1f2f4b7e"
+"""In place of a NULL among texts."""
+
+
+def _can_be_named(data_type: StructType) -> bool:
+    """Spark takes no field of a struct by its name if there are two that differ in capitals alone."""
+    return len({name.lower() for name in data_type.names}) == len(data_type.names)
+
+
+_JSON = {
+    "ignoreNullFields": "true",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+    "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+}
+"""To the microsecond, and the same in every session."""
+
+
+def _hash_of_version_0_1(df: DataFrame) -> Column:
+    from pyspark.sql import functions
+
+    columns = [(_column(df, field.name), field.dataType) for field in df.schema]
+    return functions.xxhash64(
+        *[functions.to_json(functions.struct(c)) if _holds(kind, "map", "variant") else c for c, kind in columns]
     )
 
 
-def _hashable(df: DataFrame, name: str, data_type: Any) -> Column:
-    from pyspark.sql import functions
+def _column(df: DataFrame, name: str) -> Column:
+    return df[f"`{name.replace('`', '``')}`"]
 
-    column = df[f"`{name.replace('`', '``')}`"]
-    kinds = json.dumps(data_type)
-    return functions.to_json(functions.struct(column)) if '"map"' in kinds or '"variant"' in kinds else column
+
+def _holds(data_type: DataType, *kinds: str) -> bool:
+    text = json.dumps(data_type.jsonValue())
+    return any(f'"{kind}"' in text for kind in kinds)
 
 
 def _drain(batches: Iterator[pa.RecordBatch]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -28,9 +29,13 @@ from coordinator.cli.output import (
 )
 from coordinator.cli.status import driver_json, newest_json
 from coordinator.coordinator import CheckpointCoordinator
+from coordinator.dead_letters import replay_job
 from coordinator.errors import Superseded
 from coordinator.in_doubt import Decision, Pending, Seen, look, remedies
 from coordinator.protocol import operators
+from coordinator.protocol.dead_letters import writers
+from coordinator.protocol.protocol import CheckpointProtocol
+from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import MissingStorage
 from coordinator.three_memories import set_back
 from coordinator.wording import of_driver, of_newest
@@ -49,20 +54,25 @@ Break = Annotated[
 
 @app.command("list")
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """All of them, over all sinks of the job. Reads only. Exit code 1 if there is one, or a sink cannot tell; only
-    those of a driver that runs are no finding."""
-    with opened(job, missing_storage=True) as coordinator:
-        seen = look(coordinator.protocol.store, coordinator.sinks)
+    """All of them, over all sinks of the job, and those of replays of its dead letters. Reads only. Exit code 1 if
+    there is one, or a sink cannot tell; only those of a driver that runs are no finding."""
+    with opened(job, missing_storage=True) as coordinator, _protocols(coordinator) as (own, *replays):
+        seen, of_replays = _look(own), {_writer_of(one): _look(one) for one in replays}
         if as_json:
             about = {"job": coordinator.job} | driver_json(seen.driver) | newest_json(seen.rounds)
-            show_json(about | {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors})
+            told = {sink: _to_json(one) | newest_json(one.rounds) for sink, one in of_replays.items()}
+            show_json(about | _to_json(seen) | {"replays": told})
         else:
             _show(coordinator, seen)
+            for sink, one in of_replays.items():
+                _show_replay(sink, one)
         other_memories = set_back(coordinator.protocol.store, coordinator.sinks)
         for memory in other_memories:
             say(memory)
         missing = isinstance(coordinator.protocol.store.storage, MissingStorage)
-        if missing or other_memories or seen.errors or any(one.decision is not Decision.OPEN for one in seen.found):
+        errors = any(one.errors for one in (seen, *of_replays.values()))
+        left = any(one.decision is not Decision.OPEN for all_ in (seen, *of_replays.values()) for one in all_.found)
+        if missing or other_memories or errors or left:
             raise typer.Exit(FOUND)
 
 
@@ -78,16 +88,20 @@ def commit(
     """Commit transactions. One that a record names is committed with its whole checkpoint, as the next start of the
     query would. Committing another doubles its rows, so that asks first."""
     _require_one(chosen, all_decided)
-    with opened(job) as coordinator:
-        wanted = _choose(look(coordinator.protocol.store, coordinator.sinks), chosen, Decision.COMMIT)
-        if strangers := [one for one in wanted if one.decision is not Decision.COMMIT]:
+    with opened(job) as coordinator, _protocols(coordinator) as protocols:
+        wanted = _choose([(one, _look(one)) for one in protocols], chosen, Decision.COMMIT)
+        if strangers := [one for _, some in wanted for one in some if one.decision is not Decision.COMMIT]:
             confirm(
                 f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
                 "committing it DOUBLES its rows.",
                 "double",
                 given=break_decision and yes,
             )
-        results = [*_commit_decided(coordinator, wanted), *_commit_strangers(coordinator, strangers)]
+        results = [
+            result
+            for protocol, some in wanted
+            for result in (*_commit_decided(protocol, some), *_commit_strangers(protocol, some))
+        ]
         _report(coordinator, results, as_json, "Nothing is decided and still in doubt, so nothing was committed.")
 
 
@@ -104,8 +118,8 @@ def abort(
     """Abort transactions. Orphans hold locks and resources, and are for nothing. Those of the newest driver (open) are
     orphans if it is dead: --fence makes sure of that. Aborting what a record names loses decided rows, so that asks."""
     _require_one(chosen, all_orphans)
-    with opened(job) as coordinator:
-        claimed = None
+    with opened(job) as coordinator, _protocols(coordinator) as protocols:
+        claimed: dict[str, int] = {}
         if fence:
             confirm(
                 f"This claims a new generation of job {coordinator.job!r}: a driver of it that runs stops with "
@@ -113,9 +127,10 @@ def abort(
                 "fence",
                 given=yes,
             )
-            claimed = coordinator.protocol.store.claim_generation()
-        seen = look(coordinator.protocol.store, coordinator.sinks, claimed)
-        wanted = _choose(seen, chosen, Decision.ORPHAN)
+            claimed = {one.job: one.store.claim_generation() for one in protocols}
+        seen = [(one, _look(one, claimed.get(one.job))) for one in protocols]
+        chosen_by = _choose(seen, chosen, Decision.ORPHAN)
+        wanted = [one for _, some in chosen_by for one in some]
         undecided = [one for one in wanted if one.decision in (Decision.OPEN, Decision.STRANDED)]
         if undecided and fence:
             confirm(
@@ -126,9 +141,9 @@ def abort(
             )
         elif undecided:
             fail(
-                f"{_names(undecided)} may belong to a driver that is about to complete its checkpoint. "
-                f"{of_driver(seen.driver)} Stop it, and say --fence, which stops it for good if it still runs. No "
-                "transaction was touched.",
+                f"{_names(undecided)} may belong to a driver (or a replay) that is about to complete its checkpoint. "
+                f"{of_driver(seen[0][1].driver)} Stop it, and say --fence, which stops it for good if it still runs. "
+                "No transaction was touched.",
                 USAGE,
             )
         if decided := [one for one in wanted if one.decision is Decision.COMMIT]:
@@ -141,19 +156,49 @@ def abort(
             )
         results = []
         with progress("abort", len(wanted), "transactions") as advance:
-            for one in wanted:
-                try:
-                    coordinator.sinks[one.sink].abort(one.about.transaction)
-                    results.append((one, "aborted"))
-                except Exception as error:
-                    results.append((one, f"failed: {error}"))
-                advance(1)
-        left = [one for one in seen.found if one not in wanted] if all_orphans else []
+            for protocol, some in chosen_by:
+                for one in some:
+                    try:
+                        protocol.sinks[one.sink].abort(one.about.transaction)
+                        results.append((one, "aborted"))
+                    except Exception as error:
+                        results.append((one, f"failed: {error}"))
+                    advance(1)
+        left = [one for _, each in seen for one in each.found if one not in wanted] if all_orphans else []
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
         if not as_json:
-            say_left(coordinator, replace(seen, found=left), "Not touched: ")
+            (_, own), *replays = seen
+            say_left(coordinator, replace(own, found=[one for one in own.found if one in left]), "Not touched: ")
+            for protocol, each in replays:
+                _say_left_of_replay(_writer_of(protocol), sum(one in left for one in each.found), "Not touched: ")
         if any(one.decision is Decision.STRANDED for one in left):
             raise typer.Exit(FOUND)
+
+
+@contextmanager
+def _protocols(coordinator: CheckpointCoordinator) -> Iterator[list[CheckpointProtocol]]:
+    """The job's own, and for each sink whose dead letters were put through again, that of these replays."""
+    own, found = coordinator.protocol, [coordinator.protocol]
+    with ExitStack() as stack:
+        for name in writers(coordinator.sinks).values():
+            store = CheckpointStore(own.store.storage, replay_job(coordinator.job, name))
+            if not isinstance(store.storage, MissingStorage) and store.newest_generation():
+                letters = stack.enter_context(coordinator.dead_letters(name))
+                found.append(stack.enter_context(letters.protocol()))
+        yield found
+
+
+def _writer_of(replay: CheckpointProtocol) -> str:
+    """The sink whose dead letters were put through."""
+    return next(iter(replay.sinks))
+
+
+def _look(protocol: CheckpointProtocol, claimed: int | None = None) -> Seen:
+    return look(protocol.store, protocol.sinks, claimed)
+
+
+def _to_json(seen: Seen) -> dict[str, Any]:
+    return {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors}
 
 
 def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
@@ -161,28 +206,28 @@ def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
         fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
 
 
-def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[Pending]:
+def _choose(
+    seen: Sequence[tuple[CheckpointProtocol, Seen]], chosen: list[str] | None, otherwise: Decision
+) -> list[tuple[CheckpointProtocol, list[Pending]]]:
     """Those that were named, else all of one kind, which takes that each sink can tell."""
-    _say_errors(seen)
+    for _, each in seen:
+        _say_errors(each)
     if not chosen:
-        if seen.errors:
+        if any(each.errors for _, each in seen):
             fail("No transaction was touched: not every sink can tell.")
-        return [one for one in seen.found if one.decision is otherwise]
-    wanted: list[Pending] = []
+        return [(protocol, [one for one in each.found if one.decision is otherwise]) for protocol, each in seen]
     for text in chosen:
-        meant = [one for one in seen.found if one.meant_by(text)]
-        if not meant:
+        if not any(one.meant_by(text) for _, each in seen for one in each.found):
             fail(f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. No transaction was touched.")
-        wanted += [one for one in meant if one not in wanted]
-    return wanted
+    return [(protocol, [one for one in each.found if any(map(one.meant_by, chosen))]) for protocol, each in seen]
 
 
-def _commit_decided(coordinator: CheckpointCoordinator, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
+def _commit_decided(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
     """The checkpoint goes as a whole: an upsert may not become visible before another that it follows."""
     mine = [one for one in wanted if one.decision is Decision.COMMIT]
     if not mine:
         return
-    complete, errors = operators.ask(coordinator.protocol)
+    complete, errors = operators.ask(protocol)
     assert complete
     for one in mine:
         assert one.named
@@ -200,12 +245,14 @@ def _commit_decided(coordinator: CheckpointCoordinator, wanted: list[Pending]) -
         yield one, _told(outcome) if outcome else f"failed: {errors.get(participant)}"
 
 
-def _commit_strangers(coordinator: CheckpointCoordinator, strangers: list[Pending]) -> Iterable[tuple[Pending, str]]:
+def _commit_strangers(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
     """Commit what no record names."""
-    for one in strangers:
-        sink: TwoPhaseCommitSink[Any] = coordinator.sinks[one.sink]
+    for one in wanted:
+        if one.decision is Decision.COMMIT:
+            continue
+        sink: TwoPhaseCommitSink[Any] = protocol.sinks[one.sink]
         committable = Committable(one.about.transaction, sink=one.sink, subtask=one.about.subtask or 0)
-        about = Checkpoint(coordinator.job, coordinator.protocol.store.lineage, one.about.checkpoint or 0)
+        about = Checkpoint(protocol.job, protocol.store.lineage, one.about.checkpoint or 0)
         try:
             (outcome,) = sink.notify_checkpoint_complete(about, [committable])
         except Exception as error:
@@ -222,6 +269,38 @@ def _names(pending: Sequence[Pending]) -> str:
 
 
 def _show(coordinator: CheckpointCoordinator, seen: Seen) -> None:
+    _show_found(seen)
+    _say_errors(seen)
+    if not seen.found:
+        told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
+        if told:
+            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
+    if missing := of_missing_storage(coordinator):
+        say(missing)
+    else:
+        say(of_driver(seen.driver))
+        say(of_newest(seen.rounds))
+    say_left(coordinator, seen)
+
+
+def _show_replay(sink: str, seen: Seen) -> None:
+    if seen.found or seen.errors:
+        say(f"Replays of the dead letters of sink {sink!r}:")
+    _show_found(seen)
+    _say_errors(seen)
+    _say_left_of_replay(sink, len(seen.found))
+
+
+def _say_left_of_replay(sink: str, count: int, before: str = "") -> None:
+    if count:
+        command = runnable(f"coordinator dead-letters replay --sink {sink}")
+        say(
+            f"{before}{count} of a replay that runs, or was cut off; then the next one commits what is decided, and "
+            f"aborts the rest: {command}"
+        )
+
+
+def _show_found(seen: Seen) -> None:
     if seen.found:
         show_table(
             ["id", "sink", "decision", "checkpoint", "subtask", "generation", "age", "transaction"],
@@ -239,17 +318,6 @@ def _show(coordinator: CheckpointCoordinator, seen: Seen) -> None:
                 for one in seen.found
             ],
         )
-    _say_errors(seen)
-    if not seen.found:
-        told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
-        if told:
-            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
-    if missing := of_missing_storage(coordinator):
-        say(missing)
-    else:
-        say(of_driver(seen.driver))
-        say(of_newest(seen.rounds))
-    say_left(coordinator, seen)
 
 
 def say_left(coordinator: CheckpointCoordinator, seen: Seen, before: str = "") -> None:

@@ -15,7 +15,8 @@ from rich.text import Text
 from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, fail, opened, say, show_json, show_table
 from coordinator.protocol.dead_letters import writers
 from sinks import dead_letters
-from sinks.diagnosis import VARCHAR, SchemaDiff
+from sinks.diagnosis import SchemaDiff
+from sinks.spark_types import field_of, schema_of_json
 
 app = typer.Typer(no_args_is_help=True, help="Compare tables with the rows that come.")
 
@@ -62,7 +63,11 @@ def diff(
 
 
 def _plain(answer: SchemaDiff) -> dict[str, Any]:
-    return {"changes": [vars(change) for change in answer.changes], "unfit": list(answer.unfit)}
+    return {
+        "changes": [vars(change) for change in answer.changes],
+        "unfit": list(answer.unfit),
+        "notes": list(answer.notes),
+    }
 
 
 def _show(found: dict[str, SchemaDiff]) -> None:
@@ -80,29 +85,14 @@ def _show(found: dict[str, SchemaDiff]) -> None:
     if rows:
         show_table(["sink", "statement", "locks", "writes all rows anew", "run by"], rows)
     for name, answer in found.items():
+        for note in answer.notes:
+            say(f"sink {name}: {note}")
         for reason in answer.unfit:
             say(f"sink {name}, no statement mends: {reason}")
         if not answer.changes and not answer.unfit:
-            say(f"sink {name}: its table takes these rows as it is")
+            say(f"sink {name}: its target takes these rows as it is")
 
 
-# ---------------------------------------------------------------------- schemas without Spark
-_KINDS: dict[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    **dict.fromkeys(("byte", "tinyint"), pa.int8()),
-    **dict.fromkeys(("short", "smallint"), pa.int16()),
-    **dict.fromkeys(("integer", "int"), pa.int32()),
-    **dict.fromkeys(("long", "bigint"), pa.int64()),
-    **dict.fromkeys(("float", "real"), pa.float32()),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-    "interval day to second": pa.duration("us"),
-}
-_DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 _DDL = re.compile(r"\s*(?:`([^`]+)`|([^\s`,]+))\s*:?\s+([a-z_]+(?: day to second)?(?:\([\d, ]+\))?)\s*(?:,|$)", re.I)
 
 
@@ -110,7 +100,7 @@ def schema_of(text: str) -> pa.Schema:
     """Of a Parquet file, of a file with the JSON of a Spark schema, or of DDL without nested types. Raises ValueError,
     OSError, and pyarrow's errors."""
     if text.endswith(".json"):
-        return _of_json(json.loads(Path(text).read_text(encoding="utf-8")))
+        return schema_of_json(json.loads(Path(text).read_text(encoding="utf-8")))
     if text.endswith(".parquet"):
         return pq.read_schema(text)
     fields, at = [], 0
@@ -120,37 +110,8 @@ def schema_of(text: str) -> pa.Schema:
             raise ValueError(
                 f"not understood from {text[at:].strip()!r} on; for nested types give FILE.json, df.schema.json()"
             )
-        fields.append(_field(match[1] or match[2], match[3].lower(), {}))
+        fields.append(field_of(match[1] or match[2], match[3].lower(), {}))
         at = match.end()
     if not fields:
         raise ValueError("it has no columns")
     return pa.schema(fields)
-
-
-def _of_json(value: Any) -> pa.Schema:
-    if not isinstance(value, dict) or value.get("type") != "struct":
-        raise ValueError("it is not the JSON of a Spark schema, as df.schema.json() gives it")
-    return pa.schema([_field(each["name"], each["type"], each.get("metadata") or {}) for each in value["fields"]])
-
-
-def _field(name: str, kind: Any, metadata: dict[str, Any]) -> pa.Field:
-    length = kind if isinstance(kind, str) and re.fullmatch(r"(var)?char\(\d+\)", kind) else metadata.get(VARCHAR)
-    arrow = pa.string() if length else _arrow(kind)
-    return pa.field(name, arrow, metadata={VARCHAR: length} if length else None)
-
-
-def _arrow(kind: Any) -> pa.DataType:
-    if isinstance(kind, dict):
-        if kind["type"] == "struct":
-            return pa.struct(list(_of_json(kind)))
-        if kind["type"] == "array":
-            return pa.list_(_arrow(kind["elementType"]))
-        if kind["type"] == "map":
-            return pa.map_(_arrow(kind["keyType"]), _arrow(kind["valueType"]))
-    elif decimal := _DECIMAL.fullmatch(kind):
-        return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    elif kind in _KINDS:
-        return _KINDS[kind]
-    elif kind.startswith("time("):
-        return pa.time64("us")
-    raise ValueError(f"there is no type {kind!r} here; there are {', '.join(_KINDS)}, decimal(p,s), varchar(n)")

@@ -96,7 +96,9 @@ class Server:
         self.place = f"{f'[{host}]' if ':' in host else host}:{self.port}"
         self.address = f"http://{self.place}"
         self._server.place = self.place
-        self._thread = threading.Thread(target=self._server.serve_forever, name="coordinator-http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="coordinator-http", daemon=True
+        )
 
     def begin(self, answer: Callable[[Request], Answer]) -> None:
         self._server.answer = answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -53,14 +53,18 @@ class MicroBatch(Protocol):
     def query(self) -> Query: ...
 
     @property
+    def row_hashes(self) -> Sequence[str]:
+        """The ways in which it can hash rows, as `Record.row_hash` names them; the first is for new checkpoints."""
+
+    @property
     def rows(self) -> int | None:
         """Before the sinks' transforms, once `run` has counted them; None if it does not."""
 
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
         """Run each task over the batch, side by side; one ack per partition that ran, by sink name. `ended` is told
-        each sink whose task is done, from any thread."""
+        each sink whose task is done, from any thread. `row_hash`: one of `row_hashes`."""
 
     def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         """`run` for tasks that bring their rows themselves: for their `lost` subtasks, whatever the layout is."""

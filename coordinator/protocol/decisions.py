@@ -21,7 +21,7 @@ from coordinator.errors import (
 )
 from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.records import Acceptance, Record
-from sinks.errors import SinkError
+from sinks.errors import BadValue, SinkError
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, CommitState, Committable, shown
 
@@ -218,6 +218,21 @@ def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Ite
             )
 
 
+def require_known_hash(record: Record, known: Sequence[str], lost: Mapping[Participant, Committable]) -> None:
+    """A replay must be able to tell whether it writes the same rows."""
+    if record.row_hash not in known:
+        raise ReplayMismatch(
+            _list(
+                f"lost transactions cannot be replayed, because their rows were hashed by another way of writing or "
+                f"version of this library ({record.row_hash or 'of version 0.1'!r}; known here: {', '.join(known)}):",
+                [describe(p, c) for p, c in lost.items()],
+                "Start the query as it was written then (foreachBatch or format), with that version, until this "
+                "checkpoint is visible. Nothing was changed.",
+            ),
+            [dict(c.transaction) for c in lost.values()],
+        )
+
+
 def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Participant, Ack]) -> None:
     """A replay must write what was lost, to the row."""
     different = [
@@ -234,11 +249,23 @@ def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Par
                 "lost transactions cannot be replayed, because the batch now has other rows in their partitions:",
                 different,
                 "Make the query deterministic (no current time, random numbers or changing lookups before the sink; a "
-                "source that still holds the data) and start it again, or have rows kept from now on: replay='spool'. "
-                "Nothing was changed. To go on without them: coordinator resolve.",
+                "source that still holds the data; the columns of then) and start it again, or have rows kept from now "
+                "on: replay='spool'. Nothing was changed. To go on without them: coordinator resolve.",
             ),
             [dict(c.transaction) for c in lost.values()],
         )
+
+
+def refused_again(checkpoint: int, error: Exception) -> Exception:
+    """A row that a replay could not write was good when its checkpoint was decided, or is another one."""
+    if not isinstance(error, BadValue):
+        return error
+    return BadValue(
+        f"{error}\nThis was a replay of checkpoint {checkpoint}, which is decided: rows that were taken then have been "
+        "rolled back from outside. If the table or topic takes less than it did, change that back and start the query "
+        "again. If the query gives other rows each time, have them kept from now on: replay='spool'. Nothing was "
+        "changed. To go on without them: coordinator resolve."
+    )
 
 
 def accept(complete: Complete, chosen: Iterable[Participant], who: str, why: str) -> tuple[Acceptance, ...]:
@@ -273,7 +300,8 @@ def require_sinks(rounds: Sequence[Record], sinks: Iterable[str]) -> None:
     if unknown := sorted(written - set(sinks)):
         raise UnknownSink(
             f"checkpoint {rounds[0].checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
-            f"does not have (it has {sorted(sinks)}). A sink's name must be stable over restarts."
+            f"does not have (it has {sorted(sinks)}). A sink's name must be stable over restarts. To take a "
+            "sink out, or its dead_letters=, restore a savepoint with allow_non_restored=True."
         )
 
 

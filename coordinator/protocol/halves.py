@@ -18,7 +18,7 @@ from sinks.task import SinkTask
 @dataclass(frozen=True)
 class Prepared:
     """What the first half has found, for the tasks and for the second half. `only`, `whole`: as in `SinkTask`;
-    `predecessors`: as in `Record`."""
+    `predecessors`: as in `Record`; `setup`: what the job file described then."""
 
     checkpoint_id: int
     query_id: str
@@ -30,6 +30,7 @@ class Prepared:
     round: int = 0
     only: frozenset[int] | None = None
     whole: bool = False
+    setup: str = ""
 
     def task(self, sink: Sink, job: str) -> SinkTask:
         return SinkTask(
@@ -43,18 +44,22 @@ class HalvedProtocol(CheckpointProtocol):
 
     def prepare(self, batch: MicroBatch) -> Prepared:
         """All that comes before the tasks: recover, compare, sweep, alter the table if the sink evolves."""
+        setup = self._setup()
         self.claim_generation()
         self._take_up(batch)
         call = self._what_is_asked(batch)
         self.sweep()
         facts, fence, lineage = batch.facts, self.fence, self.store.lineage
-        found = Prepared(facts.checkpoint_id, facts.query_id, lineage, fence.generation, self._predecessors)
+        found = Prepared(
+            facts.checkpoint_id, facts.query_id, lineage, fence.generation, self._predecessors, setup=setup
+        )
         if call is Call.WRITE:
             self._evolve(batch)
             return found
         newest = self.newest if call is Call.FINISH else None
         if newest is None or not newest.lost():
             return replace(found, needed=False)
+        decisions.require_known_hash(newest.record, batch.row_hashes, newest.lost())
         fence.require_newest("replay")  # R6
         self._check_schemas(batch)
         self._evolve(batch)
@@ -69,6 +74,12 @@ class HalvedProtocol(CheckpointProtocol):
     def conclude(self, prepared: Prepared, batch: MicroBatch) -> None:
         """All that comes after the tasks: the commit point, and phase two. `batch.run` hands over what the tasks have
         answered, once. Sweeps nothing before the commit point, since no record names the checkpoint's own yet."""
+        if (now := self._setup()) != prepared.setup:
+            raise CheckpointError(
+                f"the job file was changed while batch {prepared.checkpoint_id} ran: it was {prepared.setup}; now it "
+                f"is {now}. This run of the batch decides nothing. Start the query again, with the former file if its "
+                "rows are to go where they were written"
+            )
         self.open_sinks()
         self.store.follow_newest_claim()
         self.fence, self._predecessors = Fence(self.store, prepared.generation), prepared.predecessors
@@ -80,6 +91,11 @@ class HalvedProtocol(CheckpointProtocol):
             else:
                 self._visible = {name: self.newest.only(name) for name in self.sinks if self.newest.only(name).named}
         self._see_through(self._what_is_asked(batch), batch)
+
+    def _setup(self) -> str:
+        """Before anything is opened, which may add to it."""
+        [sink] = self.sinks.values()
+        return f"job {self.job!r}, {sink!r}, storage {self.store.storage.uri}"
 
     def _retry_or_raise(self, batch: MicroBatch, errors: Sequence[Exception]) -> None:
         if isinstance(errors[-1], (SinkError, CheckpointError)):

@@ -1,5 +1,5 @@
 """The two-phase-commit protocol: `process` is it on one screen, the rest are its steps. Their numbers, and those of the
-rules (R1 to R16): docs/protocol.md#the-rules"""
+rules (R1 to R18): docs/protocol.md#the-rules"""
 
 from __future__ import annotations
 
@@ -401,10 +401,19 @@ class CheckpointProtocol:
             if name not in self._writers and (lost is None or not only.keys().isdisjoint((name, *self._dead(name))))
         }
         ended: dict[str, float] = {}
-        run = batch.run_alone if kept else batch.run
-        acks = apart(run(tasks, lambda name: ended.update({name: self.clock.monotonic()})), self.sinks)
+
+        def has_ended(name: str) -> None:
+            ended[name] = self.clock.monotonic()
+
+        how = self._row_hash(batch, number)
+        written = batch.run_alone(tasks, has_ended) if kept else batch.run(tasks, has_ended, how)
+        acks = apart(written, self.sinks)
         ended |= {dead: ended[name] for dead, name in self._writers.items() if name in ended}
         return Acks(acks if lost is None else {name: acks[name] for name in only}, ended)
+
+    def _row_hash(self, batch: MicroBatch, number: int) -> str:
+        """A replay hashes rows as the checkpoint did."""
+        return self.newest.record.row_hash if number and self.newest else batch.row_hashes[0]
 
     def _dead(self, name: str) -> list[str]:
         """The sink of this one's dead letters."""
@@ -474,6 +483,7 @@ class CheckpointProtocol:
             predecessors=self._predecessors,
             batch_rows=batch.rows,
             dead_letters=self._writers,
+            row_hash=self._row_hash(batch, number),
         )
 
     def _dead_lettered(self, acks: Acks) -> dict[str, int]:
@@ -613,6 +623,7 @@ class CheckpointProtocol:
         if kept:
             partitions = {name: complete.record.partitions[name] for name in replayed}
         else:
+            decisions.require_known_hash(complete.record, batch.row_hashes, lost)
             partitions = {
                 name: 1 if name in whole else batch.partitions(self.sinks[self._writers.get(name, name)])
                 for name in replayed
@@ -645,7 +656,7 @@ class CheckpointProtocol:
             self._abort(acks.committables)
             blocked.append(acks.errors[0])
             if decisions.after_failure(blocked, tolerable=0) is AfterFailure.FAIL:
-                raise blocked[-1]
+                raise decisions.refused_again(batch.facts.checkpoint_id, blocked[-1])
             self.sweep()  # R8: an orphan may hold the lock
 
     def _about(self, checkpoint_id: int) -> Checkpoint:

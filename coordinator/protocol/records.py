@@ -63,7 +63,8 @@ class Record:
     committables, and its `rows` are those that the sinks' systems remember. `accepted` (in rounds > 0) names
     participants that are given up: no round replaces them. `predecessors` are the lineages of the job before this one,
     and the newest checkpoint that the external systems may have of each; None: whatever they have at the next start.
-    `dead_letters`: by sink of dead letters, the sink that refused its rows.
+    `dead_letters`: by sink of dead letters, the sink that refused its rows. `row_hash`: how the rows of fingerprints
+    and dead letters were hashed, "" as in version 0.1; a replay hashes them so again.
     """
 
     job: str
@@ -86,15 +87,13 @@ class Record:
     predecessors: Mapping[str, int] | None = None
     batch_rows: int | None = None
     dead_letters: Mapping[str, str] = field(default_factory=dict)
+    row_hash: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        body = vars(self) | {
+        return vars(self) | {
             "committables": [committable.to_json() for committable in self.committables],
             "accepted": [asdict(one) for one in self.accepted],
         }
-        if not self.dead_letters:  # so that older versions read it
-            del body["dead_letters"]
-        return body
 
     @property
     def dead_lettered(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
@@ -202,6 +202,8 @@ class Decision(DataSourceStreamArrowWriter):
 class _WrittenBatch:
     """As the protocol sees a batch whose tasks have run, or are about to."""
 
+    row_hashes: ClassVar[Sequence[str]] = ("pandas", "")
+
     facts: BatchFacts
     location: str
     columns: StructType
@@ -225,7 +227,7 @@ class _WrittenBatch:
     def partitions(self, sink: Sink) -> int:
         return len(self.acks)
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
         [(name, task)] = tasks.items()
         assert self.prepared is not None
         n = self.facts.checkpoint_id

@@ -105,7 +105,9 @@ class _Counter:
         deadline = time.monotonic() + self.patience
         while offset < span.end:
             found = self.cluster.fetch(*place, offset, _FETCH_BYTES)
-            start = self.cluster.log_start(*place) if found.error_code == OffsetOutOfRangeError.errno else 0
+            start = 0
+            if found.error_code == OffsetOutOfRangeError.errno:
+                start = self.cluster.log_starts(place[0], [place[1]])[place[1]]
             if start > offset:
                 advance(min(start, span.end) - offset)
                 offset = start

@@ -19,6 +19,7 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 from kafka.errors import TransactionalIdNotFoundError, UnknownTopicOrPartitionError, for_code
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
+from kafka.protocol.consumer import IsolationLevel
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.consumer.group import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
@@ -262,11 +263,31 @@ class Cluster:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""
         self.admin.create_topics([name], raise_errors=False)
 
-    def log_start(self, topic: str, partition: int) -> int:
-        """The offset that a partition begins with: retention has removed what was before it."""
-        place = TopicPartition(topic, partition)
-        found = self.admin.list_partition_offsets({place: OffsetSpec.EARLIEST})
-        return int(found[place].offset)
+    def open_in(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], set[tuple[int, int]]]:
+        """Of each topic and partition, producer id and epoch of the transactions that its leader holds open."""
+        found = self.admin.describe_producers([TopicPartition(*place) for place in sorted(places)])
+        return {
+            (place.topic, place.partition): {
+                (one.producer_id, one.producer_epoch)
+                for one in about.active_producers
+                if one.current_transaction_start_offset >= 0
+            }
+            for place, about in found.items()
+        }
+
+    def log_starts(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+        """The offset that each partition begins with."""
+        return self._offsets_of(topic, partitions, OffsetSpec.EARLIEST)
+
+    def log_ends(self, topic: str, partitions: Sequence[int], *, committed: bool) -> dict[int, int]:
+        """The offset after the last record of each partition; or after what readers of what is `committed` get."""
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        return self._offsets_of(topic, partitions, OffsetSpec.LATEST, isolation_level=level)
+
+    def _offsets_of(self, topic: str, partitions: Sequence[int], spec: Any, **more: Any) -> dict[int, int]:
+        wanted = {TopicPartition(topic, one): spec for one in partitions}
+        found = self.admin.list_partition_offsets(wanted, **more)
+        return {place.partition: int(about.offset) for place, about in found.items()}
 
     def fetch(self, topic: str, partition: int, offset: int, most: int = 1) -> Any:
         """What the partition's leader answers to a Fetch at this offset, with read_committed: `error_code`,

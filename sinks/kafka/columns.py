@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -43,16 +43,36 @@ def by_record(schema: pa.Schema) -> bool:
     return any(name in schema.names for name in _BY_RECORD)
 
 
+def with_value(df: DataFrame) -> DataFrame:
+    """Without a column `value`, it is a struct of all columns that are none of the sink's own."""
+    from pyspark.sql import functions
+
+    if "value" in df.columns:
+        return df
+    own = [name for name in df.columns if name in _COLUMNS]
+    others = [df[f"`{name.replace('`', '``')}`"] for name in df.columns if name not in _COLUMNS]
+    return df.select(*own, functions.struct(*others).alias("value"))
+
+
+def value_type(schema: pa.Schema) -> pa.DataType:
+    """Of the column that `with_value` makes of these."""
+    if "value" in schema.names:
+        return schema.field("value").type
+    return pa.struct([field for field in schema if field.name not in _COLUMNS])
+
+
+def key_type(schema: pa.Schema) -> pa.DataType:
+    """Of the column `key`."""
+    return schema.field("key").type if "key" in schema.names else pa.null()
+
+
 def with_json(df: DataFrame) -> DataFrame:
     """`key` and `value` as JSON text where they are structs, maps or arrays. Without a column `value`, it is an object
     of all columns that are none of the sink's own."""
     from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType
 
-    if "value" not in df.columns:
-        own = [name for name in df.columns if name in _COLUMNS]
-        others = [df[f"`{name.replace('`', '``')}`"] for name in df.columns if name not in _COLUMNS]
-        df = df.select(*own, functions.struct(*others).alias("value"))
+    df = with_value(df)
     options = {"ignoreNullFields": "false"}
     for name in {"key", "value"} & set(df.columns):
         if isinstance(df.schema[name].dataType, (ArrayType, MapType, StructType)):
@@ -60,8 +80,8 @@ def with_json(df: DataFrame) -> DataFrame:
     return df
 
 
-def check(sink: str, schema: pa.Schema, topic: str | None, *, any_value: bool = False) -> None:
-    """Raise SchemaMismatch with every column that does not fit. `any_value`: a serializer makes bytes of the value."""
+def check(sink: str, schema: pa.Schema, topic: str | None, serialized: Collection[str] = ()) -> None:
+    """Raise SchemaMismatch with every column that does not fit. `serialized`: those that somebody makes bytes of."""
     problems = []
     if "value" not in schema.names:
         problems.append("there is no column `value`")
@@ -74,7 +94,7 @@ def check(sink: str, schema: pa.Schema, topic: str | None, *, any_value: bool = 
             )
             continue
         wanted, fits = _COLUMNS[field.name]
-        if not fits(field.type) and not (any_value and field.name == "value"):
+        if not fits(field.type) and field.name not in serialized:
             hint = "; value_format='json' writes it as JSON" if field.name in ("key", "value") else ""
             problems.append(f"column `{field.name}` is {field.type}, and must be {wanted}{hint}")
     for name in set(schema.names):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from confluent_kafka import Message
 
 from sinks.dead_letters import Refusal
 from sinks.kafka.messages import LARGEST_PARTITION, by_topic
+from sinks.spark_types import schema_of_json
 
 RECORDS = pa.schema(
     [
@@ -24,11 +30,18 @@ _HEADERS = {
     "__streams.errors.partition": "partition",
     "__streams.errors.offset": "row_number",
     "exactly_once.job": "job",
+    "exactly_once.lineage": "lineage",
     "exactly_once.sink": "sink",
     "exactly_once.checkpoint": "checkpoint",
     "exactly_once.time": "time",
 }
 """Texts all, the first five under the names of Kafka Streams (KIP-1034, `ExceptionHandlerUtils` of Kafka 4.2)."""
+
+
+_ROW, _ROW_SCHEMA = "exactly_once.row", "exactly_once.row_schema"
+"""Columns beside the raw key and value, if these are there; and the types of all, if Spark has names for them."""
+_ANY = "utf-8", "surrogateescape"
+"""For texts of Spark, which may be no UTF-8. What is none becomes JSON that no text column takes."""
 
 
 def records(letters: pa.RecordBatch) -> pa.RecordBatch:
@@ -37,9 +50,75 @@ def records(letters: pa.RecordBatch) -> pa.RecordBatch:
     texts = {column: letters[column].cast(pa.string()).to_pylist() for column in set(_HEADERS.values())}
     headers = [
         [{"key": name, "value": texts[column][at].encode()} for name, column in _HEADERS.items()]
+        + [{"key": name, "value": text.encode(*_ANY)} for name, text in _about_row(letters, at)]
         for at in range(letters.num_rows)
     ]
     return pa.RecordBatch.from_arrays([letters["key"], value, pa.array(headers, RECORDS[2].type)], schema=RECORDS)
+
+
+def _about_row(letters: pa.RecordBatch, at: int) -> Iterator[tuple[str, str]]:
+    if letters["value"][at].is_valid:
+        there = [name for name in ("key", "value") if letters[name][at].is_valid]
+        row = letters["row"].cast(pa.binary())[at].as_py().decode(*_ANY)
+        yield _ROW, _joined({name: text for name, text in members(row).items() if name not in there})
+    if letters["row_schema"][at].is_valid:
+        yield _ROW_SCHEMA, letters["row_schema"][at].as_py()
+
+
+def letter_of(message: Message) -> dict[str, Any] | None:
+    """The columns of the letter that a record is; None for one that is none."""
+    told: Any = message.headers() or ()
+    headers = {name: value or b"" for name, value in told}
+    if not _HEADERS.keys() <= headers.keys():
+        return None
+    letter: dict[str, Any] = {
+        column: headers[name].decode("utf-8", "backslashreplace") for name, column in _HEADERS.items()
+    }
+    letter |= {name: int(letter[name]) for name in ("checkpoint", "partition", "row_number")}
+    letter["time"] = datetime.fromisoformat(letter["time"].replace("Z", "+00:00"))
+    schema = headers.get(_ROW_SCHEMA)
+    key, value = message.key(), message.value()
+    letter |= {"key": key, "value": value if _ROW in headers else None, "row_schema": schema and schema.decode()}
+    row = _row(headers[_ROW].decode(*_ANY), letter) if _ROW in headers else (value or b"").decode(*_ANY)
+    letter["row"] = row.encode("utf-8", "backslashreplace").decode()
+    return letter
+
+
+def _row(others: str, letter: Mapping[str, Any]) -> str:
+    """All columns as JSON again, as they were."""
+    if letter["row_schema"] is None:
+        return others
+    known = members(others)
+    return _joined(
+        {
+            one.name: known[one.name] if one.name in known else _text(letter[one.name], one.type)
+            for one in schema_of_json(json.loads(letter["row_schema"]))
+        }
+    )
+
+
+def _text(raw: bytes, kind: pa.DataType) -> str:
+    text = raw.decode(*_ANY) if pa.types.is_string(kind) else base64.b64encode(raw).decode()
+    return json.dumps(text, ensure_ascii=False)
+
+
+def members(text: str) -> dict[str, str]:
+    """Of a JSON object without spaces between its parts, each value as it is written.
+
+    >>> members('{"a":1.10,"b":{"c":[1,2]}}')
+    {'a': '1.10', 'b': '{"c":[1,2]}'}
+    """
+    found, decode, at = dict[str, str](), json.JSONDecoder().raw_decode, 1
+    while text[at] != "}":
+        name, colon = decode(text, at)
+        _, end = decode(text, colon + 1)
+        found[name] = text[colon + 1 : end]
+        at = end + (text[end] == ",")
+    return found
+
+
+def _joined(members: Mapping[str, str]) -> str:
+    return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{text}" for name, text in members.items()) + "}"
 
 
 def refused(

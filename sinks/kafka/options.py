@@ -11,6 +11,7 @@ from sinks.errors import ConfigurationError
 DEFAULTS = {
     "partitioner": "murmur2_random",  # as the Java clients, and so Spark's own sink: keys stay in their partitions
     "linger.ms": "20",
+    "batch.num.messages": "100000",  # so that batch.size, 1 MB, is what bounds batches of small records, too
     "reconnect.backoff.ms": "20",  # half of it passes before the first connection
     "queue.buffering.max.messages": "500000",
     "queue.buffering.max.kbytes": "131072",

@@ -42,6 +42,13 @@ def made_anew(committable: Committable, ids: Mapping[str, str | None]) -> str | 
     return next((name for name, id in committable.proof.get("topic_ids", {}).items() if ids.get(name) != id), None)
 
 
+def places_of(committable: Committable) -> list[tuple[str, int]]:
+    """Topics and partitions that the transaction wrote to, as far as the brokers have told."""
+    proof = committable.proof
+    spans = proof.get("spans") or {proof["topic"]: [[proof["partition"]]]}
+    return [(topic, partition) for topic, its in spans.items() for partition, *_ in its]
+
+
 def of_commit(cluster: Cluster, committable: Committable, answer: Answer) -> CommitOutcome:
     """The outcome that the answer to EndTxn(commit) means. Raises what may change by asking again."""
     if isinstance(answer, Exception):

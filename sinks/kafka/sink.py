@@ -11,27 +11,35 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 from confluent_kafka.serialization import SerializationContext
-from kafka.errors import GroupAuthorizationFailedError, KafkaError
+from kafka.errors import (
+    GroupAuthorizationFailedError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import TwoPhaseCommitSink
-from sinks.dead_letters import SCHEMA, Refusal, without
-from sinks.diagnosis import Finding, InDoubt
-from sinks.errors import CommittedError, ConfigurationError, TransactionEnded
-from sinks.kafka import columns, dead_letters, doctor, librdkafka, memory
+from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, without
+from sinks.diagnosis import Finding, InDoubt, SchemaDiff
+from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
+from sinks.kafka import columns, dead_letters, doctor, letters, librdkafka, memory
 from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster
 from sinks.kafka.memory import Mark
 from sinks.kafka.native import NativeProducer
 from sinks.kafka.options import admin_options, option_problems, producer_options
-from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, made_anew, of_commit
+from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, made_anew, of_commit, places_of
 from sinks.kafka.plain import PlainProducer
 from sinks.kafka.producer import NO_RIGHTS_ON_GROUP, TransactionalProducer
 from sinks.progress import progress
+from sinks.sql.evolution import STEPS, SchemaEvolution
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, shown, token
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from sinks.kafka.serialization.values import Keys, Values
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +78,12 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         options: Mapping[str, Any] | None = None,
         transaction_timeout: float = 900.0,
         create_topic: bool = False,
-        value_format: Literal["json"] | None = None,
+        value_format: Literal["json", "avro", "protobuf"] | None = None,
+        schema_registry: str | Mapping[str, Any] | None = None,
+        subject: str | None = None,
+        key_format: Literal["avro"] | None = None,
+        key_subject: str | None = None,
+        schema_evolution: SchemaEvolution = "none",
         value_serializer: SerializerFactory | None = None,
         timeout: float = 30.0,
         transform: Callable[[DataFrame], DataFrame] | None = None,
@@ -90,6 +103,13 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         * `create_topic`: create a missing `topic` with the brokers' defaults.
         * `value_format="json"`: a `value` or `key` of struct, map or array type becomes JSON text; without a column
           `value`, all other columns become its fields.
+        * `value_format="avro"` or `"protobuf"`: `value`, a struct or the struct of all other columns, is written in
+          Confluent's wire format, as a record of Avro or a message of Protobuf. `schema_registry` is the registry's
+          URL, or settings of confluent-kafka's SchemaRegistryClient; `subject` (default: `topic` + "-value") is where
+          the schema stands. With `schema_evolution` "none" that has to take the rows as it is; "add" registers new
+          nullable fields, and a first version; "widen", for Avro alone, also wider numbers. docs/schema-registry.md
+        * `key_format="avro"`: `key`, a struct, becomes a record of Avro, by the first version of `key_subject`
+          (default: `topic` + "-key"), which never changes; unless `schema_evolution` is "none", the sink registers it.
         * `value_serializer`: a function without arguments, called once in each task, that returns a serializer as
           those of confluent-kafka's schema registry client (Avro, Protobuf, JSON Schema): it is called with each value
           (a struct is a dict) and a SerializationContext, and returns bytes.
@@ -103,8 +123,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
 
         Raises ConfigurationError for options that the sink sets itself.
         """
-        if value_format == "json":
-            transform = _after(transform, columns.with_json)
+        if value_format in _TRANSFORMS:
+            transform = _after(transform, _TRANSFORMS[value_format])
         super().__init__(
             name=name or topic or "kafka",
             transform=transform,
@@ -116,8 +136,19 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         self.value_serializer = value_serializer
         self.remember = remember
         problems = option_problems(options or {}, transaction_timeout)
-        if value_format not in (None, "json"):
-            problems.append(f"value_format is 'json' or None, not {value_format!r}")
+        if value_format not in (None, *_TRANSFORMS):
+            problems.append(f"value_format is one of {', '.join(map(repr, _TRANSFORMS))} or None, not {value_format!r}")
+        formats = {"value_format": value_format, "key_format": key_format}
+        by_registry = {name: found for name, found in formats.items() if found in _REGISTERED}
+        subjects = {"value_format": subject or topic, "key_format": key_subject or topic}
+        problems += _registry_problems(by_registry, schema_registry, subjects, schema_evolution)
+        problems += _key_problems(key_format, key_subject, value_format)
+        if value_format in _REGISTERED and value_serializer:
+            problems.append(
+                f"values are written by value_format={value_format!r} or by a value_serializer, not by both"
+            )
+        if value_format not in _REGISTERED and subject:
+            problems.append(f"subject belongs to value_format={_EITHER}")
         if value_serializer and dead_letters:
             problems.append("what a value_serializer refuses fails the checkpoint: it takes no dead_letters")
         if problems:
@@ -127,6 +158,20 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         self._largest = int(self._producer_options.get("message.max.bytes", _MESSAGE_MAX_BYTES))
         self._cluster: Cluster | None = None
         self._reached_by = math.inf
+        self._values: Values | None = None
+        self._keys: Keys | None = None
+        self._committed: Sequence[Committable] = ()
+        """What `commit_all` was last asked for."""
+        if value_format in _REGISTERED and schema_registry:
+            from sinks.kafka.serialization.values import Values, format_of
+
+            format, where = format_of(str(value_format)), subject or f"{topic}-value"
+            self._values = Values(self.name, format, schema_registry, where, schema_evolution, timeout)
+        if key_format and schema_registry:
+            from sinks.kafka.serialization.values import Keys, format_of
+
+            where = key_subject or f"{topic}-key"
+            self._keys = Keys(self.name, format_of(key_format), schema_registry, where, schema_evolution, timeout)
 
     @property
     def writes_on_driver(self) -> bool:
@@ -142,12 +187,40 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         if schema == SCHEMA and self.value_serializer:
             raise ConfigurationError(f"sink {self.name!r}: dead letters are bytes already: leave value_serializer out")
         schema = _columns(schema)
-        columns.check(self.name, schema, self.topic, any_value=self.value_serializer is not None)
+        serialized = [one.column for one in self._serialized] + (["value"] if self.value_serializer else [])
+        columns.check(self.name, schema, self.topic, serialized)
         self._check_brokers(schema)
+        for one in self._serialized:
+            one.check(_TYPES[one.column](schema), self._schemas_in_topic(_PROOFS[one.column]))
         if self.dead_letters and self.topic:
             limit = "max.message.bytes"
             found = self._brokers.configs("TOPIC", self.topic, [limit]).get(limit)
             self._largest = min(self._largest, int(found) - _OVERHEAD) if found else self._largest
+
+    @property
+    def _serialized(self) -> Sequence[Values]:
+        """Columns that go by schemas of the registry."""
+        return [one for one in (self._keys, self._values) if one]
+
+    @property
+    def evolves(self) -> bool:
+        return bool(self._serialized)
+
+    def evolve(self, schema: pa.Schema) -> None:
+        for one in self._serialized:
+            one.evolve(_TYPES[one.column](schema))
+
+    def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
+        found = [one.diff(_TYPES[one.column](schema)) for one in self._serialized]
+        return sum(found[1:], found[0]) if found else None
+
+    def _schemas_in_topic(self, named: str) -> Mapping[int, str]:
+        """The numbers of the schemas that the newest checkpoint is written with, and hashes of these schemas. A topic
+        that was made anew has no such records."""
+        written = [one for one in self._committed if named in one.proof]
+        ids = self._topic_ids(written) if written else {}
+        found = [one.proof[named] for one in written if not made_anew(one, ids)]
+        return {one["id"]: one["hash"] for one in found}
 
     def _check_brokers(self, schema: pa.Schema) -> None:
         try:
@@ -229,13 +302,32 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         return producer
 
     def write(self, transaction: TransactionalProducer, batch: pa.RecordBatch) -> None:
-        transaction.write(dead_letters.records(batch) if batch.schema == SCHEMA else batch)
+        rows, refused = self._as_records(batch)
+        if refused:
+            raise BadValue(f"sink {self.name!r}: the schema does not take a value: {refused[0].error}").because(
+                refused[0].error, refused[0].error_class
+            )
+        transaction.write(rows)
+
+    def _as_records(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Refusal]]:
+        """Rows as they are produced, and which of them cannot be."""
+        if batch.schema == SCHEMA:
+            return dead_letters.records(batch), []
+        refused = list[Refusal]()
+        for one in self._serialized:
+            at = batch.schema.get_field_index(one.column)
+            made, bad = one.chosen.encoded(batch.column(at))
+            batch, refused = batch.set_column(at, one.column, made), [*refused, *bad]
+        return batch, refused
 
     def write_accepted(self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
         """Refused by the columns alone, before a record is produced."""
-        refused = dead_letters.refused(batch, self.topic, self._largest, transaction.partitions)
+        rows, unwritable = self._as_records(batch)
+        others = dead_letters.refused(rows, self.topic, self._largest, transaction.partitions)
+        by_row = {one.row: one for one in [*others, *unwritable]}
+        refused = [by_row[row] for row in sorted(by_row)]
         if len(refused) < batch.num_rows and len(refused) <= most:
-            transaction.write(batch.take(without(batch.num_rows, refused)) if refused else batch)
+            transaction.write(rows.take(without(batch.num_rows, refused)) if refused else rows)
         return refused
 
     def pre_commit(self, transaction: TransactionalProducer) -> Committable:
@@ -255,6 +347,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 "topic_ids": dict(sealed.topic_ids),
                 **({"spans": sealed.spans} if sealed.spans else {}),
                 "remembered": self.remember and self.topic is not None,
+                **{_PROOFS[one.column]: one.chosen.named for one in self._serialized},
             },
         )
 
@@ -280,6 +373,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         names = [one.transaction["transactional_id"] for one in committables]
         states = self._patiently(lambda: self._brokers.states(names))
         ended = [one for one in committables if states.get(one.transaction["transactional_id"]) != _ongoing(one)]
+        ended = ended or [committables[at] for at in self._ended_in_a_partition(committables)]
         if ended:
             raise TransactionEnded(
                 f"sink {self.name!r}: {len(ended)} of {len(committables)} transactions of checkpoint "
@@ -287,6 +381,22 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 f"have ended them after transaction_timeout ({self._delivery_timeout:g} s; raise it, if batches take "
                 "longer), or an operator or another driver of this job has"
             )
+
+    def _ended_in_a_partition(self, committables: Sequence[Committable]) -> dict[int, tuple[str, int]]:
+        """Which of these, and where, a partition's leader does not hold open any more: an operator has ended it there
+        alone (`kafka-transactions.sh abort`), of which its coordinator does not know, or all of it is ended."""
+        try:
+            open_in = self._patiently(
+                lambda: self._brokers.open_in({at for one in committables for at in places_of(one)})
+            )
+        except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):
+            return {}
+        found: dict[int, tuple[str, int]] = {}
+        for at, one in enumerate(committables):
+            producer = one.transaction["producer_id"], one.transaction["producer_epoch"]
+            if closed := [place for place in places_of(one) if producer not in open_in[place]]:
+                found[at] = closed[0]
+        return found
 
     def commit(self, committable: Committable) -> CommitOutcome:
         (outcome,) = self._commit([committable])
@@ -298,6 +408,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
         """All requests are under way at once. Visible some milliseconds after the answers, by the brokers' markers."""
+        self._committed = committables
         return self._commit(committables)
 
     def _commit(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
@@ -310,6 +421,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             return [unknown] * len(committables)
         ids = self._topic_ids(committables)
         outcomes = {at: self._without_its_topic(c, ids) for at, c in enumerate(committables) if made_anew(c, ids)}
+        outcomes |= self._interrupted(committables, [at for at in range(len(committables)) if at not in outcomes])
         others = [at for at in range(len(committables)) if at not in outcomes]
         outcomes |= zip(others, self._end([committables[at] for at in others]), strict=True)
         ids = self._topic_ids(committables)  # one may have been made anew while the requests were under way
@@ -336,14 +448,37 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 return NotYetKnown(
                     f"{name}: there is no topic {topic!r} any more: create it, and its rows are written again"
                 )
-            (answer,) = self._brokers.end([committable.transaction], commit=False)
-            if answer == 0:
-                return CommitOutcome.lost(
-                    f"its topic {topic!r} was deleted and made anew after its rows were written, so {name} was aborted"
-                )
-            return of_commit(self._brokers, committable, answer)
+            return self._aborted(
+                committable, f"its topic {topic!r} was deleted and made anew after its rows were written"
+            )
         except Exception as error:
             return error
+
+    def _interrupted(
+        self, committables: Sequence[Committable], among: Sequence[int]
+    ) -> dict[int, CommitOutcome | Exception]:
+        """Those that are open, but not in all of their partitions, are aborted as a whole, so that all of each is
+        written again: an EndTxn would say that they are committed."""
+        ended = {
+            among[at]: place for at, place in self._ended_in_a_partition([committables[at] for at in among]).items()
+        }
+        names = {at: committables[at].transaction["transactional_id"] for at in ended}
+        states = self._brokers.states(names.values())
+        outcomes: dict[int, CommitOutcome | Exception] = {}
+        for at, (topic, partition) in ended.items():
+            if states.get(names[at]) == _ongoing(committables[at]):
+                try:
+                    why = f"somebody has ended it in {topic}-{partition} alone"
+                    outcomes[at] = self._aborted(committables[at], why)
+                except Exception as error:
+                    outcomes[at] = error
+        return outcomes
+
+    def _aborted(self, committable: Committable, why: str) -> CommitOutcome:
+        (answer,) = self._brokers.end([committable.transaction], commit=False)
+        if answer == 0:
+            return CommitOutcome.lost(f"{why}, so {committable.transaction['transactional_id']} was aborted")
+        return of_commit(self._brokers, committable, answer)
 
     def _end(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
         answers: list[Answer] = []
@@ -426,6 +561,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         yield from doctor.of_brokers(self._brokers, int(self._producer_options["transaction.timeout.ms"]))
         if self.topic:
             yield from doctor.of_topic(self._brokers, self.topic)
+        for one in self._serialized:
+            yield from one.diagnose()
         yield from super().diagnose(job)
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
@@ -439,6 +576,14 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             return Audit([Holding(remarks=("the log was not read",))] * len(parts))
         return audit(self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic()))
 
+    def find_letters(
+        self, wanted: Sequence[Mapping[str, object]] = ({},), most: int | None = None
+    ) -> FoundLetters | None:
+        """All that a consumer gets of the topic now; with `most`, from its end on."""
+        if self.topic is None:
+            return None
+        return letters.find_letters(self._brokers, self._producer_options, self.topic, wanted, most, self.timeout)
+
     # ------------------------------------------------------------------ life
     def close(self) -> None:
         cluster, self._cluster = self._cluster, None
@@ -446,10 +591,56 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             cluster.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_cluster": None}
+        return super().__getstate__() | {"_cluster": None, "_committed": ()}
 
     def __repr__(self) -> str:
         return f"KafkaSink(name={self.name!r}, topic={self.topic!r}, bootstrap_servers={self.bootstrap_servers!r})"
+
+
+def _registry_problems(
+    formats: Mapping[str, str | None], registry: object, subjects: Mapping[str, str | None], evolution: SchemaEvolution
+) -> Iterable[str]:
+    """`formats` are those that go by a registry, `subjects` where their schemas stand."""
+    if evolution not in STEPS:
+        yield f"schema_evolution is one of {', '.join(map(repr, STEPS))}, not {evolution!r}"
+    for name, found in formats.items():
+        if not registry:
+            yield f"{name}={found!r} needs schema_registry, the registry's URL"
+        if subjects[name] is None:
+            yield f"{name}={found!r} needs a topic or a subject, by which the registry knows the schema"
+    if not formats and (registry or evolution != "none"):
+        yield f"schema_registry and schema_evolution belong to value_format={_EITHER} and key_format='avro'"
+    if formats.get("value_format") == "protobuf" and evolution == "widen":
+        yield (
+            "schema_evolution='widen' is Avro's: readers of Protobuf that have the older field would cut off a wider "
+            "number, and nobody would say so. Use 'add', and another name for the wider column"
+        )
+
+
+def _key_problems(key_format: str | None, subject: str | None, value_format: str | None) -> Iterable[str]:
+    if key_format == "protobuf":
+        yield (
+            "key_format is 'avro' or None: Protobuf does not promise that equal keys are equal bytes in other versions "
+            "of its library, so they could change their partition"
+        )
+    elif key_format not in (None, "avro"):
+        yield f"key_format is 'avro' or None, not {key_format!r}"
+    if subject and not key_format:
+        yield "key_subject belongs to key_format='avro'"
+    if key_format and value_format == "json":
+        yield "value_format='json' makes JSON of keys: leave key_format out, or make JSON of the value in the query"
+
+
+_TYPES = {"value": columns.value_type, "key": columns.key_type}
+_PROOFS = {"value": "schema", "key": "key_schema"}
+"""Where a committable names the schema of a column."""
+_TRANSFORMS: Mapping[str | None, Transform] = {
+    "json": columns.with_json,
+    "avro": columns.with_value,
+    "protobuf": columns.with_value,
+}
+_REGISTERED = ("avro", "protobuf")
+_EITHER = "'avro' or 'protobuf'"
 
 
 def _after(first: Transform | None, second: Transform) -> Transform:

@@ -13,6 +13,7 @@ from sinks.errors import BadValue
 from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import explained
 from sinks.postgres.server import Server
+from sinks.sql.deferred import DEFERRED
 from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 
@@ -55,6 +56,7 @@ class CopyTransaction:
             self._aliases[alias] = self._table
         self._encoder = encoder
         columns = sql.SQL(", ").join(map(sql.Identifier, encoder.columns))
+        self._into = into
         self._statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)
 
     def _begin_copy(self) -> None:
@@ -77,6 +79,8 @@ class CopyTransaction:
 
     def put(self, batch: pa.RecordBatch) -> None:
         data = self._encoder.whole(batch)
+        if not self.under_savepoints:
+            self._judge_now()
         self.connection.execute("SAVEPOINT tpc")
         self.under_savepoints = True
         try:
@@ -91,6 +95,13 @@ class CopyTransaction:
         finally:
             if self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
                 self.connection.execute("RELEASE SAVEPOINT tpc")
+
+    def _judge_now(self) -> None:
+        """Let constraints that wait for the end of the transaction judge each COPY."""
+        found = self.connection.execute(DEFERRED, [self._into.as_string(self.connection)]).fetchall()
+        if found:
+            names = sql.SQL(", ").join(sql.Identifier(*name) for name in found)
+            self.connection.execute(sql.SQL("SET CONSTRAINTS {} IMMEDIATE").format(names))
 
     def finish(self) -> int:
         """End the COPY; now every row is checked. Returns how many rows the server took."""

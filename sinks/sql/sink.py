@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import TwoPhaseCommitSink
-from sinks.dead_letters import SCHEMA, Refusal, written_but_refused
+from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, written_but_refused
 from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
 from sinks.sql.audit import Auditor, mark_of
@@ -265,17 +265,24 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
                 return replace(found, differences=(f"there is no table {self._planner.table} any more",))
             return found
 
-    def newest_letters(self, most: int) -> Sequence[Mapping[str, Any]]:
+    def find_letters(self, wanted: Sequence[Mapping[str, object]] = ({},), most: int | None = None) -> FoundLetters:
         with self._server.lend() as connection, self._server.reading(connection):
             target = self._planner.find_target(connection)
             if target is None:
-                return []
-            quote, names = self._server.quote, [name for name in SCHEMA.names if name in target.names]
-            table = quote(target.schema, target.name)
-            columns = ", ".join(map(quote, names)).replace("%", "%%")
-            statement = f"SELECT {columns} FROM {table.replace('%', '%%')} ORDER BY {quote('time')} DESC LIMIT %s"
-            rows = self._server.query(connection, statement, [most])
-            return [dict(zip(names, row, strict=True)) for row in rows]
+                return FoundLetters(())
+            return FoundLetters([one for where in wanted for one in self._letters(connection, target, where, most)])
+
+    def _letters(
+        self, connection: C, target: TargetT, where: Mapping[str, object], most: int | None
+    ) -> Sequence[Mapping[str, Any]]:
+        quote, names = self._server.quote, [name for name in SCHEMA.names if name in target.names]
+        columns, table = ", ".join(map(quote, names)), quote(target.schema, target.name)
+        conditions = "".join(f" AND {quote(name)} = \0" for name in where)
+        order = f"ORDER BY {quote('time')} DESC" + (" LIMIT \0" if most else "")
+        statement = f"SELECT {columns} FROM {table} WHERE 1 = \0{conditions} {order}"
+        statement = statement.replace("%", "%%").replace("\0", "%s")
+        rows = self._server.query(connection, statement, [1, *where.values(), *([most] if most else [])])
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _key(self, identity: Identity) -> str:
         return str(identity["transaction_id"]) if _is_staged(identity) else self._dialect.key(identity)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import RootTransaction
 
 from sinks.errors import BadValue
+from sinks.sql.deferred import DEFERRED
 from sinks.sql.values import Refused, bad_value
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.types import Column, conversion
@@ -45,6 +46,7 @@ class RowTransaction:
         self.context = context
         self.identity = identity
         self.sealing = False
+        self._judged_now = False
         self.summed: Fingerprint | None = None
         self.where = f"table {label}: partition {context.subtask} of checkpoint {context.checkpoint_id}"
         self.database = database
@@ -85,6 +87,8 @@ class RowTransaction:
             self._values(batch, name)
 
     def put(self, batch: pa.RecordBatch) -> None:
+        if not self._judged_now:
+            self._judge_now()
         before, savepoint = self._row, self.connection.begin_nested()
         try:
             self.write(batch)
@@ -93,6 +97,17 @@ class RowTransaction:
             savepoint.rollback()
             raise
         savepoint.commit()
+
+    def _judge_now(self) -> None:
+        """Let constraints that wait for the end of the transaction judge each insert."""
+        self._judged_now = True
+        if self.database.dialect == "postgresql":
+            quote = self.database.engine.dialect.identifier_preparer
+            with self.explained():
+                found = self.database.query(self.connection, DEFERRED, [quote.format_table(self._insert.table)])
+                if found:
+                    names = ", ".join(".".join(map(quote.quote_identifier, name)) for name in found)
+                    self.connection.exec_driver_sql(f"SET CONSTRAINTS {names} IMMEDIATE")
 
     def _values(self, batch: pa.RecordBatch, name: str) -> list[Any]:
         array = batch.column(batch.schema.get_field_index(name))

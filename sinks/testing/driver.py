@@ -24,7 +24,7 @@ from pyspark import cloudpickle
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from sinks.base import TwoPhaseCommitSink
-from sinks.dead_letters import Refusal
+from sinks.dead_letters import FoundLetters, Refusal
 from sinks.testing.local import LocalQuery, Partitions
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionContext
 
@@ -151,6 +151,12 @@ class Hooked(TwoPhaseCommitSink[Any]):
     def in_doubt(self, job: str) -> Iterable[Identity]:
         return list(self._call("in_doubt", job))
 
+    def find_letters(
+        self, wanted: Sequence[Mapping[str, object]] = ({},), most: int | None = None
+    ) -> FoundLetters | None:
+        found: FoundLetters | None = self._call("find_letters", wanted, most)
+        return found
+
 
 @dataclass
 class Driver:
@@ -179,7 +185,7 @@ class Driver:
         self.log = _new_log(self.folder)
         return _started(self.run_here, self.log, type(self.sink))
 
-    def run(self, timeout: float = 60) -> int:
+    def run(self, timeout: float = 300) -> int:
         """Run it to its end and return its exit code; `KILLED` if it was killed. What it wrote goes to stderr."""
         return _ended(self.start(), self.log, timeout)
 
@@ -189,7 +195,7 @@ class Driver:
         return _tail(self.log)
 
 
-def in_process(work: Callable[[], object], folder: Path, preload: type, timeout: float = 60) -> tuple[int, str]:
+def in_process(work: Callable[[], object], folder: Path, preload: type, timeout: float = 300) -> tuple[int, str]:
     """`work()`, picklable, in a process of its own: its exit code, and the end of what it wrote, which goes to stderr.
     `preload`: a class whose module it needs."""
     log = _new_log(folder)

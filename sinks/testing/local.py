@@ -29,6 +29,8 @@ Partitions = Sequence[pa.Table]
 class LocalBatch:
     """One micro-batch of in-memory partitions."""
 
+    row_hashes = ("",)
+
     def __init__(self, facts: BatchFacts, run_id: str, partitions: Partitions, query: LocalQuery) -> None:
         self.facts = facts
         self.run_id = run_id
@@ -50,7 +52,7 @@ class LocalBatch:
     def partitions(self, sink: TwoPhaseCommitSink[Any]) -> int:
         return len(self._partitions)
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
         acks: dict[str, list[Ack]] = {}
         self._cancelled = False
         for name, task in tasks.items():

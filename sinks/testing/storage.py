@@ -208,7 +208,7 @@ class ProcessConformance(StorageConformance):
                 assert value is not None
                 assert is_whole(value), f"torn: {key} has {len(value)} bytes"
             after = f"run/{attempt}/{len(listed)}"
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 120
             while storage.get(after) is None:  # the put that was cut off can be done by another
                 if storage.put_if_absent(after, value_of("after", after, size)):
                     break

@@ -111,7 +111,7 @@ class Database(ABC):
         return {name: bool(done) for name, done in rows if name != Ledger.IDENTITY}
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"

@@ -98,7 +98,7 @@ class TableCrashes:
     def test_commit_keeps_asking_until_the_server_is_back(
         self, tmp_path: Path, server: Server, dsn: str, strategy: str
     ) -> None:
-        back = threading.Timer(3, server.start)
+        back = threading.Timer(1, server.start)
 
         def down() -> None:
             server.kill()

@@ -22,11 +22,14 @@ from sinks.testing.table import (
     change,
     checkpoint,
     context,
+    eventually,
     pre_commit,
     rows_of,
     why_unknown,
 )
 from sinks.transaction import CommitState, Fingerprint
+
+JOBS = ["orders", "orders2", "Orders", "täglich/ 'o\"`; DROP TABLE orders --%s_%", "%", "orders.l1", "😀" * 100]
 
 
 class TableSuite:
@@ -35,12 +38,81 @@ class TableSuite:
     make: Callable[..., TableSink[Any, Any, Any]]
     held: Callable[..., AbstractContextManager[Any]]
     """Another session, by its DSN, with an open transaction that ran these statements."""
+    sessions: Callable[[Any], int]
+    """Counts other sessions in the database that is observed."""
     two_phase: str
     """The strategy in which each participant has a prepared transaction of its own."""
     alter_rows: Sequence[str]
     """Statements for a trigger `meddles` of `orders` that makes every name `meddled`."""
     spoil_ledger: Sequence[str]
     """Statements that leave the ledger its name, and nothing to rely on."""
+    end_prepared: Callable[[Committable, Any, str], None]
+    """What an operator does with a prepared transaction: COMMIT or ROLLBACK, in the database that is observed."""
+
+    def test_rows_are_invisible_until_committed_and_then_there_once(
+        self, db: Database, sink: TableSink[Any, Any, Any]
+    ) -> None:
+        committables = [pre_commit(sink, rows_of(1, 2), subtask=0), pre_commit(sink, rows_of(3), rows_of(4), subtask=1)]
+        assert db.visible() == []
+        assert db.pending() == 2
+        sink.validate_all(checkpoint(), committables)
+        assert db.visible() == []
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+        assert db.visible() == [(1, "row 1"), (2, "row 2"), (3, "row 3"), (4, "row 4")]
+        assert db.pending() == 0
+        sink.close()
+        eventually(lambda: self.sessions(db) == 0)
+
+    def test_rollback_while_writing_leaves_nothing(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
+        transaction = sink.begin_transaction(context(sink))
+        sink.write(transaction, rows_of(1))
+        sink.rollback(transaction)
+        assert db.pending() == 0
+        assert db.visible() == []
+        sink.close()
+        eventually(lambda: self.sessions(db) == 0)
+
+    def test_names_of_jobs_do_not_mix(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
+        for number, job in enumerate(JOBS):
+            pre_commit(sink, rows_of(number), job=job)
+        for job in JOBS:
+            assert len(list(sink.in_doubt(job))) == 1
+        for job in JOBS:
+            for identity in sink.in_doubt(job):
+                sink.abort(identity)
+        assert db.pending() == 0
+
+    def test_recovery_commits_what_the_other_strategy_wrote(self, db: Database) -> None:
+        by_name, by_table = self.make(db, strategy=self.two_phase), self.make(db, strategy="staged")
+        committables = [pre_commit(by_name, rows_of(1), subtask=0), pre_commit(by_table, rows_of(2), subtask=1)]
+        orphans = [pre_commit(by_name, rows_of(3), subtask=2), pre_commit(by_table, rows_of(4), subtask=3)]
+        assert len(list(by_name.in_doubt("job"))) == len(list(by_table.in_doubt("job"))) == 4
+        assert by_table.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+        for orphan in orphans:
+            by_name.abort(orphan.transaction)
+        assert db.ids() == [1, 2]
+        assert db.pending() == 0
+
+    def test_what_an_operator_rolls_back_is_lost(self, db: Database) -> None:
+        sink = self.make(db, strategy=self.two_phase)
+        lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+        self.end_prepared(lost, db, "ROLLBACK")
+        outcomes = sink.commit_all(checkpoint(), [lost, kept])
+        assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
+        assert outcomes[1] == COMMITTED
+        assert sorted(db.ledger().values()) == [False, True]
+        replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
+        assert sink.commit_all(checkpoint(), [replay]) == [COMMITTED]
+        assert db.ids() == [1, 2]
+        assert sink.commit(lost).state is CommitState.LOST
+
+    def test_what_an_operator_commits_is_committed(self, db: Database) -> None:
+        sink = self.make(db, strategy=self.two_phase)
+        committable = pre_commit(sink, rows_of(1))
+        self.end_prepared(committable, db, "COMMIT")
+        assert sink.commit(committable) == COMMITTED
+        with pytest.raises(CommittedError):
+            sink.abort(committable.transaction)
 
     def test_in_doubt_lists_the_identities_of_the_committables(
         self, db: Database, sink: TableSink[Any, Any, Any]
@@ -376,6 +448,49 @@ class TableSuite:
         replay = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0, round=1)
         assert sink.commit_all(checkpoint(), [newer, replay]) == [COMMITTED, COMMITTED]
         assert keyed.visible() == [(1, "newer")]
+
+    def test_the_last_change_of_a_key_wins_over_all_partitions(self, keyed: Database) -> None:
+        sink = self.make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+        keyed.run("INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old'), (4, 'untouched')")
+        first = [change(1, "second", 2), change(2, None, 9, True), change(5, "born", 1), change(6, "null", None)]
+        second = [
+            change(1, "first", 1),
+            change(2, "late", 8),
+            change(3, None, 1, True),
+            change(3, "back", 2, False),
+            change(5, None, 2, True),
+            change(6, "known", 0),
+        ]
+        committables = [
+            pre_commit(sink, batch(rows, CHANGES), subtask=subtask) for subtask, rows in enumerate([first, second])
+        ]
+        sink.validate_all(checkpoint(), committables)
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+        assert keyed.visible() == [(1, "second"), (3, "back"), (4, "untouched"), (6, "known")]
+
+    def test_a_key_that_is_null_is_refused_in_the_task(self, db: Database) -> None:
+        db.run("CREATE TABLE nullable (id bigint UNIQUE, name varchar(50))")
+        changes = {"keys": ["id"], "order_by": "at", "delete_marker": "gone"}
+        sink = self.make(db, table="nullable", check=CHANGES, mode="upsert", **changes)
+        with pytest.raises(BadValue, match='"id"'):
+            pre_commit(sink, batch([change(None, "x", 1, True)], CHANGES))
+        assert db.pending() == 0
+
+    def test_constraints_bind_rows_that_stay_not_rows_that_delete(self, keyed: Database) -> None:
+        sink = self.make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+        with pytest.raises(BadValue, match="name"):
+            pre_commit(sink, batch([change(1, None, 1, None)], CHANGES))
+        pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))
+
+    def test_a_referenced_row_cannot_be_deleted_and_that_is_found_before_the_decision(self, keyed: Database) -> None:
+        keyed.run("INSERT INTO orders VALUES (1, 'x')")
+        of_order = "CONSTRAINT of_order FOREIGN KEY (id) REFERENCES orders (id)"
+        keyed.run(f"CREATE TABLE items (id bigint, {of_order})")
+        keyed.run("INSERT INTO items VALUES (1)")
+        sink = self.make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
+        with pytest.raises(BadValue, match="of_order"):
+            sink.validate_all(checkpoint(), [pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))])
+        assert keyed.ids() == [1]
 
     def test_keys_only_and_keys_of_several_columns(self, db: Database) -> None:
         db.run("CREATE TABLE pairs (id bigint, name varchar(50), PRIMARY KEY (name, id))")

@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT = 60.0
+START_TIMEOUT = 180.0
 """Seconds until a server that does not answer is given up. Crash recovery is part of it."""
 
 # Outlives its parent. Each line it reads is the whole list of the servers that run now, or "done" for nothing to clean
@@ -314,7 +314,7 @@ class ServerProcess(OneProcess, Startable):
     It dies with the process that started it, also by SIGKILL.
     """
 
-    start_timeout = 60.0
+    start_timeout = START_TIMEOUT
     """Seconds until a server that does not answer is given up."""
 
     def __init__(self) -> None:
@@ -378,7 +378,7 @@ class ServerProcess(OneProcess, Startable):
 def freeze(pid: int) -> None:
     """SIGSTOP, and wait until every thread stands still: on a busy machine some go on for a moment."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
         if time.monotonic() > deadline:
             raise TimeoutError(f"process {pid} does not stop")

@@ -1,4 +1,4 @@
-"""Jars from Maven Central, fetched once by the Ivy that pyspark ships.
+"""Jars and archives from Maven Central, fetched once by the Ivy that pyspark ships.
 
 They are kept in the folder `.cache` of the working folder, or in the one that the environment variable TEST_CACHE_DIR
 names. IVY_SETTINGS may name an ivysettings.xml with other repositories, such as a company's mirror, as
@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,20 +48,32 @@ def maven_jars(*coordinates: str, transitive: bool = True) -> list[Path]:
     what = "\n".join([*sorted(coordinates), f"transitive={transitive}"])
     _, artifact, version = coordinates[0].split(":")
     folder = cache_folder() / "jars" / f"{artifact}-{version}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    _once(folder, coordinates, _module(coordinates, "default" if transitive else "master"))
+    return sorted(folder.glob("*.jar"))
+
+
+def maven_archive(coordinate: str, classifier: str) -> Path:
+    """The folder with what is in the artifact's tar.gz of this classifier. Else as `maven_jars`."""
+    _, artifact, version = coordinate.split(":")
+    folder = cache_folder() / "jars" / f"{artifact}-{version}-{classifier}"
+    _once(folder, (coordinate,), _module((coordinate,), "master", classifier), unpack=True)
+    return folder
+
+
+def _once(folder: Path, coordinates: tuple[str, ...], module: str, *, unpack: bool = False) -> None:
     if not folder.is_dir():
         folder.parent.mkdir(exist_ok=True)
         with _lock(folder.with_name(f"{folder.name}.lock")):
             if not folder.is_dir():
-                _fetch(coordinates, transitive, folder)
-    return sorted(folder.glob("*.jar"))
+                _fetch(coordinates, module, folder, unpack=unpack)
 
 
-def _fetch(coordinates: tuple[str, ...], transitive: bool, folder: Path) -> None:
+def _fetch(coordinates: tuple[str, ...], text: str, folder: Path, *, unpack: bool) -> None:
     logger.info("Ivy fetches %s into %s", ", ".join(coordinates), folder)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
         work = Path(temporary)
         module = work / "ivy.xml"
-        module.write_text(_module(coordinates, "default" if transitive else "master"))
+        module.write_text(text)
         jars = work / "jars"
         jars.mkdir()
         command = [java(), "-jar", str(_ivy()), "-ivy", str(module), "-cache", str(work / "ivy")]
@@ -81,18 +94,26 @@ def _fetch(coordinates: tuple[str, ...], transitive: bool, folder: Path) -> None
                 f"{', '.join(coordinates)} could not be fetched; a mirror can be set in the ivysettings.xml that "
                 f"IVY_SETTINGS names. The end of what Ivy said:\n{done.stdout[-3000:]}"
             )
+        if unpack:
+            [archive] = jars.iterdir()
+            with tarfile.open(archive) as tar:
+                tar.extractall(jars, filter="data")
+            archive.unlink()
         jars.rename(folder)
 
 
-def _module(coordinates: tuple[str, ...], scope: str) -> str:
+def _module(coordinates: tuple[str, ...], scope: str, classifier: str = "") -> str:
     """An ivy.xml of a module that depends on these artifacts. `scope` is a configuration that Ivy gives Maven's
-    modules: master is the artifact alone, default also what it needs at run time."""
+    modules: master is the artifact alone, default also what it needs at run time. With `classifier`, the tar.gz of
+    that is meant."""
     dependencies = ""
     for coordinate in coordinates:
         group, artifact, version = map(quoteattr, coordinate.split(":"))
-        dependencies += f'<dependency org={group} name={artifact} rev={version} conf="default->{scope}"/>'
+        file = f'<artifact name={artifact} type="tar.gz" ext="tar.gz" m:classifier="{classifier}"/>' * bool(classifier)
+        dependencies += f'<dependency org={group} name={artifact} rev={version} conf="default->{scope}">'
+        dependencies += f"{file}</dependency>"
     return (
-        '<ivy-module version="2.0"><info organisation="local" module="jars"/>'
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="local" module="jars"/>'
         '<configurations><conf name="default"/></configurations>'
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )

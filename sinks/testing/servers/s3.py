@@ -31,6 +31,9 @@ def one_at_a_time(environ, start_response):
 make_server("127.0.0.1", int(sys.argv[1]), one_at_a_time, True, request_handler=MotoRequestHandler).serve_forever()
 """
 
+_VERSIONING = b"""<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">
+<Status>Enabled</Status></VersioningConfiguration>"""
+
 
 class S3Server(ServerProcess):
     """Its objects go with its process."""
@@ -50,10 +53,12 @@ class S3Server(ServerProcess):
             "AWS_SECRET_ACCESS_KEY": "test",
         }
 
-    def make_bucket(self) -> str:
-        """The name of a fresh bucket."""
+    def make_bucket(self, *, versioned: bool = False) -> str:
+        """The name of a fresh bucket, which may keep what is deleted as versions."""
         name = f"test-{uuid.uuid4().hex[:12]}"
         self._put(name)
+        if versioned:
+            self._put(f"{name}?versioning", _VERSIONING)
         return name
 
     def deny(self, bucket: str, *actions: str) -> None:
