@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from sinks.testing.servers.kafka import KafkaService, kafka_service
 from sinks.testing.servers.mariadb import MySQLService, mysql_service
 from sinks.testing.servers.postgres import PostgresService, postgres_service
+from sinks.testing.servers.registry import ExternalRegistry, RegistryServer, schema_registry
 from sinks.testing.servers.s3 import S3Server
 from tests import jvm, reaper, short_loop, temporary
 
@@ -188,6 +189,13 @@ def mysql_database(mariadb: MySQLService) -> Iterator[str]:
     """The DSN of a fresh database on `mariadb`."""
     with mariadb.database() as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[RegistryServer | ExternalRegistry]:
+    """A schema registry. Nobody stops it; who wants to has one of their own."""
+    with schema_registry() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

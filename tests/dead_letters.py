@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from coordinator import CheckpointConfig
 from coordinator.balance import Verdict, take_balance
+from coordinator.dead_letters import DeadLetters, Replayed, replay_job
+from coordinator.listener import CheckpointListener
 from coordinator.protocol.dead_letters import with_dead_letters
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
+from sinks.base import TwoPhaseCommitSink
+from sinks.errors import BadValue
 from sinks.sql.sink import TableSink
 from sinks.testing.table import Database
 from sinks.testing.table_crashes import run
@@ -60,6 +66,7 @@ class DeadLettersOfTables:
     observe: Callable[[str], Database]
     strategies: tuple[str, str]
     input: Input = INPUT
+    staging_has_checks = False
 
     @pytest.fixture
     def db(self, dsn: str) -> Iterator[Database]:
@@ -68,6 +75,11 @@ class DeadLettersOfTables:
                 "CREATE TABLE good (id bigint PRIMARY KEY, name varchar(20) NOT NULL, amount float CHECK (amount > 0))"
             )
             yield db
+
+    @pytest.fixture
+    def kept(self) -> Iterator[ExitStack]:
+        with ExitStack() as stack:
+            yield stack
 
     def sink(self, dsn: str, strategy: str = "auto", **options: Any) -> TableSink[Any, Any, Any]:
         dead = type(self).make(dsn, "dead", create_table=True, strategy=strategy)
@@ -85,13 +97,51 @@ class DeadLettersOfTables:
             run(tmp_path, sink, self.input[:batches])
         assert_each_once(db, self.input, self.letters(dsn, db))
         assert sink.dead_letters is not None
-        newest = sink.dead_letters.newest_letters(3) or ()
+        found = sink.dead_letters.find_letters(most=3)
+        newest = found.letters if found else ()
         assert [(one["checkpoint"], one["sink"], bool(one["error"])) for one in newest] == [(2, "good", True)] * 3
         sink.dead_letters.close()
         store = CheckpointStore(open_storage(f"file://{tmp_path / 'storage'}"), "job")
-        found = take_balance(store, with_dead_letters([sink]))
-        assert found.verdict is Verdict.BALANCED
-        assert all(line.read == line.pre_committed + line.dead_lettered for line in found.lines)
-        bad, totals = len(ids(self.input, bad=True)), found.totals()
+        books = take_balance(store, with_dead_letters([sink]))
+        assert books.verdict is Verdict.BALANCED
+        assert all(line.read == line.pre_committed + line.dead_lettered for line in books.lines)
+        bad, totals = len(ids(self.input, bad=True)), books.totals()
         assert (totals["good"]["read"], totals["good"]["dead_lettered"]) == (3 * 2 * 130, bad)
         assert (totals["dead"]["read"], totals["dead"]["ledger"]) == (bad, bad)
+
+    def test_what_only_the_move_shows_fails_the_checkpoint(self, tmp_path: Path, dsn: str, db: Database) -> None:
+        """Of strategy staged: no row and no letter of it is visible."""
+        sink, good = self.sink(dsn, "staged"), batch(0, by_client=None, by_server=False)
+        a_check = batch(1, by_client=None)
+        for refused in (good,) if self.staging_has_checks else (good, a_check):  # the keys are there
+            with pytest.raises(BadValue):
+                run(tmp_path, sink, [good, refused])
+        assert_each_once(db, [good], self.letters(dsn, db))
+
+    def test_mended_letters_are_put_through_once(self, tmp_path: Path, dsn: str, db: Database, kept: ExitStack) -> None:
+        """One of them is refused again, and is a letter again, the others are in the table."""
+        sink = self.sink(dsn, max_dead_letters=0.1)
+        run(tmp_path, sink, self.input)
+        replay = kept.enter_context(letters_of(sink, tmp_path))
+        found = replay.find() or []
+        assert len(found) == len(ids(self.input, bad=True))
+        rows = {str(one.id): {"id": json.loads(one.row)["id"], "name": "mended", "amount": 1} for one in found}
+        bad = str(found[0].id)
+        rows[bad]["name"] = None
+        assert replace(replay.replay(mended=rows), reasons=()) == Replayed(len(rows) - 1, refused=1)
+        assert replay.replay(mended=rows) == Replayed(before=len(rows))
+        again = [one for one in replay.find() or [] if not one.replayed]
+        assert [json.loads(one.row)["id"] for one in again] == [rows[bad]["id"]]
+        assert replay.replay(mended={str(again[0].id): {**rows[bad], "name": "at last"}}).written == 1
+        assert all(one.replayed for one in replay.find() or [])
+        assert replay.replay() == Replayed(before=len(rows) + 1)
+        assert db.ids("good") == sorted(ids(self.input, bad=False) + ids(self.input, bad=True))
+        assert (len(self.letters(dsn, db)), db.pending(), replay.unfinished()) == (len(rows) + 1, 0, 0)
+        store = CheckpointStore(open_storage(f"file://{tmp_path / 'storage'}"), replay_job("job", "good"))
+        books = take_balance(store, with_dead_letters([sink]))
+        assert books.verdict is Verdict.BALANCED
+        assert books.totals()["good"]["ledger"] == len(rows)
+
+
+def letters_of(sink: TwoPhaseCommitSink[Any], folder: Path, *listeners: CheckpointListener) -> DeadLetters:
+    return DeadLetters("job", sink, f"file://{folder / 'storage'}", CheckpointConfig(commit_timeout=30), listeners)

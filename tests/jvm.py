@@ -25,10 +25,12 @@ def prepare() -> None:
 
 
 def archive() -> None:
-    """Run a small streaming job, and keep the classes of its JVM in `CLASSES`."""
+    """Run small streaming jobs, also through Spark Connect, and keep the classes of their JVM in `CLASSES`."""
     from pyspark import SparkContext
 
     from examples.custom_sink import FileSink
+    from sinks.testing.servers.common import free_port
+    from tests.spark.connect import ConnectJob
     from tests.spark.job import SparkJob, write_input
 
     CLASSES.parent.mkdir(exist_ok=True)
@@ -36,10 +38,20 @@ def archive() -> None:
     _set(f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={file} {QUIET}")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_input(folder / "input", batches=1)
-        (folder / "rows").mkdir()
-        SparkJob(folder, [FileSink(folder / "rows")]).run_here()
+        classic, connect = Path(name) / "classic", Path(name) / "connect"
+        for folder in (classic, connect):
+            write_input(folder / "input", batches=1)
+            (folder / "rows").mkdir()
+        port = free_port()
+        server = {
+            "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": f"{port}",
+        }
+        SparkJob(classic, [FileSink(classic / "rows")], conf=server).run_here()
+        client = ConnectJob(connect, [FileSink(connect / "rows")], url=f"sc://127.0.0.1:{port}")
+        if client.run():
+            print(client.output())
         gateway = SparkContext._gateway
         assert gateway is not None
         gateway.proc.stdin.close()

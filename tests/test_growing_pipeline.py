@@ -39,8 +39,11 @@ class Tutorial:
             )
 
     def run(self, **variables: str) -> None:
-        assert self.start(SECONDS="8", **variables).wait(200) == 0, self.told()
-        assert "job readings wrote checkpoints" in self.told()
+        for seconds in ("8", "90"):  # a busy machine may not come to a checkpoint in the first
+            assert self.start(SECONDS=seconds, **variables).wait(400) == 0, self.told()
+            if "job readings wrote checkpoints" in self.told():
+                return
+        raise AssertionError(self.told())
 
     def told(self) -> str:
         return (self.home / "log").read_text()
@@ -52,7 +55,7 @@ class Tutorial:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
 
     def one(self, query: str) -> tuple[int, ...]:
@@ -95,7 +98,7 @@ def test_the_pipeline_that_grows(tmp_path: Path, pg_database: str) -> None:
     tutorial.wait_for_more_than(written, growing)
     stopped = tutorial.command("savepoint", "trigger", "--stop")
     assert stopped.returncode == 0, stopped.stderr
-    assert growing.wait(120) == 0, tutorial.told()
+    assert growing.wait(300) == 0, tutorial.told()
     written = tutorial.rows()
     assert tutorial.one("SELECT count(*), min(id), max(id) FROM latest") == (100, written - 100, written - 1)
 

@@ -35,12 +35,12 @@ def test_killed_while_servers_run(tmp_path: Path, test: str, processes: set[str]
         stdout=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a job in the background has none
     )
-    wait_for(lambda: all_run.exists() or run.poll() is not None, 120)
+    wait_for(lambda: all_run.exists() or run.poll() is not None, 300)
     family = list(marked(all_run.read_text()))
     names = [process.name() for process in family]
     assert processes <= set(names)
     assert names.count("java") in (0, 4), "Spark Connect, a master, two workers"
     os.killpg(run.pid, how)
-    run.wait(60)
-    _, alive = psutil.wait_procs(family, timeout=30)
+    run.wait(300)
+    _, alive = psutil.wait_procs(family, timeout=120)
     assert alive == []

@@ -163,7 +163,7 @@ def test_kafka(kafka: KafkaService, kafka_topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         resource = ConfigResource(ResourceType.TOPIC, kafka_topic, incremental_configs=[entry])
         for future in admin.incremental_alter_configs([resource]).values():
-            future.result(30)
+            future.result(120)
         [weakness] = sink.weaknesses()
         assert "unclean.leader.election.enable = true" in weakness
     with contextlib.closing(KafkaSink(kafka.bootstrap, "not-there")) as sink:

@@ -119,6 +119,7 @@ def _tier(kind: str) -> Iterator[Tier]:
             launch=partial(spark.SparkProcess, master=url),
             pace=15.0,
             patience=90.0,
+            longest_stop=45.0,
             limit=900.0,
             quiet=300.0,
             victims=lambda driver: spark.victims([driver, *daemons]),

@@ -92,9 +92,10 @@ class Life:
 class LocalProcess:
     """A driver's process, and our end of the connection to it."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: Any, run: Callable[[Any, Connection], None] | None = None) -> None:
+        """`run` takes the life; default: `live`."""
         self.connection, theirs = Pipe()
-        self._process = fork(live, life, theirs, preload=__name__)
+        self._process = fork(run or live, life, theirs, preload=__name__)
         theirs.close()
 
     @property
@@ -153,7 +154,7 @@ class _Batch(LocalBatch):
     """Hands other rows to a replay than to the first writing, when the fault `source` says so: as a query with the
     current time or a changing lookup in it would."""
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
         if faults.here and faults.here.unfaithful and any(task.round for task in tasks.values()):
             self._partitions = [table.slice(0, table.num_rows - 1) for table in self._partitions]
-        return super().run(tasks, ended)
+        return super().run(tasks, ended, row_hash)

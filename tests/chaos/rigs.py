@@ -11,18 +11,23 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pymysql
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 from kafka import TopicPartition as KafkaPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from psycopg.conninfo import conninfo_to_dict
 
+from coordinator.dead_letters import replay_job
 from sinks.base import TwoPhaseCommitSink
+from sinks.dead_letters import Refusal
 from sinks.kafka import KafkaSink
+from sinks.kafka.producer import TransactionalProducer
 from sinks.mysql import MySQLSink
 from sinks.mysql.server import parameters, query, quoted
 from sinks.postgres import PostgresSink
+from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.postgres import PostgresServer, jdbc_url
@@ -69,6 +74,8 @@ class Target(ABC):
     """A checkpoint becomes visible as a whole."""
     hot = False
     """Upserts: see `Input`."""
+    dead_letters = False
+    """Bad rows go elsewhere, and a reader looks there, too: each counts once, wherever it is."""
 
     @abstractmethod
     def sink(self, rng: random.Random) -> TwoPhaseCommitSink[Any]:
@@ -81,6 +88,10 @@ class Target(ABC):
     def final(self) -> Sequence[Row]:
         """`rows`, after all that is decided has been carried out."""
         return self.rows()
+
+    def accepted(self) -> Sequence[int]:
+        """Ids in the table or topic itself, where there are dead letters; as often as they are there."""
+        raise NotImplementedError
 
     @abstractmethod
     def in_doubt(self, job: str) -> Sequence[Any]:
@@ -109,7 +120,7 @@ class PostgresTarget(Target):
         self.name, self.atomic, self.hot = f"postgres_{mode}", mode != "prepared", mode == "upsert"
         self._reader: psycopg.Connection[Any] | None = None
 
-    def sink(self, rng: random.Random) -> PostgresSink:
+    def sink(self, rng: random.Random) -> TwoPhaseCommitSink[Any]:
         options: dict[str, Any] = {"strategy": "prepared" if self.mode == "prepared" else "staged"}
         if self.hot:
             options |= {"mode": "upsert", "keys": ["id"], "order_by": rng.choice(("amount", None))}
@@ -161,18 +172,28 @@ class PostgresTarget(Target):
         }
 
 
-class PostgresWithDeadLetters(PostgresTarget):
-    """The table refuses a row in eleven; a reader looks at it and at the dead letters."""
+BAD = 5
+"""What is left of the id of a bad row, divided by 11: a target with dead letters refuses one in eleven, until somebody
+gives it another name."""
+_IS_BAD = f"id % 11 = {BAD}"
+_IS_REFUSED = f"{_IS_BAD} AND name LIKE 'user-%'"
+_OF_ROWS = (("id", "SIGNED"), ("amount", "DOUBLE"))
+_OF_REPLAYS = "/dead-letters/"
+"""In the names of jobs. Their letters are of rows that have one of the query already."""
 
-    BAD = "id % 11 = 5"
+
+class PostgresWithDeadLetters(PostgresTarget):
+    dead_letters = True
 
     def __init__(self, system: System, dsn: str) -> None:
         super().__init__(system, dsn, "prepared")
         self.name, self._dead = "postgres_with_dead_letters", "dead_letters"
         with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute(f"CREATE TABLE {self.name} (id bigint CHECK (NOT {self.BAD}), name text, amount float8)")
+            connection.execute(
+                f"CREATE TABLE {self.name} (id bigint, name text, amount float8, CHECK (NOT ({_IS_REFUSED})))"
+            )
 
-    def sink(self, rng: random.Random) -> PostgresSink:
+    def sink(self, rng: random.Random) -> TwoPhaseCommitSink[Any]:
         dsn = self.system.connected(self.dsn)
         dead = PostgresSink(dsn, self._dead, create_table=True, lock_timeout=LOCK_TIMEOUT)
         return PostgresSink(dsn, self.name, lock_timeout=LOCK_TIMEOUT, dead_letters=dead)
@@ -187,12 +208,26 @@ class PostgresWithDeadLetters(PostgresTarget):
             if made:
                 statement += (
                     f" UNION ALL SELECT id, amount FROM {self._dead},"
-                    f' json_to_record("row"::json) AS bad (id bigint, amount float8) WHERE {self.BAD}'
+                    f' json_to_record("row"::json) AS bad (id bigint, amount float8) WHERE {_IS_BAD}'
+                    f" AND position('{_OF_REPLAYS}' IN job) = 0 AND id NOT IN (SELECT id FROM {self.name})"
                 )
             return self._reader.execute(statement).fetchall()
         except psycopg.Error:
             self.close()
             raise
+
+    def accepted(self) -> Sequence[int]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            return [id for (id,) in connection.execute(f"SELECT id FROM {self.name}")]
+
+
+class SqlAlchemyWithDeadLetters(PostgresWithDeadLetters):
+    """The same by SQLAlchemy's two-phase transactions."""
+
+    def sink(self, rng: random.Random) -> SqlAlchemySink:
+        url = self.system.connected(self.dsn).replace("postgresql://", "postgresql+psycopg://")
+        dead = SqlAlchemySink(url, self._dead, create_table=True, strategy="two_phase")
+        return SqlAlchemySink(url, self.name, strategy="two_phase", dead_letters=dead)
 
 
 class MySQLTarget(Target):
@@ -251,13 +286,52 @@ class MySQLTarget(Target):
         return pymysql.connect(autocommit=True, charset="utf8mb4", **parameters(self.dsn))
 
 
+class MySQLWithDeadLetters(MySQLTarget):
+    dead_letters = True
+
+    def __init__(self, system: System, dsn: str) -> None:
+        super().__init__(system, dsn, "xa")
+        self.name, self._dead = "mysql_with_dead_letters", "dead_letters"
+        columns = f"(id bigint, name text, amount double, CHECK (NOT ({_IS_REFUSED})))"
+        with closing(self._connect()) as connection:
+            query(connection, f"CREATE TABLE {self.name} {columns}")
+
+    def sink(self, rng: random.Random) -> MySQLSink:
+        dsn = self.system.connected(self.dsn)
+        dead = MySQLSink(dsn, self._dead, create_table=True, strategy="xa", lock_timeout=LOCK_TIMEOUT)
+        return MySQLSink(dsn, self.name, strategy="xa", lock_timeout=LOCK_TIMEOUT, dead_letters=dead)
+
+    def rows(self) -> Sequence[Row]:
+        """A letter that is none counts for nothing, so its row is a lost one."""
+        try:
+            if self._reader is None:
+                self._reader = self._connect()
+            id, amount = (f"CAST(JSON_VALUE(`row`, '$.{name}') AS {kind}) AS {name}" for name, kind in _OF_ROWS)
+            bad = f"SELECT {id}, {amount}"
+            letters = f"{bad} FROM {self._dead} WHERE LOCATE('{_OF_REPLAYS}', job) = 0"
+            statement = (
+                f"SELECT id, amount FROM {self.name} UNION ALL SELECT id, amount FROM ({letters}) AS bad"
+                f" WHERE {_IS_BAD} AND id NOT IN (SELECT id FROM {self.name})"
+            )
+            return [(id, amount) for id, amount in query(self._reader, statement)]
+        except pymysql.ProgrammingError:  # no letters yet
+            return []
+        except (pymysql.Error, OSError):
+            self.close()
+            raise
+
+    def accepted(self) -> Sequence[int]:
+        with closing(self._connect()) as connection:
+            return [id for (id,) in query(connection, f"SELECT id FROM {self.name}")]
+
+
 class KafkaTarget(Target):
     name = "kafka"
 
     def __init__(self, system: System, topic: str) -> None:
-        self.system, self.topic = system, topic
+        self.system, self.topic, self.topics = system, topic, [topic]
         self._reader: Consumer | None = None
-        self._seen: list[Row] = []
+        self._seen: list[Message] = []
 
     def sink(self, rng: random.Random) -> KafkaSink:
         bootstrap = self.system.connected(self.system.server.bootstrap)
@@ -274,15 +348,19 @@ class KafkaTarget(Target):
                 "log_level": 0,
             }
             self._reader = Consumer(options)
-            self._reader.assign([TopicPartition(self.topic, partition, 0) for partition in range(3)])
+            self._reader.assign([TopicPartition(topic, number, 0) for topic in self.topics for number in range(3)])
         for message in self._reader.consume(10_000, timeout=0.05):
             if message.error() is None:
-                self._seen.append(_row(message.value()))
-        return self._seen
+                self._seen.append(message)
+        return self._of(self._seen)
+
+    def _of(self, messages: Sequence[Message]) -> Sequence[Row]:
+        return [_row(message.value()) for message in messages]
 
     def final(self) -> Sequence[Row]:
         settled(self.system.server.bootstrap)
-        return [_row(message.value()) for message in read(self.system.server.client_options(), self.topic)]
+        options = self.system.server.client_options()
+        return self._of([message for topic in self.topics for message in read(options, topic)])
 
     def close(self) -> None:
         if self._reader is not None:
@@ -300,7 +378,7 @@ class KafkaTarget(Target):
     def roll_back(self, job: str, rng: random.Random) -> None:
         sink = KafkaSink(self.system.server.bootstrap, self.topic, name="kafka")
         with closing(sink):
-            found = list(sink.in_doubt(job))
+            found = [one for name in (job, replay_job(job, sink.name)) for one in sink.in_doubt(name)]
             for identity in rng.sample(found, rng.choice((1, len(found)))) if found else []:
                 with suppress(Exception):  # committed just now
                     sink.abort(identity)
@@ -331,6 +409,48 @@ class KafkaTarget(Target):
 
     def peer(self) -> dict[str, str]:
         return {"kafka.bootstrap.servers": self.system.server.bootstrap, "topic": self.topic}
+
+
+class KafkaWithDeadLetters(KafkaTarget):
+    """The topic has no partition for a bad row; a reader looks at it and at the topic of letters."""
+
+    dead_letters = True
+
+    def __init__(self, system: System, topic: str, dead: str) -> None:
+        super().__init__(system, topic)
+        self._dead = dead
+        self.topics = [topic, dead]
+
+    def sink(self, rng: random.Random) -> KafkaSink:
+        bootstrap, timeout = self.system.connected(self.system.server.bootstrap), rng.choice((2, 60))
+        dead = KafkaSink(bootstrap, self._dead, name="letters", transaction_timeout=timeout, timeout=10)
+        options: dict[str, Any] = {"transaction_timeout": timeout, "timeout": 10, "dead_letters": dead}
+        return AsPlacedRecords(bootstrap, self.topic, name="kafka", **options)
+
+    def _of(self, messages: Sequence[Message]) -> Sequence[Row]:
+        accepted = [_row(one.value()) for one in messages if one.topic() == self.topic]
+        letters = [one for one in messages if one.topic() == self._dead]
+        told: list[Any] = [dict(one.headers() or ())["exactly_once.job"] for one in letters]
+        first = [_row(one.value()) for one, job in zip(letters, told, strict=True) if _OF_REPLAYS not in job.decode()]
+        there = {id for id, _ in accepted}
+        return [*accepted, *(row for row in first if row[0] not in there)]
+
+    def accepted(self) -> Sequence[int]:
+        settled(self.system.server.bootstrap)
+        return [_row(message.value())[0] for message in read(self.system.server.client_options(), self.topic)]
+
+
+class AsPlacedRecords(AsRecords):
+    """Bad rows ask for a partition that is not there."""
+
+    def _records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = zip(batch["id"].to_pylist(), batch["name"].to_pylist(), strict=True)
+        bad = [99 if id % 11 == BAD and name.startswith("user-") else id % 3 for id, name in rows]
+        wanted = pa.array(bad, pa.int32())
+        return super()._records(batch).append_column("partition", wanted)
+
+    def write_accepted(self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        return super().write_accepted(transaction, self._records(batch), most)
 
 
 def _row(value: bytes | None) -> Row:
@@ -392,29 +512,49 @@ def _postgres(services: Services, mode: str) -> Iterator[Target]:
 
 
 @contextmanager
+def _sqlalchemy(services: Services, mode: str) -> Iterator[Target]:
+    system = services.system("postgres")
+    with system.server.database() as dsn, closing(SqlAlchemyWithDeadLetters(system, dsn)) as target:
+        yield target
+
+
+@contextmanager
 def _mysql(services: Services, mode: str) -> Iterator[Target]:
     system = services.system("mysql")
-    with system.server.database() as dsn, closing(MySQLTarget(system, dsn, mode)) as target:
-        yield target
+    with system.server.database() as dsn:
+        target = MySQLWithDeadLetters(system, dsn) if mode == "dead-letters" else MySQLTarget(system, dsn, mode)
+        with closing(target):
+            yield target
 
 
 @contextmanager
 def _kafka(services: Services, mode: str) -> Iterator[Target]:
     system = services.system("kafka")
     topic = f"chaos_{uuid.uuid4().hex[:12]}"
-    with system.server.topic(3, name=topic), closing(KafkaTarget(system, topic)) as target:
-        yield target
+    with ExitStack() as stack:
+        stack.enter_context(system.server.topic(3, name=topic))
+        target = KafkaTarget(system, topic)
+        if mode == "dead-letters":
+            dead = stack.enter_context(system.server.topic(3, name=f"{topic}_dead"))
+            target = KafkaWithDeadLetters(system, topic, dead)
+        yield stack.enter_context(closing(target))
 
 
 MODES: Mapping[str, tuple[str, ...]] = {
     "postgres": ("prepared", "staged", "upsert", "dead-letters"),
-    "kafka": ("append",),
-    "mysql": ("xa", "staged", "upsert"),
+    "kafka": ("append", "dead-letters"),
+    "mysql": ("xa", "staged", "upsert", "dead-letters"),
+    "sqlalchemy": ("dead-letters",),
     "all": ("append", "mixed"),
 }
 """The rigs: a sink in each of its modes, or all three in one checkpoint."""
 
-_MAKERS: Mapping[str, Callable[[Services, str], Any]] = {"postgres": _postgres, "mysql": _mysql, "kafka": _kafka}
+_MAKERS: Mapping[str, Callable[[Services, str], Any]] = {
+    "postgres": _postgres,
+    "mysql": _mysql,
+    "kafka": _kafka,
+    "sqlalchemy": _sqlalchemy,
+}
 _ALL = {
     "append": {"kafka": "append", "postgres": "prepared", "mysql": "xa"},
     "mixed": {"postgres": "staged", "kafka": "append", "mysql": "staged"},

@@ -20,8 +20,10 @@ import psutil
 from coordinator import CheckpointConfig, Replay
 from sinks.testing.local import LocalQuery
 from tests.chaos import faults, rigs
+from tests.chaos.bugs import OF_OPERATORS
 from tests.chaos.driver import Input, Life, LocalProcess
 from tests.chaos.faults import STEPS, Fault
+from tests.chaos.operators import Operators
 from tests.chaos.oracle import Reader, Verdict
 from tests.chaos.rigs import Target
 
@@ -84,6 +86,8 @@ class Result:
     lost: int = 0
     duplicated: int = 0
     polls: int = 0
+    put_through: Counter[str] = field(default_factory=Counter)
+    """What operators did with dead letters."""
     recovery: list[float] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -98,16 +102,18 @@ class Tier:
     """How drivers run, and how long things take there.
 
     `launch` starts a driver. `pace` is the length of a checkpoint in units of 50 ms. A driver without a sign of life
-    for `patience` seconds is taken for hung, and killed. Faults end after `limit` seconds of a round; if the rest takes
-    more than `quiet` seconds, the job is stuck. `victims` finds the processes of a driver's tasks, by its process id.
+    for `patience` seconds is taken for hung, and killed. One that is stopped until another comes to a point goes on
+    after `longest_stop` seconds. Faults end after `limit` seconds of a round; if the rest takes more than `quiet`
+    seconds, the job is stuck. `victims` finds the processes of a driver's tasks, by its process id.
     """
 
     name: str = "local"
     launch: Callable[[Life], Any] = LocalProcess
     pace: float = 1.0
-    patience: float = 8.0
+    patience: float = 20.0
+    longest_stop: float = 4.0
     limit: float = 150.0
-    quiet: float = 90.0
+    quiet: float = 300.0
     victims: Callable[[int], list[tuple[str, psutil.Process]]] | None = None
 
 
@@ -198,7 +204,10 @@ class Round:
         self._killed_at: float | None = None
         self._folder, self._backups = folder, 0
         fits = file and not tier.victims and not peer
-        self._may_set_back = fits and not bug and (not only or "set-back" in only)
+        self._operators: Operators | None = None
+        if mode == "dead-letters" and bug in (None, *OF_OPERATORS) and not tier.victims:
+            self._operators = Operators(targets[0], self._life, self._result, EXPECTED, tier.patience)
+        self._may_set_back = fits and not bug and not self._operators and (not only or "set-back" in only)
         self._refusal = ""
 
     def run(self) -> Result:
@@ -215,6 +224,8 @@ class Round:
         finally:
             for one in self._drivers:
                 one.process.signal(signal.SIGKILL)
+            if self._operators:
+                self._operators.stop()
             reader.stop()
         result.polls = reader.polls
         result.violations += reader.violations
@@ -224,6 +235,9 @@ class Round:
             if not life.peer:
                 verdict.ask_systems(self._targets, life.job)
                 verdict.ask_storage(life.job, life.storage, len(life.input) - 1, life.config.retained_checkpoints)
+                if self._operators:
+                    bad = [id for ids in life.input.ids() for id in ids if id % 11 == rigs.BAD]
+                    verdict.violations += self._operators.verdict(bad)
                 result.violations += verdict.violations
         elif any("more than once" in violation for violation in result.violations):
             result.duplicated = max(result.duplicated, 1)
@@ -246,6 +260,8 @@ class Round:
             if all(one.stopped for one in self._drivers):
                 self._start(batches, self._plan())
             self._attend()
+            if self._operators:
+                self._operators.attend()
 
     # ------------------------------------------------------------------ set back
     def _back_up(self) -> None:
@@ -309,6 +325,8 @@ class Round:
             for one in self._drivers:
                 one.kill("in the end")
             self._attend()
+        if self._operators:
+            self._operators.settle()
 
     def _quiet(self, batches: int) -> None:
         """One more checkpoint without any fault, and a clean stop."""
@@ -369,6 +387,8 @@ class Round:
                     self._note(one, *facts)
                 elif kind == "fired":
                     self._strike(one, *facts)
+                    if self._operators:
+                        self._operators.waited()
                 else:
                     self._failed(one, *facts)
 
@@ -423,7 +443,7 @@ class Round:
         self._result.faults[fault.kind] += 1
         system = self._rng.choice(self._targets).system
         if fault.kind == "stop":
-            one.resume_at = time.monotonic() + (self._tier.patience / 2 if fault.until else fault.seconds)
+            one.resume_at = time.monotonic() + (self._tier.longest_stop if fault.until else fault.seconds)
             one.until = fault.until
         elif fault.kind == "crash":
             system.crash()

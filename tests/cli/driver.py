@@ -1,30 +1,35 @@
-"""A driver in a process of its own, for tests that kill it: it halts at a step of a checkpoint, and waits for SIGKILL.
-
-python -m tests.cli.driver JOB_FILE QUERY_FOLDER STEP CHECKPOINT
-"""
+"""A driver in a process of its own, for tests that kill it: it halts at a step, and waits for SIGKILL."""
 
 from __future__ import annotations
 
-import pickle
-import sys
+import os
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 from coordinator import CheckpointListener, Step
 from coordinator.jobfile import load_job
 from sinks.testing import LocalQuery
+from sinks.testing.local import Partitions
 
 
+@dataclass
 class Halt(CheckpointListener):
+    step: Step
+    checkpoint: int
+    halted: Connection
+
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        if (step.name, str(checkpoint_id)) == (sys.argv[3], sys.argv[4]):
-            print("halted", flush=True)
+        if (step, checkpoint_id) == (self.step, self.checkpoint):
+            self.halted.send("halted")
             time.sleep(600)
 
 
-if __name__ == "__main__":
-    coordinator = load_job(sys.argv[1])
-    coordinator.protocol.listeners.add(Halt())
-    LocalQuery(sys.argv[2], pickle.loads(Path(sys.argv[2]).with_suffix(".input").read_bytes())).run(coordinator)
+def run(environment: Mapping[str, str], file: str, query: str, input: Sequence[Partitions], halt: Halt) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    coordinator = load_job(file)
+    coordinator.protocol.listeners.add(halt)
+    LocalQuery(query, input).run(coordinator)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import pickle
-import subprocess
-import sys
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.connection import Pipe
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from coordinator.jobfile import load_job
 from coordinator.listener import Step
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
+from sinks.testing.driver import fork
+from tests.cli import driver
 from tests.protocol.play import CrashError, crash_at
 
 INPUT = example_input(3)
@@ -52,33 +54,34 @@ class Job:
         for sink in coordinator.sinks.values():
             sink.close()
 
-    def beat_fast(self) -> None:
+    def beat_fast(self, seconds: float = 0.3) -> None:
         self.file.write_text(
-            self.file.read_text().replace("[checkpointing]", "[checkpointing]\nheartbeat_interval = 0.3")
+            self.file.read_text().replace("[checkpointing]", f"[checkpointing]\nheartbeat_interval = {seconds}")
         )
 
     def wait_until(self, state: str) -> Any:
         """Until `coordinator status` tells so of the driver; what it says then."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while (about := self.json("status", code=0 if state == "running" else None))["driver"]["state"] != state:
             assert time.monotonic() < deadline, about
             time.sleep(0.1)
         return about
 
     @contextmanager
-    def halted(self, step: Step, checkpoint: int) -> Iterator[subprocess.Popen[str]]:
+    def halted(self, step: Step, checkpoint: int) -> Iterator[BaseProcess]:
         """A driver in a process of its own, which stands still at this step; killed with SIGKILL at the latest here."""
-        command = [sys.executable, "-m", "tests.cli.driver", str(self.file), str(self.folder / "query")]
-        command += [step.name, str(checkpoint)]
-        (self.folder / "query.input").write_bytes(pickle.dumps(self.input))
-        root = Path(__file__).parents[2]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
-            try:
-                assert process.stdout
-                assert process.stdout.readline() == "halted\n"
-                yield process
-            finally:
-                process.kill()
+        ours, theirs = Pipe(duplex=False)
+        halt = driver.Halt(step, checkpoint, theirs)
+        query = str(self.folder / "query")
+        process = fork(driver.run, dict(os.environ), str(self.file), query, self.input, halt, preload=driver.__name__)
+        theirs.close()
+        try:
+            assert ours.recv() == "halted"
+            yield process
+        finally:
+            process.kill()
+            process.join()
+            ours.close()
 
     def kill(self, step: Step, checkpoint: int) -> None:
         with self.halted(step, checkpoint):

@@ -174,7 +174,7 @@ def pgbouncer(tmp_path: Path, pg_database: str) -> Iterator[dict[str, str]]:
         command += ["-u", "nobody"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while socket.socket().connect_ex(("127.0.0.1", port)):
             assert process.poll() is None
             assert time.monotonic() < deadline

@@ -170,7 +170,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         env=os.environ | {"PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -194,6 +194,6 @@ def test_usage_and_completion() -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT)} | asked,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout.split() == ["abort"]

@@ -19,7 +19,7 @@ def test_the_page_of_a_job_that_is_down(file_job: Job) -> None:
             assert f"--job {file_job.file}" in browser.see("/ui/balance")
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
 def test_what_cannot_be_served(file_job: Job) -> None:

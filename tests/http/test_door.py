@@ -40,7 +40,7 @@ class Client:
             "Content-Type": "application/json",
         }
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        connection = http.client.HTTPConnection(self.place, timeout=30)
+        connection = http.client.HTTPConnection(self.place, timeout=120)
         connection.putrequest(method, path, skip_host=True)
         data = b"" if body is None else json.dumps(body).encode()
         for name, value in ({"Content-Length": str(len(data))} | sent).items():
@@ -55,7 +55,7 @@ class Client:
 
     def raw(self, data: bytes) -> bytes:
         host, port = self.place.split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
+        with socket.create_connection((host, int(port)), timeout=120) as connection:
             connection.sendall(data)
             return b"".join(iter(lambda: connection.recv(65536), b""))
 
@@ -104,14 +104,14 @@ def test_savepoints_over_http(job: Job, target: str) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 def test_a_query_is_stopped_over_http(job: Job, target: str, how: str) -> None:
-    coordinator = job.coordinator(config={"min_pause": 0.3, "savepoint_dir": target})
+    coordinator = job.coordinator(config={"min_pause": 60, "savepoint_dir": target})
     client = Client(coordinator)
     running = threading.Thread(target=lambda: LocalQuery(job.folder / "query", job.input).run(coordinator))
     running.start()
     while not (job.folder / "query/commits/0").exists():
         time.sleep(0.01)
     status, answer = client.ask("POST", "/savepoints", {how: True})
-    running.join(30)
+    running.join(120)
     assert (status, running.is_alive()) == (201, False)
     job.assert_exactly_once(batches=answer["checkpoint"] + 1)
     coordinator.close()
@@ -284,7 +284,7 @@ def test_slow_and_silent_clients_end_soon_and_are_few(client: Client, monkeypatc
         time.sleep(0.2)
     handlers = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
     assert len(handlers) <= 8
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         try:
             assert client.ask("GET", "/checkpoints")[0] == 200
@@ -302,13 +302,13 @@ def test_one_savepoint_at_a_time(client: Client, monkeypatch: pytest.MonkeyPatch
 
     def slow(self: Any, target: str) -> Any:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         raise ValueError("enough")
 
     monkeypatch.setattr(CheckpointCoordinator, "trigger_savepoint", slow)
     first = threading.Thread(target=client.ask, args=("POST", "/savepoints", {}))
     first.start()
-    assert begun.wait(10)
+    assert begun.wait(120)
     assert "already" in client.ask("POST", "/savepoints", {})[1]["error"]
     assert client.ask("GET", "/checkpoints")[0] == 200
     go_on.set()

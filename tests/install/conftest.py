@@ -20,6 +20,7 @@ NOT_SOURCE = (".*", "__pycache__", "build", "dist", "*.egg-info", "metastore_db"
 ENVIRONMENT = {
     key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYSPARK", "SPARK_HOME"))
 }
+SPARK = Path(pyspark.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,7 @@ class Environment:
 
     def with_spark(self) -> None:
         """The Spark of the tests, as a cluster's: there already, and not installed by pip."""
-        for package in (pyspark, sys.modules["py4j"]):
-            folder = Path(str(package.__file__)).parent
+        for folder in (SPARK, Path(str(sys.modules["py4j"].__file__)).parent):
             self.packages.joinpath(folder.name).symlink_to(folder)
 
 
@@ -57,7 +57,7 @@ def empty(folder: Path) -> Environment:
 
 def run(*command: str, **options: Any) -> str:
     """Standard output; fails with all that was printed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, **({"env": ENVIRONMENT} | options))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, **({"env": ENVIRONMENT} | options))
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 

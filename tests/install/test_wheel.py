@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import coordinator
-from tests.install.conftest import ENVIRONMENT, ROOT, Environment, empty, run
+from tests.install.conftest import ENVIRONMENT, ROOT, SPARK, Environment, empty, run
 
 
 def test_the_sdist_has_changelog_and_docs(sdist: Path) -> None:
@@ -121,7 +121,9 @@ class Pipeline:
     def start(self, seconds: float, **variables: str) -> subprocess.Popen[bytes]:
         script = self.home / "first.py"
         script.write_text(program(seconds))
-        environment = ENVIRONMENT | {"DSN": self.dsn, "HOME": str(self.home), "SPARK_LOCAL_IP": "127.0.0.1"} | variables
+        # SPARK_HOME, as on a cluster: the archive of classes is for Spark's jars in their own place
+        environment = ENVIRONMENT | {"DSN": self.dsn, "HOME": str(self.home), "SPARK_HOME": str(SPARK)}
+        environment |= {"SPARK_LOCAL_IP": "127.0.0.1"} | variables
         self.log = self.log.with_suffix(f"{self.log.suffix}.next")
         with self.log.open("wb") as log:
             return subprocess.Popen(
@@ -140,6 +142,18 @@ class Pipeline:
         assert found
         return int(found[0]), int(found[1]), int(found[2] or 0)
 
+    def killed_after(self, rows: int) -> int:
+        """How many rows there are then."""
+        process = self.start(600)
+        deadline = time.monotonic() + 300
+        while self.rows()[0] < rows:
+            assert process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.2)
+        process.kill()
+        process.wait()
+        return self.rows()[0]
+
 
 @pytest.fixture
 def pipeline(with_postgres: Environment, tmp_path: Path, pg_database: str) -> Pipeline:
@@ -148,22 +162,18 @@ def pipeline(with_postgres: Environment, tmp_path: Path, pg_database: str) -> Pi
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_killed_and_run_again(pipeline: Pipeline) -> None:
-    killed = pipeline.start(120)
-    deadline = time.monotonic() + 120
-    while pipeline.rows()[0] < 2000:
-        assert killed.poll() is None, pipeline.log.read_text()
-        assert time.monotonic() < deadline, pipeline.log.read_text()
-        time.sleep(0.2)
-    killed.kill()
-    killed.wait()
-    before, _, _ = pipeline.rows()
-    again = pipeline.start(8)
-    assert again.wait(200) == 0, pipeline.log.read_text()
-    rows, different, expected = pipeline.rows()
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.large)], ids=["", "killed before"])
+def test_the_first_pipeline(pipeline: Pipeline, killed: bool) -> None:
+    before = pipeline.killed_after(2000) if killed else 0
+    for seconds in (8, 90):  # a busy machine may not come to a checkpoint in the first
+        assert pipeline.start(seconds).wait(400) == 0, pipeline.log.read_text()
+        rows, different, expected = pipeline.rows()
+        if rows > before:
+            break
     assert rows == different == expected > before
     told = pipeline.log.read_text()
-    assert re.search(r"job numbers wrote checkpoints [1-9]\d* to \d+; rows: [\d,]+ into numbers", told), told
+    begins = r"[1-9]\d*" if killed else "0"
+    assert re.search(rf"job numbers wrote checkpoints {begins} to \d+; rows: [\d,]+ into numbers", told), told
     assert "Traceback" not in told
     assert "Py4JException" not in told
     assert len(told.splitlines()) < LONGEST_END, told
@@ -178,7 +188,7 @@ def test_killed_and_run_again(pipeline: Pipeline) -> None:
 def test_workers_without_the_library(pipeline: Pipeline, tmp_path: Path) -> None:
     bare = empty(tmp_path / "bare")
     failed = pipeline.start(5, PYSPARK_PYTHON=bare.python)
-    assert failed.wait(200) == 1
+    assert failed.wait(400) == 1
     told = pipeline.log.read_text().splitlines()
     assert f"{bare.python} says ModuleNotFoundError: No module named 'sinks'" in told[-1]
     assert f"PYSPARK_PYTHON={pipeline.environment.python}" in told[-1]

@@ -23,13 +23,13 @@ def read(options: Mapping[str, Any], topic: str, isolation: str = "read_committe
         }
     )
     try:
-        partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        partitions = consumer.list_topics(topic, timeout=120).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         ended: set[int] = set()
         found: list[Message] = []
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len(ended) < len(partitions):
-            assert time.monotonic() < deadline, f"no end of {topic} after 30 s"
+            assert time.monotonic() < deadline, f"no end of {topic} after two minutes"
             message = consumer.poll(1)
             if message is None:
                 continue
@@ -51,7 +51,7 @@ def settled(bootstrap: str, **options: Any) -> None:
     """Wait until the broker has written the markers of all transactions that it has decided."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap, **options)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while any(admin.list_transactions(state_filters=["PrepareCommit", "PrepareAbort"]).values()):
             assert time.monotonic() < deadline, "transactions are still being ended"
             time.sleep(0.005)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import TopicPartition
+from kafka.admin import AbortTransactionSpec, KafkaAdminClient
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from sinks.base import TwoPhaseCommitSink
@@ -42,7 +44,7 @@ class At(CheckpointListener):
 
 
 def run(sink: TwoPhaseCommitSink[Any], folder: Path, input: list[Partitions], *listeners: CheckpointListener) -> None:
-    config = CheckpointConfig(commit_timeout=60, tolerable_failed_checkpoints=2)
+    config = CheckpointConfig(commit_timeout=300, tolerable_failed_checkpoints=2)
     storage = f"file://{folder / 'storage'}"
     with CheckpointCoordinator("crashes", [sink], storage, config, listeners) as coordinator:
         LocalQuery(folder / "query", input).run(coordinator)
@@ -122,7 +124,7 @@ def _crash() -> None:
 
 def test_time_is_up_after_the_decision(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:
     """The broker aborts what the record names: it is proven lost, and written again."""
-    sink = AsRecords(kafka.bootstrap, kafka_topic, transaction_timeout=2)
+    sink = AsRecords(kafka.bootstrap, kafka_topic, transaction_timeout=6)
     replays: list[Mapping[str, Any]] = []
 
     class Watch(CheckpointListener):
@@ -131,10 +133,7 @@ def test_time_is_up_after_the_decision(kafka: KafkaService, kafka_topic: str, tm
                 replays.append(facts)
 
     def wait_until_aborted() -> None:
-        deadline = time.monotonic() + 30
-        while list(sink.in_doubt("crashes")):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(lambda: not list(sink.in_doubt("crashes")))
 
     run(sink, tmp_path, example_input(), At(Step.COMPLETE, 1, wait_until_aborted), Watch())
     assert [len(facts["lost"]) for facts in replays] == [3]
@@ -144,17 +143,37 @@ def test_time_is_up_after_the_decision(kafka: KafkaService, kafka_topic: str, tm
 def test_time_is_up_before_the_decision(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:
     """The brokers are asked whether the acknowledged transactions still stand: they are written again, and no replay
     asks for the same rows."""
-    sink = AsRecords(kafka.bootstrap, kafka_topic, transaction_timeout=2)
+    sink = AsRecords(kafka.bootstrap, kafka_topic, transaction_timeout=6)
     seen = Steps()
 
     def wait_until_aborted() -> None:
-        while list(sink.in_doubt("crashes")):
-            time.sleep(0.1)
+        eventually(lambda: not list(sink.in_doubt("crashes")))
 
     run(sink, tmp_path, example_input(), At(Step.PRE_COMMITTED, 0, wait_until_aborted), seen)
     every_row_once(kafka, sink, example_input())
     assert (Step.FAILED, 0) in seen.seen
     assert Step.REPLAYING not in [step for step, _ in seen.seen]
+
+
+@pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
+def test_an_operator_ends_a_transaction_in_one_partition(kafka: KafkaService, tmp_path: Path, step: Step) -> None:
+    """As `kafka-transactions.sh abort` does: the coordinator still calls it open, and would commit what is left."""
+    with kafka.topic(2) as topic, closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
+
+        def end_one() -> None:
+            found = admin.describe_producers([TopicPartition(topic, number) for number in range(2)])
+            place, producer = next(
+                (place, one)
+                for place, about in found.items()
+                for one in about.active_producers
+                if one.current_transaction_start_offset >= 0
+            )
+            who = producer.producer_id, producer.producer_epoch, max(0, producer.coordinator_epoch)
+            admin.abort_transaction(AbortTransactionSpec(place, *who))
+
+        sink = AsRecords(kafka.bootstrap, topic)
+        run(sink, tmp_path, example_input(), At(step, 1, end_one))
+        every_row_once(kafka, sink, example_input())
 
 
 def test_ids_left_over_by_a_job_that_shrank(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Message, Producer, TopicPartition
 
+from coordinator.dead_letters import Letter, LetterId, Replayed
+from coordinator.errors import DeadLetterError
+from sinks.dead_letters import SCHEMA, Refusal, letters
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
+from sinks.kafka import letters as reading
+from sinks.kafka.dead_letters import letter_of, records
+from sinks.spark_types import schema_to_json
+from sinks.sql.from_json import loads
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.table_crashes import run
-from tests.dead_letters import batch, ids
+from sinks.transaction import TransactionContext
+from tests.dead_letters import batch, ids, letters_of
 from tests.kafka.reading import read, settled
 from tests.sqlalchemy_sink.test_dead_letters import Observer
 
@@ -22,6 +34,12 @@ from tests.sqlalchemy_sink.test_dead_letters import Observer
 @pytest.fixture
 def topic(kafka: KafkaService, kafka_topic: str) -> str:
     return kafka_topic
+
+
+@pytest.fixture
+def one_partition(kafka: KafkaService) -> Iterator[str]:
+    with kafka.topic() as topic:
+        yield topic
 
 
 def messages(kafka: KafkaService, topic: str) -> list[Any]:
@@ -34,8 +52,8 @@ def test_rows_of_a_table_go_to_a_topic(tmp_path: Path, kafka: KafkaService, topi
     with Observer(url).engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE good (id bigint, name varchar(20) NOT NULL, amount float)")
     input = [batch(number, by_client=None, by_server=False) for number in range(2)]
-    letters = KafkaSink(kafka.bootstrap, topic, name="letters")
-    run(tmp_path, SqlAlchemySink(url, "good", dead_letters=letters), input)
+    dead = KafkaSink(kafka.bootstrap, topic, name="letters")
+    run(tmp_path, SqlAlchemySink(url, "good", dead_letters=dead), input)
     found = messages(kafka, topic)
     assert sorted(json.loads(one.value())["id"] for one in found) == ids(input, bad=True)
     assert Observer(url).ids("good") == ids(input, bad=False)
@@ -43,6 +61,7 @@ def test_rows_of_a_table_go_to_a_topic(tmp_path: Path, kafka: KafkaService, topi
     headers = {name: value.decode() for name, value in one.headers()}
     assert one.key() is None
     assert headers.pop("exactly_once.time").endswith("Z")
+    assert len(headers.pop("exactly_once.lineage")) == 8
     assert headers == {
         "__streams.errors.exception": "BadValue",
         "__streams.errors.message": 'column "name": NULL in a column that takes none',
@@ -52,13 +71,14 @@ def test_rows_of_a_table_go_to_a_topic(tmp_path: Path, kafka: KafkaService, topi
         "exactly_once.job": "job",
         "exactly_once.sink": "good",
         "exactly_once.checkpoint": "0",
+        "exactly_once.row_schema": schema_to_json(input[0][0].schema),
     }
 
 
 def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, kafka: KafkaService, topic: str) -> None:
     url = f"sqlite:///{tmp_path / 'rows.db'}"
-    letters = SqlAlchemySink(url, "dead", create_table=True)
-    sink = KafkaSink(kafka.bootstrap, topic, dead_letters=letters, options={"message.max.bytes": 2000})
+    dead = SqlAlchemySink(url, "dead", create_table=True)
+    sink = KafkaSink(kafka.bootstrap, topic, dead_letters=dead, options={"message.max.bytes": 2000})
     moment = pa.scalar(0, pa.timestamp("us", "UTC"))
     rows: list[dict[str, Any]] = [
         {"key": b"fits", "value": b"x" * 1900},
@@ -82,14 +102,114 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
         (b"negative", "NoPartition", 0),
         (b"no time", "NoTimestamp", 0),
     ]
+    with letters_of(sink, tmp_path) as replay:
+        refused = {base64.b64decode(json.loads(one.row)["key"]): one for one in replay.find() or []}
+        mended = {str(refused[key].id): json.loads(refused[key].row) for key in (b"no partition", b"too large")}
+        mended[str(refused[b"no partition"].id)]["partition"] = None
+        for expected in (Replayed(written=1, refused=1), Replayed(before=2)):
+            assert replace(replay.replay(mended=mended), reasons=()) == expected
+    assert sorted(one.key() for one in messages(kafka, topic)) == [b"fits", b"no partition", b"plain"]
+    assert Observer(url).run("SELECT error_class FROM dead WHERE job <> 'job'") == [("RecordTooLarge",)]
 
 
 def test_a_row_without_a_topic_goes_to_the_dead_letters_topic(tmp_path: Path, kafka: KafkaService, topic: str) -> None:
-    letters = KafkaSink(kafka.bootstrap, topic, name="letters")
-    table = pa.table({"topic": pa.array([None], pa.string()), "key": ["k"], "value": ["v"]})
-    run(tmp_path, KafkaSink(kafka.bootstrap, name="many", dead_letters=letters), [[table]])
-    [one] = messages(kafka, topic)
-    assert (one.key(), one.value(), dict(one.headers())["__streams.errors.exception"]) == (b"k", b"v", b"NoTopic")
+    """And is put through from there, with key and value as they were."""
+    dead = KafkaSink(kafka.bootstrap, topic, name="letters")
+    rows = {
+        "topic": pa.array([None] * 3, pa.string()),
+        "key": pa.array([b"k", None, b"n"]),
+        "partition": pa.array([0, 0, None], pa.int32()),
+        "value": pa.array(["v", 'ä"', None]),
+    }
+    sink = KafkaSink(kafka.bootstrap, name="many", dead_letters=dead)
+    run(tmp_path, sink, [[pa.table(rows)]])
+    found = {one.key(): one for one in messages(kafka, topic)}
+    assert {key: one.value() for key, one in found.items() if key != b"n"} == {b"k": b"v", None: 'ä"'.encode()}
+    headers = dict(found[b"k"].headers())
+    assert (headers["__streams.errors.exception"], headers["exactly_once.row"]) == (
+        b"NoTopic",
+        b'{"topic":null,"partition":0}',
+    )
+    with letters_of(sink, tmp_path) as replay, kafka.topic(1) as mended:
+        shown = {one.id.row_number: one for one in replay.find() or []}
+        assert shown[0].row == '{"topic":null,"key":"aw==","partition":0,"value":"v"}'
+        assert (shown[0].columns["key"], shown[0].columns["value"]) == (b"k", b"v")
+        names = {str(shown[number].id): loads(shown[number].row) | {"topic": mended} for number in range(3)}
+        assert replay.replay(mended=names) == Replayed(written=3)
+        assert replay.replay([str(shown[0].id)]) == Replayed(before=1)
+        assert {(one.key(), one.value()) for one in messages(kafka, mended)} == {
+            (b"k", b"v"),
+            (None, 'ä"'.encode()),
+            (b"n", None),
+        }
+
+
+def test_a_text_that_is_no_utf8_is_shown_and_not_put_through() -> None:
+    context = TransactionContext("job", "0badcafe", 7, "sink", 1, "", SCHEMA, "")
+    bad = pa.array([b"\xff"]).view(pa.string())
+    for columns in ({"value": bad, "other": pa.array([1.10])}, {"name": bad}):
+        rows = pa.RecordBatch.from_pydict(columns)
+        batch = records(letters(context, rows, 2, [Refusal(0, "Bad", "why")]))
+        key, value, headers = (batch[name][0].as_py() for name in ("key", "value", "headers"))
+        told = [(one["key"], one["value"]) for one in headers]
+        found = letter_of(Message(key=key, value=value, headers=told))
+        assert found
+        assert found["value"] == (b"\xff" if "value" in columns else None)
+        letter = Letter(LetterId("0badcafe", 7, 1, 2), found, replayed=False)
+        assert "\\udcff" in letter.row
+        with pytest.raises(DeadLetterError, match="surrogates not allowed"):
+            letter.values(rows.schema)
+
+
+def test_letters_of_a_topic_are_put_through_a_table(
+    tmp_path: Path, kafka: KafkaService, one_partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was removed there, or is held up, is never taken for nothing."""
+    monkeypatch.setattr(reading, "_HELD_UP", 0.1)
+    monkeypatch.setattr(reading, "_WINDOW", 2)
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    with Observer(url).engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE good (id bigint, name varchar(20) NOT NULL, amount float)")
+    input = [batch(number, by_client=None, by_server=False) for number in range(3)]
+    dead = KafkaSink(kafka.bootstrap, one_partition, name="letters")
+    sink = SqlAlchemySink(url, "good", dead_letters=dead)
+    run(tmp_path, sink, input)
+    admin, bad = kafka.admin(), [ids([tables], bad=True) for tables in input]
+    with letters_of(sink, tmp_path) as replay:
+        found = replay.find() or []
+        assert [one.id.checkpoint for one in replay.find(most=2) or []] == [2, 2]
+        lineage = found[0].id.lineage
+        assert len(found) == sum(map(len, bad))
+        rows = {str(one.id): loads(one.row) | {"name": "mended"} for one in found if one.id.checkpoint == 0}
+        refused, *mended = sorted(rows)
+        rows[refused]["name"] = None
+        assert replace(replay.replay(mended=rows), reasons=()) == Replayed(len(mended), refused=1)
+        assert replay.replay([f"{lineage}.0"]) == Replayed(before=len(rows))
+        assert [one.columns["job"] for one in replay.find() or [] if not one.replayed].count(
+            "job/dead-letters/good"
+        ) == 1
+
+        open_transaction = Producer(kafka.client_options() | {"transactional.id": f"other {one_partition}"})
+        open_transaction.init_transactions(30)
+        open_transaction.begin_transaction()
+        open_transaction.produce(one_partition, b"no letter")
+        open_transaction.flush()
+        assert len(replay.find() or []) == len(found) + 1
+        assert [gap.partition(" at ")[0] for gap in replay.gaps] == [f"readers of {one_partition}-0 are held up"]
+        open_transaction.abort_transaction()
+
+        with pytest.raises(DeadLetterError, match=rf"no letter {lineage}\.9 in"):
+            replay.replay([f"{lineage}.9"])
+        [first] = [one for one in messages(kafka, one_partition) if json.loads(one.value())["id"] == bad[2][0]]
+        place = TopicPartition(one_partition, 0, first.offset())
+        admin.delete_records([place])[place].result(30)
+        gone = f"{one_partition}-0 begins at offset {first.offset()}"
+        with pytest.raises(DeadLetterError, match=rf"no letter {lineage}\.1 in .*{gone}"):
+            replay.replay([f"{lineage}.1"])
+        told = replay.replay([f"{lineage}.2"])
+        assert (told.refused, [gap.partition(":")[0] for gap in told.gaps]) == (len(bad[2]), [gone])
+        assert replay.replay([f"{lineage}.0"]).before == 0
+    assert Observer(url).ids("good") == sorted(ids(input, bad=False) + [rows[name]["id"] for name in mended])
 
 
 def test_serializers_do_without() -> None:

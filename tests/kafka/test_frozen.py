@@ -61,9 +61,9 @@ def test_every_wait_for_a_frozen_broker_ends() -> None:
                     call()
                 assert time.monotonic() - began < within
 
-        ends(begun, 30)
+        ends(begun, 100)
         transaction = written()
-        ends(lambda: sink.pre_commit(transaction), 30)
+        ends(lambda: sink.pre_commit(transaction), 100)
         sink.rollback(transaction)
         committable = pre_committed()
         for call in (
@@ -73,4 +73,4 @@ def test_every_wait_for_a_frozen_broker_ends() -> None:
             sink.weaknesses,
             lambda: sink.check(TEXTS),
         ):
-            ends(call, 30)
+            ends(call, 100)

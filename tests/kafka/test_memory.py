@@ -37,13 +37,13 @@ def group(sink: KafkaSink, job: str) -> str:
 def forget(kafka: KafkaService, sink: KafkaSink, job: str) -> None:
     """As the brokers do after `offsets.retention.minutes`, and an operator on purpose."""
     admin, name = kafka.admin(), group(sink, job)
-    admin.delete_consumer_groups([name])[name].result(30)
+    admin.delete_consumer_groups([name])[name].result(120)
 
 
 def set_offset(kafka: KafkaService, sink: KafkaSink, job: str, offset: TopicPartition) -> None:
     admin = kafka.admin()
     (done,) = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group(sink, job), [offset])]).values()
-    done.result(30)
+    done.result(120)
 
 
 # ---------------------------------------------------------------------- the offset in the transaction
@@ -219,10 +219,10 @@ def test_a_group_that_has_expired_is_unknown(job: Job) -> None:
 def test_a_topic_that_was_made_anew_is_unknown(job: Job) -> None:
     """Its offsets go with it: the rest of the input is written to the new one."""
     admin, topic = job.kafka.admin(), job.sink.topic or ""
-    admin.delete_topics([topic])[topic].result(30)
-    while topic in admin.list_topics(timeout=10).topics:
+    admin.delete_topics([topic])[topic].result(120)
+    while topic in admin.list_topics(timeout=120).topics:
         pass
-    admin.create_topics([NewTopic(topic, 3)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 3)])[topic].result(120)
     job.run(6)
     assert job.visible() == Counter(ids(INPUT[4:]))
 

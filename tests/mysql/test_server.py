@@ -99,7 +99,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     parent.wait()
     parent.stdout.close()
     parent.stdin.close()
-    eventually(lambda: not Path(home).exists(), 20)
+    eventually(lambda: not Path(home).exists())
     assert not psutil.pid_exists(int(pid))
 
 

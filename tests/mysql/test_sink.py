@@ -15,7 +15,7 @@ import pymysql
 import pytest
 
 from sinks import Committable
-from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.server import execute, parameters
 from sinks.testing.servers.mariadb import MariaDBServer, MySQLService
@@ -32,7 +32,7 @@ from sinks.testing.table import (
     rows_of,
 )
 from sinks.testing.table_suite import TableSuite
-from sinks.transaction import CommitState, Fingerprint, TransactionId
+from sinks.transaction import Fingerprint, TransactionId
 from tests.mysql.play import Observer, held
 
 _made: list[MySQLSink] = []
@@ -67,29 +67,6 @@ def end(committable: Committable, db: Observer, how: str) -> None:
 
 
 # ---------------------------------------------------------------------- the protocol, both strategies
-def test_rows_are_invisible_until_committed_and_then_there_once(db: Observer, sink: MySQLSink) -> None:
-    committables = [pre_commit(sink, rows_of(1, 2), subtask=0), pre_commit(sink, rows_of(3), rows_of(4), subtask=1)]
-    assert db.visible() == []
-    assert db.pending() == 2
-    sink.validate_all(checkpoint(), committables)
-    assert db.visible() == []
-    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
-    assert db.visible() == [(1, "row 1"), (2, "row 2"), (3, "row 3"), (4, "row 4")]
-    assert db.pending() == 0
-    sink.close()
-    eventually(lambda: db.sessions() == 0)
-
-
-def test_rollback_while_writing_leaves_nothing(db: Observer, sink: MySQLSink) -> None:
-    transaction = sink.begin_transaction(context(sink))
-    sink.write(transaction, rows_of(1))
-    sink.rollback(transaction)
-    assert db.pending() == 0
-    assert db.visible() == []
-    sink.close()
-    eventually(lambda: db.sessions() == 0)
-
-
 def test_a_task_whose_connection_dies_leaves_nothing_but_what_a_sweep_finds(db: Observer, sink: MySQLSink) -> None:
     transaction = sink.begin_transaction(context(sink))
     sink.write(transaction, rows_of(1))
@@ -110,20 +87,6 @@ def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, 
     assert copy._planned() == sink._plan
     committable = pre_commit(copy, rows_of(1))
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
-
-
-JOBS = ["orders", "orders2", "Orders", "täglich/ 'o\"`; DROP TABLE orders --%s_%", "%", "orders.l1", "😀" * 100]
-
-
-def test_names_of_jobs_do_not_mix(db: Observer, sink: MySQLSink) -> None:
-    for number, job in enumerate(JOBS):
-        pre_commit(sink, rows_of(number), job=job)
-    for job in JOBS:
-        assert len(list(sink.in_doubt(job))) == 1
-    for job in JOBS:
-        for identity in sink.in_doubt(job):
-            sink.abort(identity)
-    assert db.pending() == 0
 
 
 def test_odd_names_of_sink_and_columns(db: Observer) -> None:
@@ -178,42 +141,7 @@ def test_in_doubt_leaves_other_sinks_databases_and_people_alone(
     somebody.close()
 
 
-def test_recovery_commits_what_the_other_strategy_wrote(db: Observer) -> None:
-    by_branch, by_table = make(db, strategy="xa"), make(db, strategy="staged")
-    committables = [pre_commit(by_branch, rows_of(1), subtask=0), pre_commit(by_table, rows_of(2), subtask=1)]
-    orphans = [pre_commit(by_branch, rows_of(3), subtask=2), pre_commit(by_table, rows_of(4), subtask=3)]
-    assert len(list(by_branch.in_doubt("job"))) == len(list(by_table.in_doubt("job"))) == 4
-    assert by_table.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
-    for orphan in orphans:
-        by_branch.abort(orphan.transaction)
-    assert db.ids() == [1, 2]
-    assert db.pending() == 0
-
-
 # ---------------------------------------------------------------------- lost, held, unknown, ask again
-def test_an_operators_rollback_of_a_branch_is_lost(db: Observer) -> None:
-    sink = make(db, strategy="xa")
-    lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
-    end(lost, db, "ROLLBACK")
-    outcomes = sink.commit_all(checkpoint(), [lost, kept])
-    assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
-    assert outcomes[1] == COMMITTED
-    assert db.ledger()[xa.name_of(lost.transaction)] is False
-    replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
-    assert sink.commit_all(checkpoint(), [replay]) == [COMMITTED]
-    assert db.ids() == [1, 2]
-    assert sink.commit(lost).state is CommitState.LOST
-
-
-def test_an_operators_commit_of_a_branch_is_committed(db: Observer) -> None:
-    sink = make(db, strategy="xa")
-    committable = pre_commit(sink, rows_of(1))
-    end(committable, db, "COMMIT")
-    assert sink.commit(committable) == COMMITTED
-    with pytest.raises(CommittedError):
-        sink.abort(committable.transaction)
-
-
 def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(db: Observer, mariadb: MySQLService) -> None:
     """Of a task that hangs, or whose host is cut off, between XA PREPARE and the end of its session."""
     sink = make(db, strategy="xa", lock_timeout=1)
@@ -709,30 +637,6 @@ def keyed(db: Observer) -> Observer:
     return db
 
 
-def changing(db: Observer) -> MySQLSink:
-    return make(db, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
-
-
-def test_the_last_change_of_a_key_wins_over_all_partitions(keyed: Observer) -> None:
-    sink = changing(keyed)
-    keyed.run("INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old'), (4, 'untouched')")
-    first = [change(1, "second", 2), change(2, None, 9, True), change(5, "born", 1), change(6, "null", None)]
-    second = [
-        change(1, "first", 1),
-        change(2, "late", 8),
-        change(3, None, 1, True),
-        change(3, "back", 2, False),
-        change(5, None, 2, True),
-        change(6, "known", 0),
-    ]
-    committables = [
-        pre_commit(sink, batch(rows, CHANGES), subtask=subtask) for subtask, rows in enumerate([first, second])
-    ]
-    sink.validate_all(checkpoint(), committables)
-    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
-    assert keyed.visible() == [(1, "second"), (3, "back"), (4, "untouched"), (6, "known")]
-
-
 def test_an_order_column_that_the_table_has(keyed: Observer) -> None:
     keyed.run("ALTER TABLE orders ADD at bigint")
     keyed.run("INSERT INTO orders VALUES (1, 'old', 1)")
@@ -753,24 +657,9 @@ def test_keys_are_compared_as_the_table_does(db: Observer) -> None:
     assert db.visible("words") == [("Ab", 2), ("é", 3)]
 
 
-def test_a_key_that_is_null_is_refused_in_the_task(db: Observer) -> None:
-    db.run("ALTER TABLE orders MODIFY id bigint NULL, ADD UNIQUE (id)")
-    sink = changing(db)
-    with pytest.raises(BadValue, match='"id"'):
-        pre_commit(sink, batch([change(None, "x", 1, True)], CHANGES))
-    assert db.pending() == 0
-
-
-def test_constraints_bind_rows_that_stay_not_rows_that_delete(keyed: Observer) -> None:
-    sink = changing(keyed)
-    with pytest.raises(BadValue, match="name"):
-        pre_commit(sink, batch([change(1, None, 1, None)], CHANGES))
-    pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))
-
-
 def test_checks_of_staging_tables_have_names_of_their_own(keyed: Observer) -> None:
     """MySQL has them once in a database (8.0 manual, "CHECK Constraints"), MariaDB once in a table."""
-    sink = changing(keyed)
+    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
     for subtask in range(2):
         pre_commit(sink, batch([change(1, "x", 1, None)], CHANGES), subtask=subtask)
     query = "SELECT constraint_name FROM information_schema.check_constraints WHERE constraint_schema = DATABASE()"
@@ -787,18 +676,6 @@ def test_another_unique_index_of_an_upsert_is_no_key_and_is_tried_before_the_dec
     with pytest.raises(BadValue, match="names"):
         sink.validate_all(checkpoint(), [committable])
     assert keyed.visible() == [(1, "taken")]
-
-
-def test_a_referenced_row_cannot_be_deleted_and_that_is_found_before_the_decision(keyed: Observer) -> None:
-    keyed.run("INSERT INTO orders VALUES (1, 'x')")
-    keyed.run(
-        "CREATE TABLE `lines` (id bigint, CONSTRAINT of_order FOREIGN KEY (id) REFERENCES orders (id)) ENGINE=InnoDB"
-    )
-    keyed.run("INSERT INTO `lines` VALUES (1)")
-    sink = changing(keyed)
-    with pytest.raises(BadValue, match="of_order"):
-        sink.validate_all(checkpoint(), [pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))])
-    assert keyed.ids() == [1]
 
 
 # ---------------------------------------------------------------------- like every table
@@ -843,6 +720,8 @@ def test_rows_that_no_statement_of_the_server_has_room_for(db: Observer) -> None
 class TestTable(TableSuite):
     make = staticmethod(make)
     held = staticmethod(held)
+    end_prepared = staticmethod(end)
+    sessions = staticmethod(Observer.sessions)
     two_phase = "xa"
     alter_rows = ("CREATE TRIGGER meddles BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = 'meddled'",)
     spoil_ledger = ("ALTER TABLE tpc_ledger ENGINE=MyISAM",)

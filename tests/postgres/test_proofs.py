@@ -85,7 +85,7 @@ def test_a_participant_settled_by_somebody_else_meanwhile_is_not_moved(
         asking.start()
         eventually(lambda: db.run("SELECT count(*) FROM pg_locks WHERE NOT granted")[0][0] == 1)
         zombie.commit()
-        asking.join(10)
+        asking.join(120)
     assert isinstance(answer[0], Exception), "ask again"
     assert db.ids() == []
     [outcome] = staged.commit_all(checkpoint(), [committable])
@@ -103,7 +103,7 @@ def test_a_missing_staging_table_that_is_just_being_moved_is_not_lost(db: Observ
         asking.start()
         eventually(lambda: db.run("SELECT count(*) FROM pg_locks WHERE NOT granted")[0][0] == 1)
         other.commit()
-        asking.join(10)
+        asking.join(120)
     assert isinstance(answer[0], Exception), "ask again"
     assert staged.commit_all(checkpoint(), [committable]) == [CommitOutcome.COMMITTED]
     assert db.ids() == [1]
@@ -162,7 +162,7 @@ def test_an_abort_waits_for_a_move_in_flight_and_tells_that_it_is_committed(db: 
         eventually(lambda: db.run("SELECT count(*) FROM pg_locks WHERE NOT granted")[0][0] == 1)
         assert len(db.staging()) == 1
         mover.commit()
-        aborting.join(10)
+        aborting.join(120)
     assert [type(error) for error in answer] == [CommittedError]
 
 

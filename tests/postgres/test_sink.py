@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from sinks import Committable
-from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionBlocked
+from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import (
@@ -23,7 +23,6 @@ from sinks.testing.table import (
     COMMITTED,
     SCHEMA,
     batch,
-    change,
     checkpoint,
     context,
     eventually,
@@ -32,7 +31,6 @@ from sinks.testing.table import (
     why_unknown,
 )
 from sinks.testing.table_suite import TableSuite
-from sinks.transaction import CommitState
 from tests.postgres.play import Observer, held
 
 _made: list[PostgresSink] = []
@@ -59,26 +57,20 @@ def sink(db: Observer, request: pytest.FixtureRequest) -> PostgresSink:
     return make(db, strategy=request.param, lock_timeout=0.3)
 
 
+def end(committable: Committable, db: Observer, how: str) -> None:
+    """What an operator does with a prepared transaction."""
+    db.run(f"{how} PREPARED '{committable.transaction['gid']}'")
+
+
 # ---------------------------------------------------------------------- the protocol, both strategies
-def test_rows_are_invisible_until_committed_and_then_there_once(db: Observer, sink: PostgresSink) -> None:
-    committables = [pre_commit(sink, rows_of(1, 2), subtask=0), pre_commit(sink, rows_of(3), rows_of(4), subtask=1)]
-    assert db.visible() == []
-    assert db.pending() == 2
+def test_no_session_stays_inside_a_transaction(db: Observer, sink: PostgresSink) -> None:
+    """It would hold back the vacuum."""
+    pre_commit(sink, rows_of(1))
     assert db.sessions() == 0
-    sink.validate_all(checkpoint(), committables)
-    assert db.visible() == []
-    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
-    assert db.visible() == [(1, "row 1"), (2, "row 2"), (3, "row 3"), (4, "row 4")]
-    assert db.pending() == 0
-
-
-def test_rollback_while_writing_leaves_nothing(db: Observer, sink: PostgresSink) -> None:
-    transaction = sink.begin_transaction(context(sink))
-    sink.write(transaction, rows_of(1))
+    transaction = sink.begin_transaction(context(sink, subtask=1))
+    sink.write(transaction, rows_of(2))
     sink.rollback(transaction)
     assert db.sessions() == 0
-    assert db.pending() == 0
-    assert db.visible() == []
 
 
 def test_a_task_whose_connection_dies_leaves_nothing(db: Observer, sink: PostgresSink) -> None:
@@ -103,18 +95,6 @@ def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, 
     db.run("ALTER ROLE CURRENT_USER RESET search_path")
 
 
-def test_names_of_jobs_do_not_mix(db: Observer, sink: PostgresSink) -> None:
-    jobs = ["orders", "orders2", "Orders", "täglich/ 'o\"; DROP TABLE orders --%s_%", "%", "orders.l1"]
-    for number, job in enumerate(jobs):
-        pre_commit(sink, rows_of(number), job=job)
-    for job in jobs:
-        assert len(list(sink.in_doubt(job))) == 1
-    for job in jobs:
-        for identity in sink.in_doubt(job):
-            sink.abort(identity)
-    assert db.pending() == 0
-
-
 def test_in_doubt_leaves_other_sinks_and_databases_alone(
     db: Observer, sink: PostgresSink, postgres: PostgresService
 ) -> None:
@@ -134,42 +114,7 @@ def test_in_doubt_leaves_other_sinks_and_databases_alone(
         elsewhere.close()
 
 
-def test_recovery_commits_what_the_other_strategy_wrote(db: Observer) -> None:
-    by_gid, by_table = make(db, strategy="prepared"), make(db, strategy="staged")
-    committables = [pre_commit(by_gid, rows_of(1), subtask=0), pre_commit(by_table, rows_of(2), subtask=1)]
-    orphans = [pre_commit(by_gid, rows_of(3), subtask=2), pre_commit(by_table, rows_of(4), subtask=3)]
-    assert len(list(by_gid.in_doubt("job"))) == len(list(by_table.in_doubt("job"))) == 4
-    assert by_table.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
-    for orphan in orphans:
-        by_gid.abort(orphan.transaction)
-    assert db.ids() == [1, 2]
-    assert db.pending() == 0
-
-
 # ---------------------------------------------------------------------- lost, held, unknown, ask again
-def test_an_operators_rollback_prepared_is_lost(db: Observer) -> None:
-    sink = make(db, strategy="prepared")
-    lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
-    db.run(f"ROLLBACK PREPARED '{lost.transaction['gid']}'")
-    outcomes = sink.commit_all(checkpoint(), [lost, kept])
-    assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
-    assert outcomes[1] == COMMITTED
-    assert db.ledger()[lost.transaction["gid"]] is False
-    replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
-    assert sink.commit_all(checkpoint(), [replay]) == [COMMITTED]
-    assert db.ids() == [1, 2]
-    assert sink.commit(lost).state is CommitState.LOST
-
-
-def test_an_operators_commit_prepared_is_committed(db: Observer) -> None:
-    sink = make(db, strategy="prepared")
-    committable = pre_commit(sink, rows_of(1))
-    db.run(f"COMMIT PREPARED '{committable.transaction['gid']}'")
-    assert sink.commit(committable) == COMMITTED
-    with pytest.raises(CommittedError):
-        sink.abort(committable.transaction)
-
-
 def test_a_prepared_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None:
     sink = make(db, strategy="prepared", lock_timeout=0.3)
     transaction = sink.begin_transaction(context(sink))
@@ -632,54 +577,6 @@ def keyed(db: Observer) -> Observer:
     return db
 
 
-def test_the_last_change_of_a_key_wins_over_all_partitions(keyed: Observer) -> None:
-    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
-    keyed.run("INSERT INTO orders VALUES (1, 'old'), (2, 'old'), (3, 'old'), (4, 'untouched')")
-    committables = [
-        pre_commit(
-            sink,
-            batch(
-                [change(1, "second", 2), change(2, None, 9, True), change(5, "born", 1), change(6, "null", None)],
-                CHANGES,
-            ),
-            subtask=0,
-        ),
-        pre_commit(
-            sink,
-            batch(
-                [
-                    change(1, "first", 1),
-                    change(2, "late", 8),
-                    change(3, None, 1, True),
-                    change(3, "back", 2, False),
-                    change(5, None, 2, True),
-                    change(6, "known", 0),
-                ],
-                CHANGES,
-            ),
-            subtask=1,
-        ),
-    ]
-    sink.validate_all(checkpoint(), committables)
-    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
-    assert keyed.visible() == [(1, "second"), (3, "back"), (4, "untouched"), (6, "known")]
-
-
-def test_a_key_that_is_null_is_refused_in_the_task(db: Observer) -> None:
-    db.run("ALTER TABLE orders ALTER id DROP NOT NULL; CREATE UNIQUE INDEX ON orders (id)")
-    sink = make(db, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
-    with pytest.raises(BadValue, match='"id"'):
-        pre_commit(sink, batch([change(None, "x", 1, True)], CHANGES))
-    assert db.pending() == 0
-
-
-def test_constraints_bind_rows_that_stay_not_rows_that_delete(keyed: Observer) -> None:
-    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
-    with pytest.raises(BadValue, match="name"):
-        pre_commit(sink, batch([change(1, None, 1, None)], CHANGES))
-    pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))
-
-
 def test_another_unique_index_of_an_upsert_is_tried_before_the_decision(keyed: Observer) -> None:
     keyed.run("ALTER TABLE orders ADD UNIQUE (name)")
     keyed.run("INSERT INTO orders VALUES (1, 'taken')")
@@ -690,21 +587,12 @@ def test_another_unique_index_of_an_upsert_is_tried_before_the_decision(keyed: O
     assert keyed.visible() == [(1, "taken")]
 
 
-def test_a_referenced_row_cannot_be_deleted_and_that_is_found_before_the_decision(keyed: Observer) -> None:
-    keyed.run(
-        "INSERT INTO orders VALUES (1, 'x'); CREATE TABLE lines (id bigint CONSTRAINT of_order REFERENCES orders)"
-    )
-    keyed.run("INSERT INTO lines VALUES (1)")
-    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
-    with pytest.raises(BadValue, match="of_order"):
-        sink.validate_all(checkpoint(), [pre_commit(sink, batch([change(1, None, 1, True)], CHANGES))])
-    assert keyed.ids() == [1]
-
-
 # ---------------------------------------------------------------------- like every table
 class TestTable(TableSuite):
     make = staticmethod(make)
     held = staticmethod(held)
+    end_prepared = staticmethod(end)
+    sessions = staticmethod(Observer.sessions)
     two_phase = "prepared"
     alter_rows = (
         "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN NEW.name = 'meddled'; RETURN NEW; END$$",

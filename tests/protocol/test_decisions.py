@@ -20,6 +20,7 @@ from coordinator.protocol.decisions import (
     Complete,
     after_failure,
     on_call,
+    refused_again,
     require_known,
     require_same_layout,
     require_same_offsets,
@@ -195,6 +196,15 @@ def test_another_layout_stops_the_replay():
     require_same_layout(record(3), {"s": 2}, [("s", 0)])
     with pytest.raises(ReplayMismatch, match="2 partitions, the batch now has 5"):
         require_same_layout(record(3), {"s": 5}, [("s", 0)])
+
+
+def test_a_row_that_a_replay_cannot_write_is_told_as_one_that_is_decided():
+    told = str(refused_again(3, BadValue("table t: row 1 was refused")))
+    assert told.startswith("table t: row 1 was refused\n")
+    assert "checkpoint 3, which is decided" in told
+    assert "coordinator resolve" in told
+    blocked = TransactionBlocked("a lock")
+    assert refused_again(3, blocked) is blocked
 
 
 @pytest.mark.parametrize("now", [Fingerprint(3, 8), Fingerprint(2, 7), None])

@@ -187,6 +187,30 @@ def test_r13_a_replay_under_another_layout_is_refused_before_it_writes(job: Job)
     assert Recording.names == []
 
 
+def test_a_replay_hashes_rows_as_the_checkpoint_did(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record is of an older version, or of another way of writing."""
+    complete_but_one_lost(job)
+    asked: list[str] = []
+
+    def run(self: LocalBatch, tasks: Any, ended: Any, row_hash: str) -> Any:
+        asked.append(row_hash)
+        return original(self, tasks, ended, row_hash)
+
+    original = LocalBatch.run
+    monkeypatch.setattr(LocalBatch, "run", run)
+    monkeypatch.setattr(LocalBatch, "row_hashes", ("new",))
+    with pytest.raises(ReplayMismatch, match="hashed by another way"):
+        job.run()
+    assert asked == []
+    monkeypatch.setattr(LocalBatch, "row_hashes", ("new", ""))
+    job.run(batches=2)
+    assert asked == ["", "new"]
+    store = CheckpointStore(job.storage, "job")
+    store.follow_newest_claim()
+    assert store.load_newest()[0].row_hash == "new"
+    assert job.visible() == Counter(ids(job.input[:2]))
+
+
 def hidden_rounds(job: Job) -> list[int]:
     return sorted(TransactionId.parse(path.stem[1:]).round for path in job.sink.folder.glob(".tpc.*.parquet"))
 

@@ -13,6 +13,7 @@ from coordinator import CheckpointCoordinator, CheckpointListener, FixedDelay, S
 from coordinator.storage import open_storage
 from sinks.testing import Hooked, LocalQuery
 from sinks.testing.conformance import ids
+from sinks.testing.table import eventually
 from tests.protocol.play import Job, fail
 
 
@@ -45,7 +46,7 @@ def test_a_query_that_is_stopped_amid_a_batch_is_not_started_again(tmp_path: Pat
         def on_step(self, step, checkpoint_id, facts) -> None:
             if (step, checkpoint_id) == (Step.PRE_COMMITTED, 1):
                 threading.Thread(target=coordinator.query.stop).start()
-                time.sleep(0.2)
+                eventually(lambda: coordinator.query.stopped)  # type: ignore[attr-defined]
 
     coordinator = job.coordinator(sink=Hooked(job.sink, "validate_all", nth=2, hook=fail), listeners=[Stop()])
     summary = run(lambda: Started(job.query(), coordinator), FixedDelay(1, 0), coordinator)  # type: ignore[arg-type,return-value]
@@ -56,7 +57,7 @@ def test_a_query_that_is_stopped_amid_a_batch_is_not_started_again(tmp_path: Pat
 def test_a_query_that_was_stopped_with_a_savepoint_is_not_started_again(tmp_path: Path) -> None:
     """No checkpoint may become complete after the savepoint's. The next batch waits already, and leaves."""
     job = Job(tmp_path)
-    coordinator = job.coordinator(config={"min_pause": 20})
+    coordinator = job.coordinator(config={"min_pause": 600})
 
     def start() -> Any:
         return Started(job.query(), coordinator)

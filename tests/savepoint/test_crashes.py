@@ -42,7 +42,7 @@ class Dies(WrappedStorage):
 def child(call: Callable[[], object]) -> int:
     """Run it in a process of its own; returns the exit code."""
     process = fork(_call, cloudpickle.dumps(call), preload="sinks.postgres")
-    process.join(60)
+    process.join(300)
     assert process.exitcode is not None, "it hangs"
     return process.exitcode
 

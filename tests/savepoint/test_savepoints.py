@@ -219,14 +219,14 @@ class Running:
             self.error = error
 
     def join(self) -> None:
-        self.thread.join(30)
+        self.thread.join(120)
         assert not self.thread.is_alive()
         if self.error:
             raise self.error
 
 
 def test_a_savepoint_of_a_running_query_holds_no_batch_up_for_long(job: Job, target: str) -> None:
-    coordinator = job.coordinator(config={"min_pause": 0.1})
+    coordinator = job.coordinator(config={"min_pause": 0.5})
     running = Running(job, coordinator)
     savepoints = []
     while running.thread.is_alive():
@@ -242,7 +242,7 @@ def test_a_savepoint_of_a_running_query_holds_no_batch_up_for_long(job: Job, tar
 
 
 def test_a_query_is_stopped_with_a_savepoint_and_goes_on_from_it(job: Job, target: str) -> None:
-    coordinator = job.coordinator(config={"min_pause": 0.2})
+    coordinator = job.coordinator(config={"min_pause": 1})
     running = Running(job, coordinator)
     while len(list((job.folder / "query/commits").iterdir())) < 2:
         time.sleep(0.01)
@@ -256,7 +256,7 @@ def test_a_query_is_stopped_with_a_savepoint_and_goes_on_from_it(job: Job, targe
 
 
 def test_a_query_whose_savepoint_fails_goes_on(job: Job, tmp_path: Path) -> None:
-    coordinator = job.coordinator(config={"min_pause": 0.1})
+    coordinator = job.coordinator(config={"min_pause": 0.5})
     running = Running(job, coordinator)
     while not (job.folder / "query/commits/0").exists():
         time.sleep(0.01)
@@ -493,20 +493,20 @@ def test_a_silent_target_does_not_hold_the_query_up(job: Job, monkeypatch: pytes
 
     def silent(uri: Any) -> Any:
         opening.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
         return open_storage(f"memory:{uuid.uuid4().hex}")
 
     monkeypatch.setattr("coordinator.savepoints.model.open_storage", silent)
     saving = threading.Thread(target=coordinator.trigger_savepoint, args=("postgresql://silent/db",))
     saving.start()
-    assert opening.wait(10)
+    assert opening.wait(120)
     running = threading.Thread(target=job.query(4).run, args=(coordinator,))
     running.start()
-    running.join(20)
+    running.join(120)
     stuck = running.is_alive()
     go_on.set()
-    saving.join(20)
-    running.join(20)
+    saving.join(120)
+    running.join(120)
     assert not stuck
     job.assert_exactly_once()
 

@@ -74,7 +74,7 @@ def test_processes_that_ask_at_once_fetch_once(cache: Path) -> None:
         )
         for _ in range(3)
     ]
-    answers = [process.communicate(timeout=120) for process in processes]
+    answers = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert len({jars for jars, _ in answers}) == 1
     assert sum("Ivy fetches" in log for _, log in answers) == 1

@@ -31,7 +31,7 @@ def _gone(pid: int) -> bool:
         return True
 
 
-def _wait_until_gone(*pids: int, seconds: float = 20) -> bool:
+def _wait_until_gone(*pids: int, seconds: float = 120) -> bool:
     deadline = time.monotonic() + seconds
     while not all(map(_gone, pids)):
         if time.monotonic() > deadline:

@@ -71,7 +71,7 @@ def _daemon(folder: Path, name: str, host: str, kind: str, *arguments: str) -> I
             process.wait()
 
 
-def _wait_for(log: Path, pattern: str, timeout: float = 60) -> str:
+def _wait_for(log: Path, pattern: str, timeout: float = 300) -> str:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if found := re.search(pattern, log.read_text(errors="replace")):

@@ -34,7 +34,7 @@ class ConnectServer:
     def __exit__(self, *_: object) -> None:
         end_group(self.process)
 
-    def start(self, timeout: float = 120) -> None:
+    def start(self, timeout: float = 300) -> None:
         home = Path(pyspark.__file__).parent
         conf = {
             "spark.master": "local[2]",
@@ -85,9 +85,6 @@ class ConnectJob(SparkJob):
     """Below `folder`; None: the coordinator is not told."""
     end: Callable[[Any, Any, Any], None] = lambda spark, query, coordinator: query.awaitTermination()
     """What the client does once the query runs."""
-
-    def is_followed(self) -> bool:
-        return True
 
     def kind(self) -> object:
         return self.url

@@ -83,7 +83,7 @@ class Once:
         self.hook()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
@@ -183,7 +183,7 @@ class SparkJob:
         host.last()
         return host.process
 
-    def run(self, timeout: float = 120, meanwhile: Callable[[], object] = lambda: None) -> int:
+    def run(self, timeout: float = 300, meanwhile: Callable[[], object] = lambda: None) -> int:
         """Its exit code: 0, 1 if it failed, `KILLED`. While it runs, `meanwhile` is called again and again."""
         host, code = Host.warm(self.kind()), None
         try:
@@ -191,12 +191,8 @@ class SparkJob:
             code = host.wait(timeout, meanwhile)
             return code
         finally:
-            if code not in (0, 1) or not self.is_followed():
+            if code not in (0, 1):
                 host.end()
-
-    def is_followed(self) -> bool:
-        """Whether its process may run another job; not if that belongs to a cluster, which the test ends."""
-        return self.master.startswith("local")
 
     def kind(self) -> object:
         """Jobs of one kind may follow each other."""
@@ -290,7 +286,8 @@ class Host:
 
 
 @atexit.register
-def _cool() -> None:
+def cool() -> None:
+    """End the group that waits for another job, if there is one."""
     if Host._warm is not None:
         Host._warm.end()
 

@@ -71,6 +71,64 @@ FULL = """{"id": 1, "flag": true, "tiny": 1, "small": 2, "number": 3, "real": 1.
 EMPTY = '{"name": "", "raw": "", "address": {"city": null}, "tags": [], "scores": [], "lines": [], "counts": {}}'
 
 
+DIFFERENT = {
+    "nulls change places": ("7, cast(NULL AS int)", "cast(NULL AS int), 7"),
+    "of an array": ("array(7, NULL)", "array(NULL, 7)"),
+    "fewer of them": ("array(7, NULL)", "array(7)"),
+    "an empty array": ("cast(array() AS array<int>)", "cast(NULL AS array<int>)"),
+    "inner bounds": ("array(array(1, 2), array(3))", "array(array(1), array(2, 3))"),
+    "of a struct": ("named_struct('a', 'x', 'b', cast(NULL AS string))", "named_struct('a', NULL, 'b', 'x')"),
+    "a text that reads so": ("array('null', NULL)", "array(NULL, 'null')"),
+    "no struct": ("named_struct('a', cast(NULL AS int))", "cast(NULL AS struct<a: int>)"),
+    "equal in a collation": ("'a' COLLATE UTF8_LCASE", "'A' COLLATE UTF8_LCASE"),
+    "microseconds inside": ("array(timestamp_micros(1))", "array(timestamp_micros(2))"),
+    "of texts": ("array('', NULL)", "array(NULL, '')"),
+    "texts joined": ("array('a\\nb')", "array('a', 'b')"),
+    "of bytes": ("array(X'00', NULL)", "array(NULL, X'00')"),
+    "of moments": ("array(timestamp_micros(1), NULL)", "array(NULL, timestamp_micros(1))"),
+    "below a struct": ("named_struct('a', array(1.5D, NULL))", "named_struct('a', array(NULL, 1.5D))"),
+    "names that differ in capitals": (
+        "named_struct('a', 1, 'A', cast(NULL AS int))",
+        "named_struct('a', cast(NULL AS int), 'A', 1)",
+    ),
+    "names with dots": ("named_struct('a.b `c', 1, 'a', 2)", "named_struct('a.b `c', 2, 'a', 1)"),
+    "the sign of zero": ("0.0D", "-0.0D"),
+    "of zeros": ("array(0.0F, 1.0F)", "array(-0.0F, 1.0F)"),
+    "bounds of two arrays": ("array(0), cast(array() AS array<int>)", "cast(array() AS array<int>), array(0)"),
+    "of two arrays": ("array(1, 2), array(3)", "array(1), array(2, 3)"),
+    "no array": ("cast(NULL AS array<int>), array(1)", "array(1), cast(NULL AS array<int>)"),
+    "of large decimals": ("array(7.5BD, NULL)", "array(NULL, 7.5BD)"),
+    "of a map": ("map('a', cast(NULL AS int), 'b', 1)", "map('a', 1, 'b', cast(NULL AS int))"),
+}
+
+
+def test_rows_that_differ_have_other_hashes(spark: SparkSession) -> None:
+    """Spark's xxhash64 alone takes many of these pairs for the same row."""
+    same = [case for case, pair in DIFFERENT.items() if len({hash_of(spark, row) for row in pair}) == 1]
+    assert same == []
+
+
+def test_a_hash_does_not_depend_on_the_session(spark: SparkSession) -> None:
+    row = "timestamp_micros(1) AS a, array(timestamp_micros(1)) AS b, named_struct('n', cast(NULL AS int)) AS c"
+    usual = hash_of(spark, row)
+    with (
+        arrow.setting(spark, "spark.sql.session.timeZone", "America/St_Johns"),
+        arrow.setting(spark, "spark.sql.jsonGenerator.ignoreNullFields", "false"),
+    ):
+        assert hash_of(spark, row) == usual
+
+
+def test_the_hash_of_version_0_1_stays_for_its_records(spark: SparkSession) -> None:
+    df = spark.sql("SELECT 7 AS a, 'x' AS b, map('k', 1) AS c")
+    hashed = with_row_hash(df, "").select(HASH_COLUMN, functions.expr("xxhash64(a, b, to_json(struct(c)))"))
+    assert len(set(hashed.first() or ())) == 1
+
+
+def hash_of(spark: SparkSession, row: str) -> int:
+    [found] = with_row_hash(spark.sql(f"SELECT {row}")).select(HASH_COLUMN).collect()
+    return int(found[0])
+
+
 def test_columns_that_are_never_null_stay_so(spark: SparkSession) -> None:
     hashed = with_row_hash(spark.range(3).selectExpr(*REQUIRED))
     with Passage().through({"sink": hashed}, allowed=True) as frames:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ from coordinator import CheckpointConfig
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from tests.spark.cluster import standalone_cluster
-from tests.spark.job import Once, SparkJob, write_input
+from tests.spark.job import Once, SparkJob, cool, write_input
 from tests.spark.test_shared import two_sinks, with_random_id
 from tests.spark.test_spark import assert_exactly_once, linger, visible
-
-TWO_EXECUTORS = "local-cluster[2,2,1024]"
 
 SPECULATION = {
     "spark.speculation": "true",
@@ -25,16 +24,25 @@ SPECULATION = {
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.efficiency.enabled": "false",
+    "spark.speculation.minTaskRuntime": "5s",  # of a task that lingers, and of no other
     "spark.executor.memory": "512m",
     "spark.executorEnv.PYTHONPATH": os.getcwd(),  # where a user would install the packages on the workers
 }
 
 
-def test_sinks_on_two_executors_get_the_same_rows(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of two executors of two cores each; one driver runs all jobs."""
+    with standalone_cluster(tmp_path_factory.mktemp("cluster"), cores=2) as master:
+        yield master
+        cool()
+
+
+def test_sinks_on_two_executors_get_the_same_rows(tmp_path: Path, master: str) -> None:
     """Three partitions and four cores: tasks of both sinks run at once, on two executors."""
     write_input(tmp_path / "input")
     sinks = two_sinks(tmp_path)
-    job = SparkJob(tmp_path, sinks, master=TWO_EXECUTORS, shape=with_random_id)
+    job = SparkJob(tmp_path, sinks, master=master, conf=SPECULATION, shape=with_random_id)
     assert job.run() == 0, job.output()
     one, other = ({row["id"]: row["random"] for row in visible(sink)} for sink in sinks)
     assert len(one) == 450
@@ -58,7 +66,7 @@ def by_chance(df: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", [pytest.param(round_robin, marks=pytest.mark.large), by_chance])
-def test_executor_dies_with_its_shuffle_files(tmp_path: Path, shape: Any) -> None:
+def test_executor_dies_with_its_shuffle_files(tmp_path: Path, master: str, shape: Any) -> None:
     """While a part of the sink's tasks has pre-committed. Spark computes the files again, and runs those tasks that it
     has not seen end; or, where that would mix rows of two computations, it fails the job, and the checkpoint is tried
     again as a whole."""
@@ -69,7 +77,8 @@ def test_executor_dies_with_its_shuffle_files(tmp_path: Path, shape: Any) -> Non
     job = SparkJob(
         tmp_path,
         [hooked],
-        master=TWO_EXECUTORS,
+        master=master,
+        conf=SPECULATION,
         shape=shape,
         files_per_batch=4,
         config=CheckpointConfig(tolerable_failed_checkpoints=3),
@@ -79,15 +88,14 @@ def test_executor_dies_with_its_shuffle_files(tmp_path: Path, shape: Any) -> Non
     assert_exactly_once(sink, ids)
 
 
-def test_speculative_loser(tmp_path: Path) -> None:
-    """On a standalone cluster: the copy wins, and the straggler's transaction never becomes visible."""
+def test_speculative_loser(tmp_path: Path, master: str) -> None:
+    """The copy wins, and the straggler's transaction never becomes visible."""
     (tmp_path / "rows").mkdir()
     sink = FileSink(tmp_path / "rows")
     ids = write_input(tmp_path / "input", batches=2)
     hooked = Hooked(sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))
-    with standalone_cluster(tmp_path) as master:
-        job = SparkJob(tmp_path, [hooked], master=master, conf=SPECULATION)
-        assert job.run() == 0, job.output()
+    job = SparkJob(tmp_path, [hooked], master=master, conf=SPECULATION)
+    assert job.run() == 0, job.output()
     assert (tmp_path / "lingered").exists()
     assert_exactly_once(sink, ids)
     assert len(os.listdir(sink.folder)) > 6, "there was no loser"

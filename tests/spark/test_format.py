@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from coordinator import CheckpointListener, Step
-from coordinator.errors import CheckpointLocationMismatch, InDoubtError, ReplayMismatch, Superseded
+from coordinator.errors import CheckpointError, CheckpointLocationMismatch, InDoubtError, ReplayMismatch, Superseded
 from coordinator.jobfile import load_job
 from coordinator.spark.row_hash import row_hashes
 from coordinator.spark.source import Decision, ExactlyOnceSource, Participant, Written, register
@@ -123,7 +123,7 @@ def killed(spark: SparkSession, folder: Path, when: str) -> None:
     file = folder / f"die {when}"
     file.touch()
     with pytest.raises(StreamingQueryException):
-        begin(spark, folder).awaitTermination(120)
+        begin(spark, folder).awaitTermination(300)
     assert not file.exists(), f"nothing died {when}"
 
 
@@ -132,7 +132,7 @@ def test_the_process_that_decides_is_killed_and_what_it_decided_is_lost(spark: S
     killed(spark, orders.folder, Step.COMPLETE.value)
     orders.roll_one_back()
     query = begin(spark, orders.folder)
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
     assert orders.visible() == Counter(ids)
     assert orders.table.prepared() == []
     assert query.lastProgress is not None
@@ -152,14 +152,14 @@ def test_its_processes_are_killed_at_every_step(spark: SparkSession, orders: Ord
     for when in (Step.COMMITTED.value, Step.LOADED.value):
         killed(spark, orders.folder, when)
         assert orders.visible() == Counter(ids)
-    begin(spark, orders.folder).awaitTermination(120)
+    begin(spark, orders.folder).awaitTermination(300)
     assert orders.visible() == Counter(ids)
     assert orders.table.prepared() == []
     pq.write_table(rows(9000, 50), orders.folder / "input" / "0004.parquet")
     with load_job(str(orders.folder / "job.py")) as coordinator:
         files = spark.readStream.schema(COLUMNS).parquet(str(orders.folder / "input"))
         writer = files.writeStream.foreachBatch(coordinator).option("checkpointLocation", str(orders.folder / "spark"))
-        writer.trigger(availableNow=True).start().awaitTermination(120)
+        writer.trigger(availableNow=True).start().awaitTermination(300)
     assert orders.visible() == Counter([*ids, *range(9000, 9050)]), "foreachBatch goes on where the format has ended"
 
 
@@ -233,6 +233,29 @@ def test_a_superseded_driver_decides_nothing(orders: Orders, halves: Halves) -> 
     halves.decision().commit(of_newer, 0)
     assert orders.visible() == Counter(range(20))
     halves.prepare()
+    assert orders.table.prepared() == []
+
+
+@pytest.mark.parametrize(
+    ("former", "later"),
+    [
+        ('"orders", [sink]', '"other", [sink]'),
+        ("/storage'", "/storage2'"),
+        ("\nconfig", '\nsink.name = "other"\nconfig'),
+    ],
+    ids=["job", "storage", "sink"],
+)
+def test_a_job_file_that_is_changed_while_a_batch_runs(orders: Orders, halves: Halves, former: str, later: str) -> None:
+    file = orders.folder / "job.py"
+    answers = written(halves.prepare(), 0, 10)
+    before = file.read_text()
+    file.write_text(before.replace(former, later))
+    with pytest.raises(CheckpointError, match="the job file was changed while batch 0 ran"):
+        halves.decision().commit(answers, 0)
+    file.write_text(before)
+    assert orders.visible() == Counter()
+    halves.decision().commit(written(halves.prepare(), 0, 10), 0)
+    assert orders.visible() == Counter(range(20))
     assert orders.table.prepared() == []
 
 

@@ -56,7 +56,7 @@ def play(small: Path, folder: Path) -> None:
                 writer = coordinator.write_stream(df).option("checkpointLocation", str(spark_at / name))
                 query = writer.start()
                 if listeners:
-                    query.awaitTermination(60)
+                    query.awaitTermination(300)
                 else:
                     wait_for(lambda: len(query.recentProgress) >= 2 or not query.isActive)
                     if error := query.exception():

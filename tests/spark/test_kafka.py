@@ -8,22 +8,23 @@ import pytest
 
 from coordinator import Step
 from sinks.testing import Hooked
-from tests.spark.cluster import standalone_cluster
 from tests.spark.job import KILLED, KillGroupAt, Once
 from tests.spark.kafka import BATCHES, RECORDS, IntoKafka, IntoPostgres, KafkaSource, finish, reading
 from tests.spark.kafka import into_kafka as into_kafka
 from tests.spark.kafka import source as source
 from tests.spark.test_executors import SPECULATION
+from tests.spark.test_executors import master as master
 from tests.spark.test_spark import linger
 
 pytestmark = pytest.mark.large
 
 
-def test_speculative_loser_on_pooled_ids(tmp_path: Path, source: KafkaSource, into_kafka: IntoKafka) -> None:
+def test_speculative_loser_on_pooled_ids(
+    tmp_path: Path, source: KafkaSource, into_kafka: IntoKafka, master: str
+) -> None:
     """The copy of a task neither fences the original nor is fenced by it, and the loser's records stay invisible."""
     sink = Hooked(into_kafka.sink, "pre_commit", after=True, hook=Once(tmp_path / "lingered", linger))
-    with standalone_cluster(tmp_path) as master:
-        finish(reading(tmp_path, source, into_kafka, sink, master=master, conf=SPECULATION), into_kafka)
+    finish(reading(tmp_path, source, into_kafka, sink, master=master, conf=SPECULATION), into_kafka)
     assert (tmp_path / "lingered").exists()
     assert into_kafka.ids("read_uncommitted").total() > RECORDS, "there was no loser"
 

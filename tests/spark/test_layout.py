@@ -3,7 +3,6 @@ compares it with."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from coordinator.spark.arrow import Passage
 from coordinator.spark.classic import SparkBatch
 from examples.custom_sink import FileSink
 from sinks.task import SinkTask
+from tests.spark.job import wait_for
 
 
 def test_the_recorded_layout_is_the_one_that_a_replay_compares(spark: Any, tmp_path: Path) -> None:
@@ -23,16 +23,14 @@ def test_the_recorded_layout_is_the_one_that_a_replay_compares(spark: Any, tmp_p
     def each(df: Any, n: int) -> None:
         counts = df.groupBy((df.value % 7).alias("key")).count()
         acks = SparkBatch(counts, n, Passage(), shared=True).run(
-            {s.name: SinkTask(s, "job", "aa", n, 1) for s in sinks}, ended=lambda _: None
+            {s.name: SinkTask(s, "job", "aa", n, 1) for s in sinks}, lambda _: None, row_hash=""
         )
         seen.append((len(acks["a"]), SparkBatch(counts, n, Passage(), shared=True).partitions(sinks[0])))
 
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
     query = source.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "spark")).start()
     try:
-        deadline = time.monotonic() + 60
-        while not seen and query.isActive and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(lambda: seen or not query.isActive)
     finally:
         query.stop()
     then, now = seen[0]

@@ -57,7 +57,7 @@ def test_what_stops_the_query_is_raised_at_the_end_of_the_block(
         pytest.raises(ConfigurationError, match=r"sink 'numbers'.*password") as raised,
         into(wrong(pg_database), tmp_path) as coordinator,
     ):
-        start(numbers(spark).writeStream.foreachBatch(coordinator), tmp_path).awaitTermination(60)
+        start(numbers(spark).writeStream.foreachBatch(coordinator), tmp_path).awaitTermination(300)
     assert raised.value.__cause__ is None
     assert raised.value.__suppress_context__, "Spark's exception would be printed too, with the stacks of both sides"
     assert [record for record in caplog.records if record.exc_info] == []
@@ -77,7 +77,7 @@ def test_what_stopped_the_query_is_raised_also_if_nobody_waited_for_it(
 
 def wait_here(query: StreamingQuery) -> None:
     with pytest.raises(StreamingQueryException, match="too many"):
-        query.awaitTermination(60)
+        query.awaitTermination(300)
 
 
 def ask_here(query: StreamingQuery) -> None:
@@ -170,7 +170,7 @@ class Stopped(SparkJob):
                 at, listener = self.folder / str(n), Tell(done)
                 with CheckpointCoordinator("stopped", self.sinks, at.as_uri(), listeners=[listener]) as coordinator:
                     start(coordinator.write_stream(numbers(spark)), at)
-                    assert done.wait(60)
+                    assert done.wait(300)
             print(log_of_the_jvm.read())
 
 

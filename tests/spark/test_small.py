@@ -245,7 +245,7 @@ def test_who_is_cancelled_does_not_wait_and_leaves_nothing(sink: HereOrThere, st
 
     def hang() -> None:
         writing.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HereOrThere, "tried_here", hang)
@@ -256,4 +256,4 @@ def test_who_is_cancelled_does_not_wait_and_leaves_nothing(sink: HereOrThere, st
             one.ack(lambda: not (stopped and writing.is_set()))
         assert len(list(sink.folder.iterdir())) == 1
         go_on.set()
-        wait_for(lambda: list(sink.folder.iterdir()) == [], 30)
+        wait_for(lambda: list(sink.folder.iterdir()) == [])

@@ -80,7 +80,8 @@ def test_task_that_fails_and_succeeds_on_retry(tmp_path: Path, sink: FileSink) -
 
 
 def linger() -> None:
-    time.sleep(100)
+    """For longer than a test waits for its job."""
+    time.sleep(1000)
 
 
 def withdraw_one(folder: Path) -> None:

@@ -5,13 +5,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
 from sinks.errors import ConfigurationError
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.table import Database
-from tests.dead_letters import INPUT, DeadLettersOfTables, batch
+from sinks.testing.table_crashes import run
+from tests.dead_letters import INPUT, DeadLettersOfTables, batch, ids
 
 
 class Observer(Database):
@@ -67,3 +69,11 @@ class TestTwoPhase(DeadLettersOfTables):
     @pytest.fixture
     def dsn(self, pg_database: str) -> str:
         return pg_database.replace("postgresql://", "postgresql+psycopg://")
+
+    def test_a_deferred_key_judges_each_row(self, tmp_path: Path, dsn: str, db: Database) -> None:
+        db.run("ALTER TABLE good DROP CONSTRAINT good_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
+        [table, _] = INPUT[0]
+        run(tmp_path, self.sink(dsn, "two_phase"), [[pa.concat_tables([table, table])]])
+        good = ids([[table]], bad=False)
+        assert db.ids("good") == good
+        assert db.run("SELECT count(*) FROM dead WHERE strpos(error, 'good_pkey') > 0") == [(len(good),)]

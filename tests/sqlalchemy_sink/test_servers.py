@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from sinks import Checkpoint, CommitOutcome
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
+from sinks.sqlalchemy import database
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import context, why_unknown
 from sinks.transaction import CommitState
@@ -106,7 +107,9 @@ def test_a_prepared_transaction_rolled_back_by_an_operator_is_lost(pg: Server) -
     assert [outcome.state for outcome in pg.commit(sink, committable)] == [CommitState.LOST]
 
 
-def test_two_prepared_rows_of_one_key_block_for_a_bounded_time(pg: Server) -> None:
+def test_two_prepared_rows_of_one_key_block_for_a_bounded_time(pg: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorter = tuple(statement.replace("'10s'", "'1s'") for statement in database._SESSION["postgresql"])
+    monkeypatch.setitem(database._SESSION, "postgresql", shorter)
     pg.run("CREATE TABLE orders (id bigint PRIMARY KEY, name text)")
     sink = pg.sink(strategy="two_phase")
     sink.check(ORDERS)

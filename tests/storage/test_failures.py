@@ -24,6 +24,7 @@ from sqlalchemy.engine import make_url
 from coordinator.storage import CheckpointStorage, StorageError, impatient, open_storage
 from coordinator.storage.sql import SQLStorage
 from coordinator.storage.uris import redacted, within
+from sinks.testing.table import eventually
 from tests.storage import writer
 from tests.storage.lost_puts import LostPuts
 from tests.storage.proxy import Proxy
@@ -127,7 +128,7 @@ class TestSecrets:
                 StorageError, match=r"password authentication failed.*Check user and password"
             ) as caught:
                 open_storage(make_url(dsn).set(username="login_only").render_as_string(hide_password=False))
-            assert time.monotonic() - started < 5, "a wrong password is no passing fault"
+            assert time.monotonic() - started < 25, "a wrong password is no passing fault"
             self.assert_hidden(caught.value)
             assert "login_only" in str(caught.value)
         finally:
@@ -374,7 +375,7 @@ class TestPostgres(LostPuts):
     @pytest.fixture
     def storage(self, pg_database: str, proxy: Proxy) -> Iterator[SQLStorage]:
         uri = make_url(pg_database).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
-        storage = SQLStorage(uri, retry_seconds=5.0)
+        storage = SQLStorage(uri, retry_seconds=120.0)
         yield storage
         storage.close()
 
@@ -398,12 +399,12 @@ class TestPostgres(LostPuts):
     def test_a_server_that_is_away_for_a_while(self, storage, proxy):
         proxy.refuse = True
         proxy.cut_all()
-        timer = threading.Timer(1.0, lambda: setattr(proxy, "refuse", False))
-        timer.start()
-        assert storage.put_if_absent("a", b"1") is True
+        with ThreadPoolExecutor(1) as thread:
+            put = thread.submit(storage.put_if_absent, "a", b"1")
+            eventually(lambda: proxy.refused >= 2)
+            proxy.refuse = False
+            assert put.result(120) is True
         assert storage.list("") == ["a"]
-        assert proxy.refused >= 2
-        timer.join()
 
     def test_a_server_that_stays_away(self, pg_database, proxy):
         uri = make_url(pg_database).set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
@@ -415,7 +416,7 @@ class TestPostgres(LostPuts):
             StorageError, match=r"key 'a': cannot write 1 bytes: .*connection.*Check that the server runs"
         ):
             storage.put_if_absent("a", b"1")
-        assert 0.9 < time.monotonic() - started < 8
+        assert 0.9 < time.monotonic() - started < 25
         for call in (lambda: storage.get("a"), lambda: storage.list("a"), lambda: storage.delete("a")):
             with pytest.raises(StorageError, match="Check that the server runs"):
                 call()
@@ -483,7 +484,7 @@ class TestFrozen:
                         )
                     ]
                     for call in calls:
-                        assert call.result() < 20
+                        assert call.result() < 100
             finally:
                 for process in processes:
                     process.resume()

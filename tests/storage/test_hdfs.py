@@ -107,7 +107,7 @@ class TestHdfs(ProcessConformance):
         server.kill()
         try:
             unreachable = r"(EOF|Connect)Exception: .*\. Check that the name node runs"
-            self.assert_all_fail(impatient, unreachable, 10)
+            self.assert_all_fail(impatient, unreachable, 50)
             with pytest.raises(StorageError, match=rf"cannot make the directory: {unreachable}"):
                 reopen()
         finally:
@@ -122,7 +122,7 @@ class TestHdfs(ProcessConformance):
         impatient = reopen()
         server.pause()
         try:
-            self.assert_all_fail(impatient, r"SocketTimeoutException: .*\. Check that the name node runs", 10)
+            self.assert_all_fail(impatient, r"SocketTimeoutException: .*\. Check that the name node runs", 50)
         finally:
             server.resume()
         assert impatient.put_if_absent("b", b"1") is True
@@ -204,7 +204,7 @@ class TestHdfs(ProcessConformance):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=300,
             check=False,
         )
         told = [line for line in done.stdout.splitlines() if "the JVM of the Spark session is gone" in line]
@@ -259,6 +259,6 @@ def test_no_jvm(session):
         "except StorageError as error: print(error, flush=True)\n"
         "os._exit(0)"  # a Connect session would say goodbye to its server
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert "no Spark session with a JVM runs in this process. Start the session before" in done.stdout, done.stderr
     assert "Spark Connect has no JVM on this side: use storage that needs none" in done.stdout

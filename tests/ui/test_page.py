@@ -88,7 +88,7 @@ def test_a_running_job_and_its_savepoints(job: Job, target: str) -> None:
         def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
             if (step, checkpoint_id) == (Step.PRE_COMMITTED, 2):
                 reached.set()
-                assert go_on.wait(60)
+                assert go_on.wait(300)
 
     with (
         job.coordinator(config={"savepoint_dir": target}, listeners=[Wait()]) as coordinator,
@@ -98,7 +98,7 @@ def test_a_running_job_and_its_savepoints(job: Job, target: str) -> None:
         coordinator.serve_http()
         running = threading.Thread(target=job.query().run, args=[coordinator])
         running.start()
-        assert reached.wait(60)
+        assert reached.wait(300)
         browser = Browser.invited(ask_driver(coordinator.protocol.store, "/invitations", {})["address"])
         pages = see_all(browser)
         assert "Checkpoint 2, for" in pages[""]
@@ -118,7 +118,7 @@ def test_a_running_job_and_its_savepoints(job: Job, target: str) -> None:
         participants = sum(bool(table.num_rows) for table in job.input[1])
         assert len(re.findall('<td>files<td class="n">[0-9]+<td', detail)) == 1 + participants
         go_on.set()
-        running.join(60)
+        running.join(300)
         assert browser.post("/ui/savepoints", {"how": "stop", "word": ""})[0] == 303
         assert "Nothing was done: to do it, type stop" in browser.see("/ui/savepoints")
         assert browser.post("/ui/savepoints", {"how": "trigger"})[0] == 303
