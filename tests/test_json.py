@@ -114,3 +114,9 @@ def test_entries_below_a_null_are_left_out() -> None:
     )
     assert to_json(hidden).to_pylist() == ['{"a":1}', None, '{"c":3}']
     assert to_json(hidden.slice(1)).to_pylist() == [None, '{"c":3}']
+
+
+def test_a_key_that_is_no_text_is_one_in_json() -> None:
+    key = pa.struct([("a", pa.int32()), ("b", pa.string())])
+    keys = pa.array([[({"a": 1, "b": '"'}, 2)], None, []], pa.map_(key, pa.int32()))
+    assert [row and json.loads(row) for row in to_json(keys).to_pylist()] == [{'{"a":1,"b":"\\""}': 2}, None, {}]

@@ -124,7 +124,7 @@ def _float(kind: pa.DataType) -> Parse:
             if value not in _NO_NUMBERS:
                 raise ValueError(f"{value!r} is no number")
             return _NO_NUMBERS[value]
-        number = float(pa.scalar(float(_decimal(value)), kind).as_py())
+        number = float(pa.scalar(str(_decimal(value))).cast(kind).as_py())  # a float's text is no double's
         if math.isinf(number) or (number == 0) is not (value == 0) or (type(value) is int and number != value):
             raise ValueError(f"{value} does not fit into a {kind}")
         return number

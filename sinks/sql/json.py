@@ -112,6 +112,8 @@ def _map(array: pa.Array) -> pa.Array:
     start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
     keys, items = array.keys[start:end], array.items[start:end]
     names = _or_null(to_json(keys))
+    if at.is_nested(array.type.key_type):
+        names = _string(names)
     names = pc.if_else(pc.starts_with(names, '"'), names, _enclosed('"', names, '"'))
     pairs = pc.binary_join_element_wise(names, _or_null(to_json(items)), ":")
     return _enclosed("{", _joined(pairs, array.offsets.to_numpy() - start, array), "}")

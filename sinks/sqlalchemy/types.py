@@ -33,10 +33,14 @@ from sinks.sql.values import (
     spark_name,
     to_scale,
     to_unit,
+    would_be_rounded,
 )
 
 # A double holds so many decimal digits exactly; SQLite has no other type for fractions.
 _SQLITE_DIGITS = 15
+_SQLITE_WHOLE = 2**53
+_NUMBER = r"^\s*[-+.]?[0-9.]"
+"""What texts begin with that SQLite may take for a number."""
 _KEY_LENGTH = 255
 _BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY, mysql.TINYBLOB, mysql.MEDIUMBLOB, mysql.LONGBLOB)
 
@@ -58,7 +62,7 @@ def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) ->
     blanks it would drop, are refused, unless `rounding`. Raises Unfit."""
     kind = column.kind
     if isinstance(kind, sa.JSON):
-        return _as_text(arrow)
+        return _no_number if column.dialect == "sqlite" and _is_text(arrow) else _as_text(arrow)
     if isinstance(kind, mysql.ENUM | mysql.SET) and not _is_text(arrow):
         raise Unfit("cast to string in Spark")
     if isinstance(kind, sa.String):
@@ -130,6 +134,12 @@ def _as_text(arrow: pa.DataType) -> Convert:
     return to_json
 
 
+def _no_number(array: pa.Array) -> pa.Array:
+    number = pc.match_substring_regex(array, _NUMBER)
+    refuse(array, number, "is a number by itself, which SQLite would make a double: use a text column")
+    return array
+
+
 def _floating(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if not (at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)):
         raise Unfit("cast to double in Spark")
@@ -172,9 +182,17 @@ def _decimal(arrow: pa.DataType, column: Column, rounding: bool = False) -> Conv
             f"SQLite keeps {_SQLITE_DIGITS} digits; cast to decimal({_SQLITE_DIGITS}, {min(scale, 15)}) or string"
         )
     wanted, fraction = column.kind.precision, column.kind.scale or 0
-    if wanted is None or (scale <= fraction and digits - scale <= wanted - fraction):
-        return same
-    return lambda array: to_scale(array, wanted, fraction, column.type, rounding=rounding)
+    fitting = same
+    if wanted is not None and (scale > fraction or digits - scale > wanted - fraction):
+        fitting = lambda array: to_scale(array, wanted, fraction, column.type, rounding=rounding)  # noqa: E731
+    if column.dialect != "sqlite" or digits <= _SQLITE_DIGITS or rounding:
+        return fitting
+
+    def exact(array: pa.Array) -> pa.Array:
+        refuse(array, pc.greater(pc.abs(array), _SQLITE_WHOLE), would_be_rounded("a double, as SQLite has numbers"))
+        return fitting(array)
+
+    return exact
 
 
 def _moment(arrow: pa.DataType, kind: sa.DateTime | sa.Time, column: Column, rounding: bool) -> Convert:

@@ -169,6 +169,20 @@ def test_what_sqlite_would_alter_is_refused(db: Play) -> None:
         db.pre_commit(sink, schema, [[1, 1.5], [2, float("nan")]])
     with pytest.raises(SchemaMismatch, match="SQLite keeps 15 digits"):
         db.sink("wide", create_table=True).check(pa.schema([pa.field("d", pa.decimal128(38, 10))]))
+    db.run("CREATE TABLE doubles (n numeric(20), j json)")
+    schema = pa.schema([pa.field("n", pa.int64()), pa.field("j", pa.string())])
+    sink = db.sink("doubles")
+    sink.check(schema)
+    for row, told in (
+        ((2**53 + 1, None), "9007199254740993 would be rounded to a double"),
+        ((-(2**53) - 1, None), "-9007199254740993 would be rounded to a double"),
+        ((1, " 12345678901234567891"), "is a number by itself, which SQLite would make a double"),
+    ):
+        with pytest.raises(BadValue, match=told):
+            db.pre_commit(sink, schema, [row])
+    rows = [(2**53, '{"n": 1.10}'), (-(2**63), "null")]
+    db.write(sink, schema, rows)
+    assert db.run("SELECT n, j FROM doubles") == rows
 
 
 # ---------------------------------------------------------------------- set-up
