@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -53,13 +54,13 @@ def rounds(
 def _processor_seconds(pid: int | None = None) -> float:
     """Of a process, this one by default, and all below it, those that have ended included."""
     this = psutil.Process(pid)
-    total = 0.0
-    for process in (this, *this.children(recursive=True)):
-        try:
-            total += sum(process.cpu_times()[:4])  # user and system, its own and of its children that have ended
-        except psutil.NoSuchProcess:
-            continue  # and is now in the figures of its parent
-    return total
+    while True:
+        processes = [this, *this.children(recursive=True)]
+        with suppress(psutil.NoSuchProcess):
+            # User and system, its own and of its children that have ended.
+            total = sum(sum(process.cpu_times()[:4]) for process in processes)
+            if processes == [this, *this.children(recursive=True)]:
+                return total
 
 
 def spread(values: Iterable[float], form: str = "{:.2f}") -> str:
