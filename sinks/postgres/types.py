@@ -25,11 +25,11 @@ from sinks.postgres.exact import exactness
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
-from sinks.sql.values import Convert, Refused, Unfit, cast, checked, narrowed, no_internals, same, short
+from sinks.sql.values import Convert, Refused, Unfit, cast, checked, narrowed, no_internals, refuse, same, short
 
 INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 FLOATS = {"float4": pa.float32(), "float8": pa.float64()}
-TEXTS = {"text", "varchar", "bpchar", "citext", "xml", "name", "json"}
+TEXTS = {"text", "varchar", "bpchar", "citext", "name", "json"}
 # The types whose arrays pgpq encodes by itself, OID of the element included, and the Arrow type that it needs for that
 _PLAIN = {
     "bool": pa.bool_(),
@@ -104,6 +104,8 @@ def _plain(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     name = column.typname
     if at.is_null(arrow):
         return lambda array: pa.nulls(len(array), _PLAIN.get(name, pa.string()))
+    if name == "xml":
+        return _xml(arrow)
     if column.kind == "e" or name in TEXTS:
         return _text(arrow, json=name == "json")
     if name in INTEGERS:
@@ -149,6 +151,23 @@ def _without_nul(array: pa.Array) -> pa.Array:
             if index >= 0:
                 raise Refused(index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot")
     return array
+
+
+_ENCODING = r"^<\?xml\s[^>]*\bencoding\s*="
+_UTF_8 = rf"""(?i){_ENCODING}\s*["']utf-?8["']"""
+
+
+def _xml(arrow: pa.DataType) -> Convert:
+    """In binary form the server takes the bytes for text of the encoding that the document names (xml_recv)."""
+    text = _text(arrow, json=False)
+
+    def convert(array: pa.Array) -> pa.Array:
+        other = pc.and_(pc.match_substring_regex(array, _ENCODING), pc.invert(pc.match_substring_regex(array, _UTF_8)))
+        misread = pc.and_(other, pc.invert(pc.string_is_ascii(array)))
+        refuse(array, misread, "names an encoding, in which the server would read its UTF-8: leave that out")
+        return text(array)
+
+    return convert
 
 
 def _jsonb(arrow: pa.DataType) -> Convert:

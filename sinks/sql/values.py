@@ -25,6 +25,8 @@ Convert = Callable[[pa.Array], pa.Array]
 """From the batch's array to one in the form that the column takes. Raises Refused."""
 
 
+DOUBLE_DIGITS = 15
+"""So many decimal digits a double holds exactly."""
 ROUNDING = ' (rounding="allow" of the sink stores such values rounded)'
 """What errors say about values that a column cannot hold as they are."""
 
@@ -179,6 +181,18 @@ def no_internals(arrow: pa.DataType) -> None:
                 by = "to_json" if name == "variant" else "st_asbinary"
                 raise Unfit(f"it holds a {name}: use {by}() in Spark")
         no_internals(field.type)
+
+
+def fits_doubles(arrow: pa.DataType) -> None:
+    """Raises Unfit for a type with decimals of more digits than a double has, for JSON of MySQL, which makes one of
+    each fraction."""
+    if at.is_decimal(arrow) and arrow.precision > DOUBLE_DIGITS:
+        raise Unfit(
+            f"it holds a {spark_name(arrow)}, and MySQL's JSON keeps such numbers as doubles, with {DOUBLE_DIGITS} "
+            f"digits: make the column longtext, or cast to string in Spark{ROUNDING}"
+        )
+    for inner in (arrow.field(i).type for i in range(arrow.num_fields)):
+        fits_doubles(inner)
 
 
 def spark_name(arrow: pa.DataType) -> str:

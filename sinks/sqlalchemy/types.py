@@ -21,10 +21,12 @@ from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
 from sinks.sql.values import (
+    DOUBLE_DIGITS,
     ROUNDING,
     Convert,
     Unfit,
     checked,
+    fits_doubles,
     narrowed,
     no_internals,
     refuse,
@@ -36,8 +38,8 @@ from sinks.sql.values import (
     would_be_rounded,
 )
 
-# A double holds so many decimal digits exactly; SQLite has no other type for fractions.
-_SQLITE_DIGITS = 15
+# SQLite has no other type for fractions.
+_SQLITE_DIGITS = DOUBLE_DIGITS
 _SQLITE_WHOLE = 2**53
 _NUMBER = r"^\s*[-+.]?[0-9.]"
 """What texts begin with that SQLite may take for a number."""
@@ -62,6 +64,8 @@ def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) ->
     blanks it would drop, are refused, unless `rounding`. Raises Unfit."""
     kind = column.kind
     if isinstance(kind, sa.JSON):
+        if column.dialect == "mysql" and not rounding:
+            fits_doubles(arrow)
         return _no_number if column.dialect == "sqlite" and _is_text(arrow) else _as_text(arrow)
     if isinstance(kind, mysql.ENUM | mysql.SET) and not _is_text(arrow):
         raise Unfit("cast to string in Spark")
@@ -196,13 +200,15 @@ def _decimal(arrow: pa.DataType, column: Column, rounding: bool = False) -> Conv
 
 
 def _moment(arrow: pa.DataType, kind: sa.DateTime | sa.Time, column: Column, rounding: bool) -> Convert:
+    if isinstance(kind, sa.Time) and kind.timezone:
+        raise Unfit("a time of day in Spark has no zone, and the column asks for one: use a plain time column")
     if isinstance(kind, sa.Time):
         clock = values.cast(arrow, pa.time64("us"), at.is_time(arrow), "cast to time in Spark")
     elif not at.is_timestamp(arrow):
         raise Unfit("cast to timestamp in Spark")
+    elif arrow.tz is None and (kind.timezone or isinstance(kind, mysql.TIMESTAMP)):
+        raise Unfit("a wall clock is no point in time; cast to timestamp in Spark, where the zone is known")
     elif kind.timezone:
-        if arrow.tz is None:
-            raise Unfit("a wall clock is no point in time; cast to timestamp in Spark, where the zone is known")
         clock = partial(checked, target=pa.timestamp("us", "UTC"))
     else:
         exact = pa.timestamp("us", arrow.tz)

@@ -205,6 +205,12 @@ def test_what_the_rows_lack_at_any_depth_is_its_default_and_decimals_keep_their_
     assert second == {"in": None, "price": None}
 
 
+def test_a_column_that_the_schema_has_no_place_for_is_not_left_out() -> None:
+    column = pa.array([{"id": 1, "note": "kept", "name": "a"}])
+    with pytest.raises(SchemaMismatch, match="the schema number 7 does not take the rows: add the field note"):
+        Writer(FORMAT, 7, text({**ID, "type": "long"}, NAME)).encoded(column)
+
+
 def test_null_is_not_written_as_false() -> None:
     """As fastavro would without validation."""
     column = pa.array([{"flag": None}, {"flag": False}], pa.struct([("flag", pa.bool_())]))

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.encode import CopyEncoder
-from sinks.postgres.types import Column, mismatches, target_type
+from sinks.postgres.types import Column, conversion, mismatches, target_type
+from sinks.sql.values import Refused
 from sinks.testing.servers.postgres import PostgresService
 
 UTC = "UTC"
@@ -98,6 +99,17 @@ SAME = [
     (pa.array([dt.timedelta(days=3, hours=4, microseconds=5), None], pa.duration("us")), "interval"),
     (pa.array([dt.time(23, 59, 59, 999999), None], pa.time64("us")), "time"),
 ]
+
+
+def test_xml_that_names_another_encoding_is_refused() -> None:
+    """The server reads bytes by what the document names, and the sink sends UTF-8."""
+    convert = conversion(pa.string(), Column("c", "xml"))
+    plain = ["<a>é</a>", '<?xml version="1.0"?><a>é</a>', "<?xml version='1.0' encoding = 'utf-8'?><a>é</a>", None]
+    ascii = '<?xml version="1.0" encoding="ISO-8859-1"?><a/>'
+    assert convert(pa.array([*plain, ascii])).to_pylist() == [*plain, ascii]
+    with pytest.raises(Refused, match="names an encoding, in which the server would read its UTF-8") as refused:
+        convert(pa.array([*plain, ascii.replace("<a/>", "<a>é</a>")]))
+    assert refused.value.index == len(plain)
 
 
 @pytest.mark.parametrize(("array", "declared"), SAME, ids=[f"{array.type} to {name}" for array, name in SAME])

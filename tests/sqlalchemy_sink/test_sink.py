@@ -14,10 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
+from sinks.sqlalchemy.types import Column, conversion
 from sinks.testing.table import context, why_unknown
 from sinks.transaction import CommitState, Fingerprint, TransactionId
 
@@ -183,6 +185,21 @@ def test_what_sqlite_would_alter_is_refused(db: Play) -> None:
     rows = [(2**53, '{"n": 1.10}'), (-(2**63), "null")]
     db.write(sink, schema, rows)
     assert db.run("SELECT n, j FROM doubles") == rows
+
+
+@pytest.mark.parametrize(
+    ("arrow", "kind", "told"),
+    [
+        (pa.timestamp("us"), mysql.TIMESTAMP(fsp=6), "a wall clock is no point in time"),
+        (pa.time64("us"), sa.Time(timezone=True), "a time of day in Spark has no zone"),
+        (pa.list_(pa.decimal128(16, 1)), mysql.JSON(), "MySQL's JSON keeps such numbers as doubles"),
+    ],
+)
+def test_what_other_databases_would_take_for_something_else_is_refused(
+    arrow: pa.DataType, kind: sa.types.TypeEngine[Any], told: str
+) -> None:
+    with pytest.raises(SchemaMismatch, match=told):
+        conversion(arrow, Column.of("c", kind, "mysql"))
 
 
 # ---------------------------------------------------------------------- set-up

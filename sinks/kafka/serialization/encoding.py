@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.dead_letters import Refusal
+from sinks.errors import SchemaMismatch
 from sinks.kafka.serialization.schema import Format
 
 MAGIC = b"\0"
@@ -31,7 +32,12 @@ class Writer:
         return {"id": self.schema_id, "hash": self.format.hash_of(self.text)}
 
     def encoded(self, column: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
-        """A value for each row, null for a null one, and which rows the schema does not take; those are null too."""
+        """A value for each row, null for a null one, and which rows the schema does not take; those are null too.
+
+        Raises SchemaMismatch for columns that it has no place for: rows that were kept may be of an earlier query."""
+        merged = self.format.merged(self.text, column.type, "", lambda: ())
+        if lacking := [*merged.unfit, *(change.what for change in merged.changes)]:
+            raise SchemaMismatch(f"the schema number {self.schema_id} does not take the rows: {'; '.join(lacking)}")
         encode = self.format.encoder(self.text, column.type)
         prefix = MAGIC + self.schema_id.to_bytes(4, "big") + self.format.prefix
         out, refused = BytesIO(), list[Refusal]()
