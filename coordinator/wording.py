@@ -42,6 +42,11 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
     if driver is None:
         there = f" It holds the jobs {', '.join(map(repr, others))}." if others else ""
         return f"Driver: the job has never been started on this storage. Is it the right one?{there}"
+    if not driver.sign.who:
+        return (
+            f"Driver: cannot tell whether one runs: generation {driver.generation} was claimed by an older version of "
+            "this library, which gives no signs of life."
+        )
     sign = f"{time_of(driver.sign.at)}, {duration(max(driver.age, 0))} ago by {driver.clock} clock"
     who = f"generation {driver.generation} ({driver.sign.who})"
     if driver.state is State.RUNNING:

@@ -159,7 +159,7 @@ class SignOfLife:
 class Claim:
     """A generation and the lineage that it is in; the default stands before the first one. `address`: where the driver
     answers over HTTP, "" if it does not; None: no driver has claimed it, but a restore or an operator's command. `sign`
-    is the first sign of life of who has claimed it."""
+    is the first sign of life of who has claimed it: of nobody (`who` is "") where a version did that gave none."""
 
     generation: int = 0
     lineage: str = ""
@@ -276,7 +276,10 @@ class CheckpointStore:
             if data := self._calls.get(key):  # None: so many have been claimed since that it is deleted
                 body = unseal(data, self._where(key))
                 self._require_own(body["job"], key)
-                return Claim(number, body["lineage"], body["address"], SignOfLife(**body["sign"]))
+                try:
+                    return Claim(number, body["lineage"], body["address"], SignOfLife(**body.get("sign", {})))
+                except (KeyError, TypeError) as error:
+                    raise CorruptRecord(f"{self._where(key)} lacks or misuses a field: {error!r}") from error
         raise StorageError(
             self.storage.uri,
             key,

@@ -293,7 +293,7 @@ class StagingTables(Staged[C, TargetT, T]):
         staged = self.dialect.staged_types(connection, plan.target.schema, tables)
         for committable in committables:
             there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
-            if there and committable.proof["columns"] != columns_digest(there):
+            if there and committable.proof.get("columns", columns_digest(there)) != columns_digest(there):
                 raise altered(committable.transaction["table"], there)
         target = self.dialect.locked(connection, plan, staged)
         self.require_meant(connection, plan)

@@ -142,7 +142,7 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
     def _require_same(
         self, connection: Connection, plan: Plan, tables: Sequence[Rows], committables: Sequence[Committable]
     ) -> None:
-        digests = {c.transaction["staging"]: c.proof["columns"] for c in committables}
+        digests = {c.transaction["staging"]: c.proof["columns"] for c in committables if "columns" in c.proof}
         _require_same(connection, plan, self.merge, tables, digests)
         self.require_meant(connection, plan)
 

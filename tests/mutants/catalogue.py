@@ -15,6 +15,7 @@ class Mutant:
     """Where one has to fail."""
 
 
+VERSIONS = ("tests/postgres/test_versions.py",)
 QUICK = tuple(f"tests/protocol/test_{name}.py" for name in ("decisions", "rules", "protocol", "sweeps"))
 PROTOCOL = (*QUICK, "tests/protocol", "tests/test_custom_sink.py")
 TASK = ("tests/test_task.py", *PROTOCOL)
@@ -485,7 +486,7 @@ MUTANTS = (
     Mutant(
         "what somebody made of a staging table's columns is moved",
         "sinks/sql",
-        'committable.proof["columns"] != columns_digest(there)',
+        'committable.proof.get("columns", columns_digest(there)) != columns_digest(there)',
         "False",
         ("tests/postgres/test_changes.py",),
     ),
@@ -806,5 +807,41 @@ MUTANTS = (
         'pa.array(hashes.view("int64"))',
         'pa.array(0 * hashes.view("int64"))',
         FORMAT,
+    ),
+    # ------------------------------------------------------------------ what older versions have written
+    Mutant(
+        "a claim without a sign of life is not read",
+        "coordinator",
+        'SignOfLife(**body.get("sign", {}))',
+        'SignOfLife(**body["sign"])',
+        VERSIONS,
+    ),
+    Mutant(
+        "a record without fields that came later is not read",
+        "coordinator",
+        'for value in body.get("accepted", ())',
+        'for value in body["accepted"]',
+        VERSIONS,
+    ),
+    Mutant(
+        "a record without a time of planning is taken for another batch's",
+        "coordinator",
+        "elif batch.planned_at and record.planned_at not in (0, batch.planned_at):",
+        "elif batch.planned_at and record.planned_at != batch.planned_at:",
+        QUICK,
+    ),
+    Mutant(
+        "a staging table of which no columns were told is not moved",
+        "sinks/sql",
+        'committable.proof.get("columns", columns_digest(there))',
+        'committable.proof["columns"]',
+        VERSIONS,
+    ),
+    Mutant(
+        "SqlAlchemySink: a staging table of which no columns were told is not moved",
+        "sinks/sqlalchemy",
+        'for c in committables if "columns" in c.proof}',
+        "for c in committables}",
+        VERSIONS,
     ),
 )
