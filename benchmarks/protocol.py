@@ -71,7 +71,7 @@ class ManyParticipants:
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], participants: int, storage: str) -> None:
         self._times = Times()
-        config = CheckpointConfig(sweep_interval=3600)
+        config = CheckpointConfig(sweep_interval=3600, timeout=3600)
         self._coordinator = CheckpointCoordinator(f"many-{sink.name}", [sink], storage, config, [self._times])
         self._partitions = [rows(i, 1) for i in range(participants)]
         self._number = 0
