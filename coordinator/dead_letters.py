@@ -73,6 +73,8 @@ class Letter:
         """Of its columns, as `loads` gives them. Raises `DeadLetterError`."""
         try:
             row = loads(self.row) if self.mended is None else self.mended
+            if self.mended is None and not isinstance(self.columns["row"], str):
+                json.loads(self.row, parse_float=_cut_off)
             same_names(row, schema.names)
             values = [row[name] for name in schema.names]
             for name, value in zip(schema.names, values, strict=True):
@@ -86,6 +88,10 @@ class Letter:
                 f"{schema_text(schema)}: {error}. Mend it in its table, or in a file for --from. Nothing was changed."
             ) from error
         return values
+
+
+def _cut_off(number: str) -> NoReturn:
+    raise ValueError(f"{number} may have had more digits: the column `row` is JSON, make it a text")
 
 
 def schema_text(schema: pa.Schema) -> str:

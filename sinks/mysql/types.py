@@ -28,6 +28,7 @@ from sinks.sql.values import (
     Refused,
     Unfit,
     checked,
+    fits_doubles,
     narrowed,
     no_internals,
     refuse,
@@ -78,9 +79,10 @@ class Column(targets.Column):
             return Form.HEX
         if self.type == "bit":
             return Form.BITS
-        if self.type in _BITS or self.type in ("decimal", "float", "double", "year"):
+        if self.type in _BITS or self.type in ("float", "double", "year"):
             return Form.NUMBER
-        return Form.WORD if self.type in ("date", "datetime", "timestamp", "time") else Form.TEXT
+        words = ("decimal", "date", "datetime", "timestamp", "time")  # in SQL 1.5E-7 is a double, '1.5E-7' a decimal
+        return Form.WORD if self.type in words else Form.TEXT
 
 
 class Form(Enum):
@@ -177,8 +179,9 @@ def _float(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
         if at.is_floating(array.type):
             refuse(array, pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
         if single and at.is_float64(array.type):
-            return _string(narrowed(array, "float", exact=not rounding))
-        return _string(array.cast(target, safe=False) if rounding else checked(array, target))
+            array = narrowed(array, "float", exact=not rounding)
+        fitting = array.cast(target, safe=False) if rounding else checked(array, target)
+        return _string(fitting.cast(pa.float64()))  # servers read a float's own shortest text as a double first
 
     return convert
 
@@ -187,6 +190,8 @@ def _float(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
 def _text(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if at.is_nested(arrow) and (column.type == "json" or column.type == "longtext"):
         no_internals(arrow)
+        if column.type == "json" and not column.collation and not rounding:  # MySQL's own; MariaDB's is a text
+            fits_doubles(arrow)
         return to_json
     if not _is_text(arrow):
         more = " (or give a struct, map or array)" if column.type == "json" else ""

@@ -83,6 +83,7 @@ SAME = [
     (pa.array([Decimal("9" * 38), None, Decimal("-" + "9" * 38)], pa.decimal128(38, 0)), "decimal(38)"),
     (pa.array([Decimal("9" * 8 + "." + "9" * 30), None], pa.decimal128(38, 30)), "decimal(65,30)"),
     (pa.array([Decimal("0." + "0" * 29 + "1"), None], pa.decimal128(38, 30)), "decimal(38,30)"),
+    (pa.array([Decimal("12345678901234567890123E-30"), None, Decimal(0)], pa.decimal128(38, 30)), "decimal(38,30)"),
     (pa.array([Decimal("1.50"), None], pa.decimal128(10, 4)), "decimal(3,2)"),
     (pa.array([2**63 - 1, None, -(2**63)], pa.int64()), "decimal(19,0)"),
     (pa.array(["", None, "NULL", "\\N", "ä€😀", "a\tb\nc\\d\0e'f\"g\r\x1a", " \\", "'", "x" * 100_000]), "longtext"),
@@ -115,7 +116,10 @@ def test_values_come_back_as_they_went(db: Observer, array: pa.Array, declared: 
 
 @WAYS
 def test_values_that_are_read_by_other_means(db: Observer, local: bool) -> None:
-    floats = pa.array([1.5, None, 0.1, 3.4e38, 1e-45, -16777217.0], pa.float32())
+    # the last one as 7.038531e-26 is another float if it is read as a double first
+    floats = pa.array([1.5, None, 0.1, 3.4e38, 1e-45, -16777217.0, 7.038530691851209e-26], pa.float32())
+    doubles = floats.cast(pa.float64())
+    assert round_trip(db, doubles, "float", local=local, read="CAST(c0 AS double)") == floats.to_pylist()
     assert round_trip(db, floats, "float", local=local, read="CAST(c0 AS double)") == floats.to_pylist()
     assert round_trip(db, floats, "double", local=local) == floats.to_pylist()
     bits = pa.array([5, None, 0], pa.int64())
@@ -335,6 +339,19 @@ def test_other_columns_in_a_later_batch_are_refused() -> None:
 
 
 # ------------------------------------------------------------------ mismatches
+def test_what_the_json_of_mysql_would_round_is_refused() -> None:
+    """MariaDB's is a text, and has a collation."""
+    kind = pa.map_(pa.string(), pa.list_(pa.struct([("price", pa.decimal128(20, 2))])))
+    schema, narrow = pa.schema([("c", kind)]), pa.schema([("c", pa.struct([("price", pa.decimal128(15, 2))]))])
+    in_mysql, in_mariadb = Column("c", "json"), Column("c", "json", collation="utf8mb4_bin")
+    [reason] = mismatches(schema, [in_mysql])
+    assert "it holds a decimal(20, 2), and MySQL's JSON keeps such numbers as doubles" in reason
+    assert mismatches(narrow, [in_mysql]) == []
+    assert mismatches(schema, [in_mysql], rounding=True) == []
+    assert mismatches(schema, [in_mariadb]) == []
+    assert mismatches(schema, [Column("c", "longtext", collation="utf8mb4_bin")]) == []
+
+
 def test_all_mismatches_are_named_at_once() -> None:
     schema = pa.schema(
         [

@@ -353,6 +353,17 @@ class TestReplay:
         with pytest.raises(DeadLetterError, match="two different letters"):
             replay.replay()
 
+    def test_a_number_that_was_read_as_a_float_is_refused(self, tmp_path: Path, dsn: str, db: Observer) -> None:
+        run(tmp_path, self.sink(dsn), INPUT[:1])
+        replay = self.letters(self.sink(dsn), tmp_path)
+        row = '{"id": 1, "name": "a", "amount": 0.1234567890123456789}'
+        db.run(f"ALTER TABLE dead ALTER row TYPE jsonb USING '{row}'::jsonb")
+        with pytest.raises(DeadLetterError, match=r"0\.12345678901234568 may have had more digits"):
+            replay.replay()
+        assert replay.unfinished() == 0
+        db.run("ALTER TABLE dead ALTER row TYPE text")
+        assert json.loads((replay.find() or [])[0].row)["id"] == 1
+
     def test_what_is_refused_by_name(self, tmp_path: Path, dsn: str) -> None:
         at_least_once = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE)
         storage = f"file://{tmp_path / 'storage'}"
