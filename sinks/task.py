@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HASH_COLUMN = "__tpc_row_hash"
-ROW_HASHES = ("xxhash64 with nulls", "")
+ROW_HASHES = ("xxhash64 of parts", "")
 """As `Record.row_hash` names them: the one that is used, then the one of version 0.1."""
 ACK_SCHEMA = "subtask int, ack string"
 _ACK_ARROW = pa.schema([("subtask", pa.int32()), ("ack", pa.string())])
