@@ -85,13 +85,13 @@ class CheckpointCoordinator:
             raise ValueError("a job needs a name: it is how a restarted driver finds its checkpoints again")
         if not sinks:
             raise ValueError("a coordinator needs at least one sink")
-        by_name = with_dead_letters(sinks)
+        self.sinks = with_dead_letters(sinks)
         config = config or CheckpointConfig()
         storage = storage if storage is not None else config.storage
         if storage is None:
             raise ValueError("a coordinator needs a storage for its checkpoints: storage='file:///…', or in the config")
+        self._storage, self._shared = storage, len(sinks) > 1
         self.job = job
-        self.sinks = by_name
         self.config = config
         self._clock = clock or Clock()
         self.statistics = CheckpointStatisticsTracker(job, self._clock, list(self.sinks))
@@ -177,8 +177,7 @@ class CheckpointCoordinator:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         from pyspark.sql import is_remote
 
-        location, shared = self.config.checkpoint_location, len(self._made_of[1]) > 1
-        batch = batch_of(df, batch_id, location, self._passage, shared=shared)
+        batch = batch_of(df, batch_id, self.config.checkpoint_location, self._passage, shared=self._shared)
         try:
             if not is_remote():
                 self._prepare(df)
@@ -366,10 +365,7 @@ class CheckpointCoordinator:
         ValueError if the sink has none."""
         if sink not in self.sinks:
             raise ValueError(f"the job has no sink {sink!r}; there are {', '.join(self.sinks)}")
-        _, _, storage, _, _ = self._made_of
-        storage = storage if storage is not None else self.config.storage
-        assert storage is not None
-        return DeadLetters(self.job, self.sinks[sink], storage, self.config, listeners)
+        return DeadLetters(self.job, self.sinks[sink], self._storage, self.config, listeners)
 
     def register_metrics(self, registry: CollectorRegistry) -> None:
         """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on. The

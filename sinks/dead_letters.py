@@ -69,7 +69,7 @@ class Refusal:
         return cls(row, error.kind or type(error).__name__, error.reason or str(error))
 
 
-def refused_of(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], None], most: int) -> list[Refusal]:
+def refused_of(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], object], most: int) -> list[Refusal]:
     """Those of the rows that `take` refuses, found by halves, from the first on; it takes all others. It is called with
     pieces of the batch, and raises BadValue, having taken nothing of a piece, if there is something wrong with it. With
     more than `most` the rest is neither looked at nor taken."""
@@ -103,11 +103,7 @@ def written_but_refused(
         return []
     except BadValue:
         pass
-
-    def encoded(piece: pa.RecordBatch) -> None:
-        encode(piece)
-
-    refused = refused_of(batch, encoded, most)
+    refused = refused_of(batch, encode, most)
     if len(refused) > most:
         return refused
     kept = without(batch.num_rows, refused)

@@ -58,11 +58,10 @@ def doctor(
 def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[tuple[str, Finding]]:
     for finding in _guarded(_packages(coordinator), "install them anew"):
         yield "packages", finding
-    storage = coordinator.protocol.store.storage
+    storage, mend = coordinator.protocol.store.storage, "mend what the message names, and run the doctor again"
     for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/runbook.md"):
         yield f"storage {storage.uri}", finding
     for name, sink in coordinator.sinks.items():
-        mend = "mend what the message names, and run the doctor again"
         for finding in _guarded(sink.diagnose(coordinator.job), mend):
             yield f"sink {name}", finding
     for finding in _guarded(_memories(coordinator, location), mend):

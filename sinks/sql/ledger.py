@@ -180,7 +180,7 @@ class Ledger(Generic[C]):
             f"SELECT {{transaction_id}}, {wanted} FROM {{ledger}} WHERE {{job}} = %s AND {{sink}} = %s"
             " AND {lineage} = %s AND {checkpoint} = %s AND {committed} = %s"
         )
-        rows = self._query(connection, template.replace("%SUMS", wanted), mine)
+        rows = self._query(connection, template, mine)
         return {str(key): None if n is None else Fingerprint(int(n), int(text, 16)) for key, n, text in rows}
 
     def prune(self, connection: C, checkpoint: Checkpoint, sink: str) -> None:
