@@ -17,7 +17,7 @@ from coordinator.protocol.decisions import Complete
 from coordinator.protocol.memories import of_sink
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.audit import Audit, Holding, Part
-from sinks.transaction import Committable, Fingerprint, Identity, unnamed
+from sinks.transaction import Fingerprint, Identity, unnamed
 
 History = Sequence[tuple[Record, ...]]
 _TRIES = 3
@@ -228,7 +228,7 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
     dead_lettered = record.dead_lettered.get(sink, 0)
     read = record.rows.get(sink, 0) + dead_lettered
     given_up = sum(one.rows for each in rounds for one in each.accepted if one.sink == sink)
-    written = _sum(part.committables)
+    written = sum((one.fingerprint for one in part.committables), Fingerprint())
     holding = answer.holdings.get(record.checkpoint_id) if answer else None
     if answer is None:
         remarks: tuple[str, ...] = ("the job has no sink of this name",)
@@ -270,10 +270,3 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
         remarks,
         dead_lettered,
     )
-
-
-def _sum(committables: Sequence[Committable]) -> Fingerprint:
-    total = Fingerprint()
-    for one in committables:
-        total = total.add(one.fingerprint.rows, one.fingerprint.hash)
-    return total

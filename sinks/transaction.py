@@ -129,6 +129,9 @@ class Fingerprint:
     def add(self, rows: int, hash_sum: int) -> Fingerprint:
         return Fingerprint(self.rows + rows, (self.hash + hash_sum) & (2**64 - 1))
 
+    def __add__(self, other: Fingerprint) -> Fingerprint:
+        return self.add(other.rows, other.hash)
+
     def stored(self) -> tuple[int, str]:
         """Count, and hash as a text."""
         return self.rows, f"{self.hash:016x}"

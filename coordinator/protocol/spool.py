@@ -107,7 +107,7 @@ class Spool:
             wanted = Fingerprint()
             for name in (sink, *(dead for dead, writer in writers.items() if writer == sink)):
                 if part := complete.named.get((name, subtask)):
-                    wanted = wanted.add(part.fingerprint.rows, part.fingerprint.hash)
+                    wanted += part.fingerprint
             found = next((tuple(keys) for keys in own.values() if _is_whole(keys, wanted)), None)
             if found is None:
                 return None

@@ -108,7 +108,7 @@ def _sum(entries: Mapping[str, Entry], keys: Sequence[str]) -> Fingerprint | Non
         rows = entries[key]
         if rows is None:
             return None
-        total = total.add(rows.rows, rows.hash)
+        total += rows
     return total
 
 
