@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +80,18 @@ class Ack:
 
 @dataclass(frozen=True)
 class Again:
-    """What a replay writes of a sink with dead letters: the subtasks that lost these, and what the record says was
-    refused, by subtask. Its rows are separated as they were then, whatever the target would say of them now."""
+    """What a replay writes of a sink: the subtasks that lost its `own` rows, and those that lost their dead `letters`.
+    What the record says was refused, by subtask, separates rows as it was then, whatever the target would say of them
+    now. `whole`: all rows are to come as one partition, since they were written as one."""
 
-    lost: frozenset[int]
-    refused: Mapping[int, Sequence[Refused]]
+    own: frozenset[int]
+    letters: frozenset[int] = frozenset()
+    refused: Mapping[int, Sequence[Refused]] = field(default_factory=dict)
+    whole: bool = False
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return self.own | self.letters
 
 
 Write = Callable[[pa.RecordBatch, pa.Array], Sequence[Refusal]]
@@ -96,7 +103,7 @@ class SinkTask:
     """The function given to `DataFrame.mapInArrow`. Batches carry the row hash as their last column.
 
     A `SinkError` comes back in the ack, since Spark's retries cannot help; anything else fails the Spark task.
-    With `only`, all partitions but those (and those of `again`) are drained: a replay rewrites lost participants alone.
+    With `again`, all partitions but those that it names are drained: a replay rewrites lost participants alone.
     """
 
     sink: TwoPhaseCommitSink[Any]
@@ -106,13 +113,10 @@ class SinkTask:
     generation: int
     round: int = 0
     attempt: int = 0
-    only: frozenset[int] | None = None
     exactly_once: bool = True
-    whole: bool = False
-    """Whether all rows are to come as one partition: a replay of a batch that was written as one."""
+    again: Again | None = None
     rows: Callable[[Iterable[pa.RecordBatch], int, str], Iterator[pa.RecordBatch]] | None = None
     """Takes the rows that Spark gives to a subtask in an attempt; keeps them as they pass, or gives others instead."""
-    again: Again | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -156,18 +160,11 @@ class SinkTask:
             logger.warning("checkpoint %d failed on the driver: %s", self.checkpoint_id, error)
             return Ack(0, Fingerprint(), error=error)
 
-    @property
-    def lost(self) -> frozenset[int]:
-        """Of a replay: the subtasks that have something to write."""
-        return (self.only or frozenset()) | (self.again.lost if self.again else frozenset())
-
     def _writes(self, subtask: int) -> bool:
-        return self.only is None or subtask in self.only
+        return self.again is None or subtask in self.again.own
 
     def _writes_letters(self, subtask: int) -> bool:
-        if self.again:
-            return subtask in self.again.lost
-        return self.sink.dead_letters is not None and self.only is None
+        return self.sink.dead_letters is not None and (self.again is None or subtask in self.again.letters)
 
     def _participate(
         self,

@@ -198,10 +198,10 @@ def test_a_replay_separates_by_the_record(own: bool, letters_too: bool) -> None:
     """Whatever the sink would say of the rows now; equal rows are told apart by their number alone."""
     table = pa.concat_tables([rows(0, 40), rows(1, 1)])
     hashes = [hash for batch in with_row_hash(table) for hash in batch.columns[-1].to_pylist()]
-    again = Again(frozenset({1} if letters_too else ()), {1: [Refused(hashes[at], "Odd", "") for at in (1, 7)]})
+    refused = {1: [Refused(hashes[at], "Odd", "") for at in (1, 7)]}
+    again = Again(frozenset({1} if own else ()), frozenset({1} if letters_too else ()), refused)
     letters = Calls()
-    only = frozenset({1} if own else ())
-    task = SinkTask(choosy(letters), "job", "aa", 0, 1, 1, only=only, again=again)
+    task = SinkTask(choosy(letters), "job", "aa", 0, 1, 1, again=again)
     ack = task.run(with_row_hash(table), 1, 1)
     assert ack.fingerprint.rows == (39 if own else 0)
     assert ack.dead_letters is None or letters_too

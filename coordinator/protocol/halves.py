@@ -12,12 +12,12 @@ from coordinator.protocol.decisions import Call, Complete
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.protocol import CheckpointProtocol
 from sinks.errors import SinkError
-from sinks.task import SinkTask
+from sinks.task import Again, SinkTask
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the first half has found, for the tasks and for the second half. `only`, `whole`: as in `SinkTask`;
+    """What the first half has found, for the tasks and for the second half. `again`: as in `SinkTask`;
     `predecessors`: as in `Record`; `setup`: what the job file described then."""
 
     checkpoint_id: int
@@ -28,14 +28,11 @@ class Prepared:
     needed: bool = True
     """Whether there is anything left to write."""
     round: int = 0
-    only: frozenset[int] | None = None
-    whole: bool = False
+    again: Again | None = None
     setup: str = ""
 
     def task(self, sink: Sink, job: str) -> SinkTask:
-        return SinkTask(
-            sink, job, self.lineage, self.checkpoint_id, self.generation, self.round, only=self.only, whole=self.whole
-        )
+        return SinkTask(sink, job, self.lineage, self.checkpoint_id, self.generation, self.round, again=self.again)
 
 
 class HalvedProtocol(CheckpointProtocol):
@@ -63,13 +60,8 @@ class HalvedProtocol(CheckpointProtocol):
         fence.require_newest("replay")  # R6
         self._check_schemas(batch)
         self._evolve(batch)
-        [(name, _)] = self.sinks.items()
-        return replace(
-            found,
-            round=newest.next_round,
-            only=frozenset(subtask for _, subtask in newest.lost()),
-            whole=newest.record.partitions.get(name) == 1,
-        )
+        [again] = self._again(newest).values()
+        return replace(found, round=newest.next_round, again=again)
 
     def conclude(self, prepared: Prepared, batch: MicroBatch) -> None:
         """All that comes after the tasks: the commit point, and phase two. `batch.run` hands over what the tasks have
@@ -89,7 +81,7 @@ class HalvedProtocol(CheckpointProtocol):
             if self.newest.checkpoint_id == prepared.checkpoint_id:
                 self.newest = self.commit(self.fence.permit(self.newest), batch)  # tells what is lost
             else:
-                self._visible = {name: self.newest.only(name) for name in self.sinks if self.newest.only(name).named}
+                self._visible = self._parts(self.newest)
         self._see_through(self._what_is_asked(batch), batch)
 
     def _setup(self) -> str:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -122,7 +122,7 @@ class CheckpointProtocol:
         """Remember what is visible, and let its sinks purge older proofs. Sinks without rows in it keep theirs: the
         newest may be what they remember the job by (R15)."""
         self.newest = visible
-        parts = {name: part for name in self.sinks if (part := visible.only(name)).named}
+        parts = self._parts(visible)
         self._visible |= parts
         for name in parts:
             try:
@@ -131,6 +131,10 @@ class CheckpointProtocol:
                 logger.warning("sink %r could not purge old proofs; it is asked again", name, exc_info=True)
         if self._spool:
             self._spool.delete(self.store.lineage, visible.checkpoint_id, self._predecessors or ())
+
+    def _parts(self, complete: Complete) -> dict[str, Complete]:
+        """Of the sinks that have rows in it."""
+        return {name: part for name in self.sinks if (part := complete.only(name)).named}
 
     # ------------------------------------------------------------------ 1. recover
     def _start(self, batch: MicroBatch) -> None:
@@ -373,32 +377,26 @@ class CheckpointProtocol:
         *,
         attempt: int,
         number: int = 0,
-        lost: Iterable[Participant] | None = None,
-        whole: AbstractSet[str] = frozenset(),
+        again: Mapping[str, Again] | None = None,
         kept: Mapping[str, Kept] | None = None,
     ) -> Acks:
-        """Pre-commit on all participants, or on the lost ones of round `number`. `whole`: sinks whose rows are to come
-        as one partition; `kept`: where they come from, in place of the batch."""
-        only: dict[str, set[int]] = {}
-        for sink, subtask in lost or ():
-            only.setdefault(sink, set()).add(subtask)
+        """Pre-commit on all participants, or on those of `again` as round `number`. `kept`: where rows come from, in
+        place of the batch."""
         tasks = {
             name: SinkTask(
-                self.sinks[name],
+                sink,
                 self.job,
                 self.store.lineage,
                 batch.facts.checkpoint_id,
                 self.fence.generation,
                 number,
                 attempt,
-                None if lost is None else frozenset(only.get(name, ())),
-                self.config.exactly_once or lost is not None,  # a replay is decided by its record in either mode
-                not whole.isdisjoint((name, *self._dead(name))),
+                self.config.exactly_once or again is not None,  # a replay is decided by its record in either mode
+                again[name] if again else None,
                 kept[name] if kept else self._keep(batch, name),
-                None if lost is None else self._again(name, only),
             )
-            for name in self.sinks
-            if name not in self._writers and (lost is None or not only.keys().isdisjoint((name, *self._dead(name))))
+            for name, sink in self.sinks.items()
+            if name not in self._writers and (again is None or name in again)
         }
         ended: dict[str, float] = {}
 
@@ -407,23 +405,25 @@ class CheckpointProtocol:
 
         how = self._row_hash(batch, number)
         written = batch.run_alone(tasks, has_ended) if kept else batch.run(tasks, has_ended, how)
-        acks = apart(written, self.sinks)
         ended |= {dead: ended[name] for dead, name in self._writers.items() if name in ended}
-        return Acks(acks if lost is None else {name: acks[name] for name in only}, ended)
+        return Acks(apart(written, self.sinks), ended)
 
     def _row_hash(self, batch: MicroBatch, number: int) -> str:
         """A replay hashes rows as the checkpoint did."""
         return self.newest.record.row_hash if number and self.newest else batch.row_hashes[0]
 
-    def _dead(self, name: str) -> list[str]:
-        """The sink of this one's dead letters."""
-        return [dead for dead, writer in self._writers.items() if writer == name]
-
-    def _again(self, name: str, only: Mapping[str, Collection[int]]) -> Again | None:
-        """R17: what the newest checkpoint's records say of its dead letters, also of those that were given up."""
-        dead, rounds = self._dead(name), self.newest.rounds if self.newest else ()
-        refused = {c.subtask: c.refused for record in rounds for c in record.committables if c.sink in dead}
-        return Again(frozenset(only.get(dead[0], ())), refused) if dead else None
+    def _again(self, complete: Complete) -> dict[str, Again]:
+        """By sink whose tasks write them, what is lost. R17: with what the records say of its dead letters, also of
+        those that were given up."""
+        lost, found = complete.lost(), dict[str, Again]()
+        for name, sink in self.sinks.items():
+            dead = sink.dead_letters.name if sink.dead_letters else None
+            own, letters = (frozenset(subtask for one, subtask in lost if one == wanted) for wanted in (name, dead))
+            if name not in self._writers and own | letters:
+                named = [c for record in complete.rounds for c in record.committables if c.sink == dead]
+                refused = {c.subtask: c.refused for c in named}
+                found[name] = Again(own, letters, refused, whole=complete.record.partitions.get(name) == 1)
+        return found
 
     def _keep(self, batch: MicroBatch, sink: str) -> Keep | None:
         return self._spool.keep(self.store.lineage, batch.facts.checkpoint_id, sink) if self._spool else None
@@ -431,14 +431,15 @@ class CheckpointProtocol:
     def _validate(self, n: int, acks: Acks) -> None:
         if errors := acks.errors:
             raise errors[0]
-        require_few(n, acks.rows, acks.by_sink, self.sinks)
+        rows = acks.rows
+        require_few(n, rows, acks.by_sink, self.sinks)
         self.listeners.tell(
             Step.PRE_COMMITTED,
             n,
             participants=len(acks.committables),
-            rows=acks.rows,
+            rows=rows,
             bytes=acks.bytes,
-            dead_lettered=self._dead_lettered(acks),
+            dead_lettered={name: rows[dead] for dead, name in self._writers.items() if rows.get(dead)},
             transactions={name: len(acks.of(name)) for name in self.sinks},
             ended=acks.ended,
         )
@@ -485,10 +486,6 @@ class CheckpointProtocol:
             dead_letters=self._writers,
             row_hash=self._row_hash(batch, number),
         )
-
-    def _dead_lettered(self, acks: Acks) -> dict[str, int]:
-        rows = acks.rows
-        return {name: rows[dead] for dead, name in self._writers.items() if rows.get(dead)}
 
     # ------------------------------------------------------------------ 6.-7. the commit point
     def decide(self, record: Record, before: Complete | None = None) -> CommitPermit:
@@ -617,19 +614,18 @@ class CheckpointProtocol:
         logger.warning("checkpoint %d: writing lost transactions again: %s", n, reasons)
         by_sink = Counter(sink for sink, _ in lost)
         self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
-        replayed = {sink for sink, _ in lost}
-        whole = {name for name in replayed if complete.record.partitions.get(name) == 1}
         kept = self._spool.kept(complete, lost, self._writers) if self._spool else None
-        if kept:
-            partitions = {name: complete.record.partitions[name] for name in replayed}
-        else:
+        if not kept:
             decisions.require_known_hash(complete.record, batch.row_hashes, lost)
-            partitions = {
-                name: 1 if name in whole else batch.partitions(self.sinks[self._writers.get(name, name)])
-                for name in replayed
-            }
+        then = complete.record.partitions
+        partitions = {
+            name: then[name]
+            if kept or then.get(name) == 1
+            else batch.partitions(self.sinks[self._writers.get(name, name)])
+            for name in by_sink
+        }
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
-        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, number, lost, whole, kept)
+        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, kept)
         try:
             written = {(name, ack.subtask): ack for name, own in acks.by_sink.items() for ack in own if ack.committable}
             decisions.require_same_rows(lost, written)
@@ -639,20 +635,13 @@ class CheckpointProtocol:
         self.listeners.tell(Step.REPLAY_PRE_COMMITTED, n)
         return self.decide(self._record(batch, acks, partitions, started, number), complete)
 
-    def _pre_commit_again(
-        self,
-        batch: MicroBatch,
-        number: int,
-        lost: Collection[Participant],
-        whole: AbstractSet[str],
-        kept: Mapping[str, Kept] | None,
-    ) -> Acks:
-        blocked = list[Exception]()
+    def _pre_commit_again(self, batch: MicroBatch, complete: Complete, kept: Mapping[str, Kept] | None) -> Acks:
+        blocked, lost, again = list[Exception](), complete.lost(), self._again(complete)
         while True:
             with progress(f"checkpoint {batch.facts.checkpoint_id}: write {len(lost):,} lost transactions again"):
-                acks = self._run(batch, attempt=len(blocked), number=number, lost=lost, whole=whole, kept=kept)
+                acks = self._run(batch, attempt=len(blocked), number=complete.next_round, again=again, kept=kept)
             if not acks.errors:
-                return acks
+                return replace(acks, by_sink={name: acks.by_sink[name] for name, _ in lost})
             self._abort(acks.committables)
             blocked.append(acks.errors[0])
             if decisions.after_failure(blocked, tolerable=0) is AfterFailure.FAIL:

@@ -43,16 +43,14 @@ class DataFrameBatch(ABC):
 
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
         with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
-            if (
-                len(tasks) > 1
-            ):  # else two executors may compute a partition, each for a sink of its own, with other rows
+            if len(tasks) > 1:  # else two executors may compute a partition, each for a sink, with other rows
                 self.rows = self._df.count()
             hashed = {name: with_row_hash(self._written(task.sink), row_hash) for name, task in tasks.items()}
             few, self._passage.last_rows = self._are_few(tasks), None
             acks = self._write_on_driver(hashed, tasks, ended) if few else None
             acks = acks or self._write_in_tasks(hashed, tasks, ended)
             self._passage.last_rows = sum(ack.read for each in acks.values() for ack in each)
-            if len(tasks) == 1 and not any(task.sink.transform or task.only for task in tasks.values()):
+            if len(tasks) == 1 and not any(task.sink.transform or task.again for task in tasks.values()):
                 self.rows = self._passage.last_rows
             return acks
 
@@ -63,7 +61,7 @@ class DataFrameBatch(ABC):
     def _write_in_tasks(
         self, hashed: Mapping[str, DataFrame], tasks: Mapping[str, SinkTask], ended: Callable[[str], None]
     ) -> dict[str, list[Ack]]:
-        first = all(task.exactly_once and task.only is None for task in tasks.values())  # may refuse large rows
+        first = all(task.exactly_once and task.again is None for task in tasks.values())  # may refuse large rows
         with self._passage.through(hashed, first and self._may_lift_limit(tasks)) as frames:
             calls = {name: partial(_collect, frames[name], task, ended) for name, task in tasks.items()}
             acks = self._side_by_side(calls) if len(calls) > 1 else {name: call() for name, call in calls.items()}
@@ -77,7 +75,7 @@ class DataFrameBatch(ABC):
         last, most = self._passage.last_rows, self._passage.rows_on_driver
         written = [sink for sink in (task.sink, task.sink.dead_letters) if sink]
         able = self._may_write_on_driver() and all(sink.writes_on_driver for sink in written)
-        can = able and task.only is None and not others
+        can = able and task.again is None and not others
         return can and last is not None and last <= most and most > 0
 
     def _write_on_driver(
@@ -162,14 +160,15 @@ class DataFrameBatch(ABC):
 
 
 def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    rows = hashed.coalesce(1) if task.whole else hashed
+    rows = hashed.coalesce(1) if task.again and task.again.whole else hashed
     acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, ACK_SCHEMA).collect()]
     ended(task.sink.name)
     return acks
 
 
 def _alone(df: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    subtasks = 1 + max(task.lost)
+    assert task.again
+    subtasks = 1 + max(task.again.lost)
     acks = df.sparkSession.range(0, subtasks, 1, subtasks).mapInArrow(task, ACK_SCHEMA).collect()
     ended(task.sink.name)
     return [Ack.from_json(row.ack) for row in acks]

@@ -235,7 +235,7 @@ class _WrittenBatch:
             raise next((ack.error for ack in self.acks if ack.error), None) or CheckpointError(
                 f"rows of batch {n} have to be written again, which takes a new start of the query: start it again"
             )
-        if task.whole and len(self.acks) != 1:
+        if task.again and task.again.whole and len(self.acks) != 1:
             raise ReplayMismatch(
                 f"checkpoint {n} of sink {name!r} was written in one partition, which was lost, and the batch now has "
                 f"{len(self.acks)}: start the query once with coalesce(1) before writeStream"

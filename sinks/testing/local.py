@@ -56,7 +56,7 @@ class LocalBatch:
         acks: dict[str, list[Ack]] = {}
         self._cancelled = False
         for name, task in tasks.items():
-            partitions = [pa.concat_tables(self._partitions)] if task.whole else self._partitions
+            partitions = [pa.concat_tables(self._partitions)] if task.again and task.again.whole else self._partitions
             for subtask, rows in enumerate(partitions):
                 if self._cancelled:
                     raise RuntimeError("cancelled")
@@ -69,7 +69,8 @@ class LocalBatch:
     def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         acks: dict[str, list[Ack]] = {}
         for name, task in tasks.items():
-            for subtask in sorted(task.lost):
+            assert task.again
+            for subtask in sorted(task.again.lost):
                 self._attempts += 1
                 copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
                 acks.setdefault(name, []).append(copy.run([], subtask, self._attempts))

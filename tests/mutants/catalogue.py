@@ -346,7 +346,7 @@ MUTANTS = (
     Mutant(
         "a replay writes all partitions",
         "sinks",
-        "return self.only is None or subtask in self.only",
+        "return self.again is None or subtask in self.again.own",
         "return True",
         TASK,
     ),
@@ -691,8 +691,8 @@ MUTANTS = (
     Mutant(
         "Spark: two executors compute a partition for two sinks",
         "coordinator/spark",
-        "                len(tasks) > 1\n",
-        "                False\n",
+        "if len(tasks) > 1:  # else",
+        "if False:  # else",
         ("tests/spark/test_executors.py",),
     ),
     Mutant(

@@ -25,7 +25,7 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from coordinator.storage.memory import MemoryStorage
 from coordinator.storage.objects import FileStorage
-from sinks.errors import TooManyDeadLetters
+from sinks.errors import TooManyDeadLetters, TransactionBlocked
 from sinks.kafka import KafkaSink
 from sinks.postgres import PostgresSink
 from sinks.spark_types import schema_of_json
@@ -39,6 +39,20 @@ from tests.postgres.play import Observer
 @pytest.fixture
 def dsn(pg_database: str) -> str:
     return pg_database
+
+
+class BlockedOnce(Hooked):
+    """A task that finds the flag takes it away, and waits for a lock in vain."""
+
+    def __init__(self, inner: PostgresSink, flag: Path) -> None:
+        super().__init__(inner, "none")
+        self.flag = flag
+
+    def pre_commit(self, transaction: Any) -> Any:
+        if self.flag.exists():
+            self.flag.unlink()
+            raise TransactionBlocked("somebody else holds the lock")
+        return super().pre_commit(transaction)
 
 
 class TestPostgres(DeadLettersOfTables):
@@ -101,6 +115,23 @@ class TestPostgres(DeadLettersOfTables):
 
         run(tmp_path, self.sink(dsn), INPUT, At(Step.COMPLETE, roll_back))
         assert len(rolled_back) == (2 if lost else 4)
+        assert_each_once(db, INPUT)
+
+    def test_lost_letters_that_are_blocked_are_written_again_after_a_sweep(
+        self, tmp_path: Path, dsn: str, db: Observer
+    ) -> None:
+        """R8, though the rows that were taken are not lost, and their tasks write none."""
+
+        def roll_back() -> None:
+            for gid in db.prepared():
+                if ".dead-" in gid:
+                    db.run(f"ROLLBACK PREPARED '{gid}'")
+            flag.touch()
+
+        flag = tmp_path / "blocked"
+        sink = self.sink(dsn, dead_letters=BlockedOnce(PostgresSink(dsn, "dead", create_table=True), flag))
+        run(tmp_path, sink, INPUT, At(Step.COMPLETE, roll_back))
+        assert not flag.exists()
         assert_each_once(db, INPUT)
 
     def test_lost_letters_are_written_again_from_kept_rows(self, tmp_path: Path, dsn: str, db: Observer) -> None:
