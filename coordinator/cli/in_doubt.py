@@ -90,18 +90,17 @@ def commit(
     _require_one(chosen, all_decided)
     with opened(job) as coordinator, _protocols(coordinator) as protocols:
         wanted = _choose([(one, _look(one)) for one in protocols], chosen, Decision.COMMIT)
-        if strangers := [one for _, some in wanted for one in some if one.decision is not Decision.COMMIT]:
+        if strangers := [one for _, one in wanted if one.decision is not Decision.COMMIT]:
             confirm(
                 f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
                 "committing it DOUBLES its rows.",
                 "double",
                 given=break_decision and yes,
             )
-        results = [
-            result
-            for protocol, some in wanted
-            for result in (*_commit_decided(protocol, some), *_commit_strangers(protocol, some))
-        ]
+        results = list[tuple[Pending, str]]()
+        for protocol in protocols:
+            some = [one for its, one in wanted if its is protocol]
+            results += [*_commit_decided(protocol, some), *_commit_strangers(protocol, some)]
         _report(coordinator, results, as_json, "Nothing is decided and still in doubt, so nothing was committed.")
 
 
@@ -119,7 +118,6 @@ def abort(
     orphans if it is dead: --fence makes sure of that. Aborting what a record names loses decided rows, so that asks."""
     _require_one(chosen, all_orphans)
     with opened(job) as coordinator, _protocols(coordinator) as protocols:
-        claimed: dict[str, int] = {}
         if fence:
             confirm(
                 f"This claims a new generation of job {coordinator.job!r}: a driver of it that runs stops with "
@@ -127,11 +125,10 @@ def abort(
                 "fence",
                 given=yes,
             )
-            claimed = {one.job: one.store.claim_generation() for one in protocols}
-        seen = [(one, _look(one, claimed.get(one.job))) for one in protocols]
-        chosen_by = _choose(seen, chosen, Decision.ORPHAN)
-        wanted = [one for _, some in chosen_by for one in some]
-        undecided = [one for one in wanted if one.decision in (Decision.OPEN, Decision.STRANDED)]
+        claimed = [one.store.claim_generation() if fence else None for one in protocols]
+        seen = [(one, _look(one, generation)) for one, generation in zip(protocols, claimed, strict=True)]
+        wanted = _choose(seen, chosen, Decision.ORPHAN)
+        undecided = [one for _, one in wanted if one.decision in (Decision.OPEN, Decision.STRANDED)]
         if undecided and fence:
             confirm(
                 f"Storage {coordinator.protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
@@ -146,7 +143,7 @@ def abort(
                 "No transaction was touched.",
                 USAGE,
             )
-        if decided := [one for one in wanted if one.decision is Decision.COMMIT]:
+        if decided := [one for _, one in wanted if one.decision is Decision.COMMIT]:
             confirm(
                 f"A complete checkpoint names {_names(decided)}. Aborting it LOSES rows that are decided: the next "
                 "start of the query writes them again if the source still has the same rows, else it "
@@ -156,15 +153,15 @@ def abort(
             )
         results = []
         with progress("abort", len(wanted), "transactions") as advance:
-            for protocol, some in chosen_by:
-                for one in some:
-                    try:
-                        protocol.sinks[one.sink].abort(one.about.transaction)
-                        results.append((one, "aborted"))
-                    except Exception as error:
-                        results.append((one, f"failed: {error}"))
-                    advance(1)
-        left = [one for _, each in seen for one in each.found if one not in wanted] if all_orphans else []
+            for protocol, one in wanted:
+                try:
+                    protocol.sinks[one.sink].abort(one.about.transaction)
+                    results.append((one, "aborted"))
+                except Exception as error:
+                    results.append((one, f"failed: {error}"))
+                advance(1)
+        touched = [one for one, _ in results]
+        left = [one for _, each in seen for one in each.found if one not in touched] if all_orphans else []
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
         if not as_json:
             (_, own), *replays = seen
@@ -208,18 +205,18 @@ def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
 
 def _choose(
     seen: Sequence[tuple[CheckpointProtocol, Seen]], chosen: list[str] | None, otherwise: Decision
-) -> list[tuple[CheckpointProtocol, list[Pending]]]:
+) -> list[tuple[CheckpointProtocol, Pending]]:
     """Those that were named, else all of one kind, which takes that each sink can tell."""
     for _, each in seen:
         _say_errors(each)
     if not chosen:
         if any(each.errors for _, each in seen):
             fail("No transaction was touched: not every sink can tell.")
-        return [(protocol, [one for one in each.found if one.decision is otherwise]) for protocol, each in seen]
+        return [(protocol, one) for protocol, each in seen for one in each.found if one.decision is otherwise]
     for text in chosen:
         if not any(one.meant_by(text) for _, each in seen for one in each.found):
             fail(f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. No transaction was touched.")
-    return [(protocol, [one for one in each.found if any(map(one.meant_by, chosen))]) for protocol, each in seen]
+    return [(protocol, one) for protocol, each in seen for one in each.found if any(map(one.meant_by, chosen))]
 
 
 def _commit_decided(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
