@@ -67,7 +67,7 @@ class MicroBatch(Protocol):
         each sink whose task is done, from any thread. `row_hash`: one of `row_hashes`."""
 
     def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
-        """`run` for tasks that bring their rows themselves: for their `lost` subtasks, whatever the layout is."""
+        """`run` for tasks that bring their rows themselves: for what they write `again`, whatever the layout is."""
 
     def cancel(self) -> None:
         """Make what `run` is doing fail soon. Called from another thread, again and again until it has."""

@@ -9,7 +9,7 @@ in many databases would commit a transaction half done. In between nothing is lo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -140,10 +140,34 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
             raise strategies.Doubtful(f"table {plan.target.label}: {error}") from error
 
     def _require_same(
-        self, connection: Connection, plan: Plan, tables: Sequence[Rows], committables: Sequence[Committable]
+        self, connection: Connection, plan: Plan, staged: Sequence[Rows], committables: Sequence[Committable]
     ) -> None:
+        """Lock the target. Raises SinkError if somebody altered a staging table, and ConfigurationError if the target
+        was altered since its rows were staged: if the types differ, or it takes no NULL where there is one, in place of
+        which databases may count on, or put the time."""
         digests = {c.transaction["staging"]: c.proof["columns"] for c in committables if "columns" in c.proof}
-        _require_same(connection, plan, self.merge, tables, digests)
+        target = plan.target
+        known = {column.name: column for column in target.columns}
+        for staging, tags in staged:
+            columns = changes.columns_of(connection, staging)
+            given = [name for name in columns if name != PARTICIPANT]
+            if digests.get(staging.name, columns_digest(given)) != columns_digest(given):
+                raise altered(staging.name, given)
+            then = changes.types_of(connection, columns)
+            if connection.dialect.name not in changes.RECREATED:
+                then = target.types if staging is target.staging else {}
+            now = changes.require_same(connection, target.table, {name: then[name] for name in columns if name in then})
+            kept = [staging.c[PARTICIPANT].in_(tags)]
+            if self.merge.delete_marker:
+                kept.append(sa.type_coerce(staging.c[self.merge.delete_marker], sa.Boolean).is_not(sa.true()))
+            for name in self.merge.written([name for name in columns if name in now], now):
+                takes_null = now[name]["nullable"] and (name not in known or known[name].nullable)
+                if columns[name]["nullable"] and not takes_null:
+                    missing = sa.select(sa.literal(1)).where(staging.c[name].is_(None), *kept).limit(1)
+                    if connection.execute(missing).first():
+                        raise changes.changed(
+                            target.table, [f'its column "{name}" takes no NULL, and rows have NULL there']
+                        )
         self.require_meant(connection, plan)
 
     def commit_all(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
@@ -194,36 +218,6 @@ def _by_table(connection: Connection, plan: Plan, committables: Sequence[Committ
                 continue
             tables.append((found, its))
     return tables
-
-
-def _require_same(
-    connection: Connection, plan: Plan, merge: MergeOptions, staged: Sequence[Rows], digests: Mapping[str, str]
-) -> None:
-    """Lock the target. Raises SinkError if somebody altered a staging table, whose columns its tasks told as `digests`,
-    and ConfigurationError if the target was altered since its rows were staged: if the types differ, or
-    it takes no NULL where there is one, in place of which databases may count on, or put the time."""
-    target = plan.target
-    known = {column.name: column for column in target.columns}
-    for staging, tags in staged:
-        columns = changes.columns_of(connection, staging)
-        given = [name for name in columns if name != PARTICIPANT]
-        if digests.get(staging.name, columns_digest(given)) != columns_digest(given):
-            raise altered(staging.name, given)
-        then = changes.types_of(connection, columns)
-        if connection.dialect.name not in changes.RECREATED:
-            then = target.types if staging is target.staging else {}
-        now = changes.require_same(connection, target.table, {name: then[name] for name in columns if name in then})
-        kept = [staging.c[PARTICIPANT].in_(tags)]
-        if merge.delete_marker:
-            kept.append(sa.type_coerce(staging.c[merge.delete_marker], sa.Boolean).is_not(sa.true()))
-        for name in merge.written([name for name in columns if name in now], now):
-            takes_null = now[name]["nullable"] and (name not in known or known[name].nullable)
-            if columns[name]["nullable"] and not takes_null:
-                missing = sa.select(sa.literal(1)).where(staging.c[name].is_(None), *kept).limit(1)
-                if connection.execute(missing).first():
-                    raise changes.changed(
-                        target.table, [f'its column "{name}" takes no NULL, and rows have NULL there']
-                    )
 
 
 def _gathered(connection: Connection, staged: Sequence[Rows]) -> Rows:
