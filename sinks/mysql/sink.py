@@ -12,7 +12,7 @@ from sinks.mysql.loading import RowTransaction
 from sinks.mysql.server import Connection, Server
 from sinks.mysql.staging import MySQLStaging
 from sinks.sql.evolution import SchemaEvolution
-from sinks.sql.options import MergeOptions
+from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
 from sinks.sql.staging import StagingTables
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Strategy = Literal["auto", "xa", "staged"]
-Mode = Literal["append", "upsert"]
-Rounding = Literal["refuse", "allow"]
 
 
 class MySQLSink(TableSink[Connection, Target, RowTransaction]):

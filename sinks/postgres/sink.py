@@ -13,7 +13,7 @@ from sinks.postgres.copying import CopyTransaction
 from sinks.postgres.server import Connection, Server
 from sinks.postgres.staging import PostgresStaging
 from sinks.sql.evolution import SchemaEvolution
-from sinks.sql.options import MergeOptions
+from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
 from sinks.sql.staging import StagingTables
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Strategy = Literal["auto", "prepared", "staged"]
-Mode = Literal["append", "upsert"]
-Rounding = Literal["refuse", "allow"]
 
 
 class PostgresSink(TableSink[Connection, Target, CopyTransaction]):

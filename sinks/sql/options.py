@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import pyarrow as pa
+
+Mode = Literal["append", "upsert"]
+Rounding = Literal["refuse", "allow"]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sqlalchemy.engine import URL, Connection
 from sinks.base import TwoPhaseCommitSink
 from sinks.sql.dialect import Plan
 from sinks.sql.evolution import SchemaEvolution
-from sinks.sql.options import MergeOptions
+from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
 from sinks.sqlalchemy.database import Database
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Strategy = Literal["auto", "two_phase", "staged"]
-Mode = Literal["append", "upsert"]
-Rounding = Literal["refuse", "allow"]
 
 
 class _Planner(Planner[Connection, Target, RowTransaction]):
