@@ -154,7 +154,7 @@ def _rebuilt(kind: Callable[..., Coordinator], arguments: Any, transforms: Seque
             "CheckpointConfig(checkpoint_location='…') and start with coordinator.write_stream(df).start()"
         )
     storage = storage or config.storage
-    if getattr(storage, "uri", storage).startswith("memory:"):
+    if (storage if isinstance(storage, str) else storage.uri).startswith("memory:"):
         raise CheckpointError(
             "with Spark Connect checkpoints cannot be recorded in memory:, which is gone with the worker that the "
             "server starts for each run of the query; use a file:///… that the server can reach, or a database"

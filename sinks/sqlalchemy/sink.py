@@ -97,7 +97,8 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         dialect = SqlAlchemyDialect(database, merge, strategy)
         planner = _Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
         problems = list(merge.contradictions(strategy, "two_phase"))
-        if database.dialect == "sqlite" and str(getattr(dead_letters, "_server", "")) == str(database):
+        beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._server) == str(database)
+        if database.dialect == "sqlite" and beside:
             problems.append("a SQLite file takes one writer at a time, so its dead letters go into another file")
         super().__init__(
             planner, Staged(dialect), problems, transform, checkpoint_column, dead_letters, max_dead_letters
