@@ -68,6 +68,14 @@ def test_lost_transactions_are_written_again_from_what_was_kept(job: SpoolingJob
     assert job.kept() == []
 
 
+def test_of_what_two_drivers_have_kept_that_is_written_which_was_decided(job: SpoolingJob) -> None:
+    with pytest.raises(CrashError):
+        job.run(listeners=[crash_at(Step.PRE_COMMITTED, 1)])
+    complete_but_lost(job, 1, 4)
+    job.run()
+    job.assert_exactly_once()
+
+
 def test_without_it_the_same_job_stops(job: SpoolingJob) -> None:
     complete_but_lost(job, 1, 4)
     with pytest.raises(ReplayMismatch):
