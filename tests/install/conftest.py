@@ -9,11 +9,13 @@ import sys
 import sysconfig
 import tarfile
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.metadata import Distribution, PathDistribution, distribution
+from pathlib import Path, PurePath
 from typing import Any
 
 import pyspark
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 NOT_SOURCE = (".*", "__pycache__", "build", "dist", "*.egg-info", "metastore_db", "spark-warehouse", "artifacts")
@@ -21,6 +23,8 @@ ENVIRONMENT = {
     key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYSPARK", "SPARK_HOME"))
 }
 SPARK = Path(pyspark.__file__).parent
+HERE = Path(sysconfig.get_path("purelib"))
+"""Where pip has put the packages of the tests."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,26 @@ class Environment:
         options = ["--quiet", "--disable-pip-version-check", "--no-compile"]
         run(sys.executable, "-m", "pip", "--python", self.python, "install", *options, *wanted)
 
+    def library(self) -> Distribution:
+        """This one, which has been installed here."""
+        [metadata] = self.packages.glob("pyspark_exactly_once-*.dist-info")
+        return PathDistribution(metadata)
+
+    def link(self, *distributions: Distribution) -> None:
+        """Those that the tests have: put there by pip, and compiled by Python."""
+        for one in distributions:
+            done = {PurePath("..")}  # where commands are
+            for file in one.files or ():
+                places = [*reversed(file.parents[:-1]), file]
+                if places[0] in done or not done.isdisjoint(places):
+                    continue
+                # as a whole, unless it is a folder that several distributions share, which is no package
+                packages = (place for place in places if (HERE / place / "__init__.py").exists())
+                whole = next(packages, file)
+                done.add(whole)
+                (self.packages / whole).parent.mkdir(parents=True, exist_ok=True)
+                (self.packages / whole).symlink_to(HERE / whole)
+
     def with_packages_of(self, other: Environment) -> None:
         self.packages.joinpath("other.pth").write_text(f"{other.packages}\n")
 
@@ -48,6 +72,24 @@ class Environment:
         """The Spark of the tests, as a cluster's: there already, and not installed by pip."""
         for folder in (SPARK, Path(str(sys.modules["py4j"].__file__)).parent):
             self.packages.joinpath(folder.name).symlink_to(folder)
+
+
+def needs(library: Distribution, extra: str = "") -> list[Distribution]:
+    """What its metadata ask for, directly and in turn, and nothing else; each in a version that they allow."""
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    asked = [(library, extra)]
+    while asked:
+        asking, extra = asked.pop()
+        for wanted in map(Requirement, asking.requires or ()):
+            if wanted.marker and not wanted.marker.evaluate({"extra": extra}):
+                continue
+            one = found[wanted.name] = distribution(wanted.name)
+            assert wanted.specifier.contains(one.version, prereleases=True), f"{wanted}, and there is {one.version}"
+            new = {(wanted.name, extra) for extra in ("", *wanted.extras)} - seen
+            seen |= new
+            asked += [(one, extra) for _, extra in new]
+    return list(found.values())
 
 
 def empty(folder: Path) -> Environment:
@@ -85,17 +127,24 @@ def wheel(sdist: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel without any extra."""
+    """The wheel without any extra, and what it needs."""
     environment = empty(tmp_path_factory.mktemp("base"))
-    environment.install(str(wheel))
+    environment.install("--no-deps", str(wheel))
+    environment.link(*needs(environment.library()))
+    return environment
+
+
+def with_extra(extra: str, base: Environment, folder: Path) -> Environment:
+    environment = empty(folder)
+    environment.with_packages_of(base)
+    already = {one.name for one in needs(base.library())}
+    environment.link(*(one for one in needs(base.library(), extra) if one.name not in already))
     return environment
 
 
 @pytest.fixture(scope="session")
-def with_postgres(wheel: Path, base: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def with_postgres(base: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """The wheel with the extra `postgres`, on a machine where Spark is there already."""
-    environment = empty(tmp_path_factory.mktemp("postgres"))
-    environment.with_packages_of(base)
-    environment.install(f"{wheel}[postgres]")
+    environment = with_extra("postgres", base, tmp_path_factory.mktemp("postgres"))
     environment.with_spark()
     return environment

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import coordinator
-from tests.install.conftest import ENVIRONMENT, ROOT, SPARK, Environment, empty, run
+from tests.install.conftest import ENVIRONMENT, ROOT, SPARK, Environment, empty, run, with_extra
 
 
 def test_the_sdist_has_changelog_and_docs(sdist: Path) -> None:
@@ -51,14 +51,8 @@ def test_metadata(wheel: Path) -> None:
     ("extra", "sink"),
     [("", "sinks.sqlalchemy"), ("postgres", "sinks.postgres"), ("mysql", "sinks.mysql"), ("kafka", "sinks.kafka")],
 )
-def test_each_extra_is_enough_for_its_sink(
-    extra: str, sink: str, wheel: Path, base: Environment, tmp_path: Path
-) -> None:
-    environment = base
-    if extra:
-        environment = empty(tmp_path / "venv")
-        environment.with_packages_of(base)
-        environment.install(f"{wheel}[{extra}]")
+def test_each_extra_is_enough_for_its_sink(extra: str, sink: str, base: Environment, tmp_path: Path) -> None:
+    environment = with_extra(extra, base, tmp_path / "venv") if extra else base
     code = f"import sys, coordinator, {sink}; print(coordinator.__file__, 'pyspark' in sys.modules)"
     place, has_spark = run(environment.python, "-c", code, cwd=tmp_path).split()
     assert str(base.packages) in place
@@ -73,13 +67,11 @@ def test_a_sink_without_its_extra_names_it(extra: str, base: Environment, tmp_pa
     assert f"Install this library with its extra `{extra}`" in done.stderr.splitlines()[-1]
 
 
-def test_the_command_without_spark(wheel: Path, base: Environment, tmp_path: Path) -> None:
+def test_the_command_without_spark(base: Environment, tmp_path: Path) -> None:
     without = subprocess.run([base.folder / "bin" / "coordinator"], capture_output=True, text=True, env=ENVIRONMENT)
     assert without.returncode == 1
     assert "extra `cli`" in without.stderr
-    environment = empty(tmp_path / "venv")
-    environment.with_packages_of(base)
-    environment.install(f"{wheel}[cli]")
+    environment = with_extra("cli", base, tmp_path / "venv")
     command = [environment.python, "-m", "coordinator.cli"]
     assert run(*command, "--version") == f"pyspark-exactly-once {coordinator.__version__}\n"
     job = tmp_path / "job.toml"
@@ -184,6 +176,7 @@ def test_the_first_pipeline(pipeline: Pipeline, killed: bool) -> None:
     assert (pipeline.home / "numbers" / "checkpoints").is_dir()
 
 
+@pytest.mark.large  # tests/spark/test_setup.py has it with less
 @pytest.mark.slow
 def test_workers_without_the_library(pipeline: Pipeline, tmp_path: Path) -> None:
     bare = empty(tmp_path / "bare")
