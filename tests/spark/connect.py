@@ -16,7 +16,7 @@ import pyspark
 
 from coordinator import CheckpointCoordinator
 from sinks.testing.servers.common import free_port
-from tests.spark.job import SparkJob, end_group
+from tests.spark.job import Kind, SparkJob, end_group
 
 
 class ConnectServer:
@@ -86,8 +86,8 @@ class ConnectJob(SparkJob):
     end: Callable[[Any, Any, Any], None] = lambda spark, query, coordinator: query.awaitTermination()
     """What the client does once the query runs."""
 
-    def kind(self) -> object:
-        return self.url
+    def kind(self) -> Kind:
+        return Kind(self.url)
 
     def run_here(self) -> None:
         from pyspark.sql import SparkSession

@@ -87,7 +87,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def write_input(folder: Path, batches: int = 3, files: int = 3, rows_per_file: int = 50) -> list[int]:
@@ -110,6 +110,17 @@ CONF = {
     "spark.sql.files.openCostInBytes": "4096",
     "spark.ui.showConsoleProgress": "false",
 }
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Jobs of one kind may follow each other in a driver, as may those that ask for less."""
+
+    place: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def covers(self, other: Kind) -> bool:
+        return self.place == other.place and other.settings.items() <= self.settings.items()
 
 
 @dataclass
@@ -194,9 +205,8 @@ class SparkJob:
             if code not in (0, 1):
                 host.end()
 
-    def kind(self) -> object:
-        """Jobs of one kind may follow each other."""
-        return self.master, self._of_the_jvm()
+    def kind(self) -> Kind:
+        return Kind(self.master, self._of_the_jvm())
 
     def _of_the_jvm(self) -> dict[str, str]:
         """Settings that a session cannot change."""
@@ -225,7 +235,7 @@ class Host:
 
     _warm: Host | None = None
 
-    def __init__(self, kind: object, local: Path) -> None:
+    def __init__(self, kind: Kind, local: Path) -> None:
         """`local` is Spark's spark.local.dir, until the last job has ended."""
         self.kind, self._local = kind, local
         self._answers, theirs = os.pipe()
@@ -244,9 +254,9 @@ class Host:
         os.close(theirs)
 
     @classmethod
-    def warm(cls, kind: object) -> Host:
-        """One that has run a job of this kind, or a new one."""
-        if cls._warm and (cls._warm.kind != kind or cls._warm.process.poll() is not None):
+    def warm(cls, kind: Kind) -> Host:
+        """One that has run a job and takes this kind too, or a new one."""
+        if cls._warm and (not cls._warm.kind.covers(kind) or cls._warm.process.poll() is not None):
             cls._warm.end()
         if cls._warm is None:
             cls._warm = Host(kind, Path(tempfile.mkdtemp(prefix="spark-local-")))

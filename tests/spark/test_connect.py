@@ -8,7 +8,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,8 +224,8 @@ def test_refused(tmp_path: Path, sink: FileSink, server: ConnectServer, options:
 
 
 def test_a_source_without_replay_is_seen(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as lines:
-        lines.settimeout(300)
+    with socket.create_server(("127.0.0.1", 0)) as lines, ExitStack() as connections:
+        lines.setblocking(False)
         port = lines.getsockname()[1]
 
         def source(spark: Any) -> Any:
@@ -234,13 +234,11 @@ def test_a_source_without_replay_is_seen(tmp_path: Path, sink: FileSink, server:
 
         config = CheckpointConfig(require="exactly-once")
         job = ConnectJob(tmp_path, [sink], url=server.url, source=source, config=config)
-        client = job.start()
-        try:
-            connection, _ = lines.accept()
-            connection.sendall(b"one line\n")
-            assert client.wait(300) == 1
-            connection.close()
-        finally:
-            end_group(client)
+
+        def speak() -> None:
+            with suppress(BlockingIOError):
+                connections.enter_context(lines.accept()[0]).sendall(b"one line\n")
+
+        assert job.run(meanwhile=speak) == 1
     assert "is to be exactly-once, but is not: the source Socket" in job.output()
     assert visible(sink) == []

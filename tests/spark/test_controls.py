@@ -59,31 +59,31 @@ def slow_once(marker: Path) -> Any:
     return lambda df: df.mapInArrow(slow, df.schema)
 
 
-def test_a_slow_checkpoint_is_cancelled_in_spark_and_tried_again(tmp_path: Path, sink: FileSink) -> None:
-    """Of the two sinks, one has pre-committed when the other is cancelled."""
-    ids = write_input(tmp_path / "input")
-    (tmp_path / "slow").mkdir()
-    slow = FileSink(tmp_path / "slow", name="slow")
-    slow.transform = slow_once(tmp_path / "marker")
-    config = CheckpointConfig(timeout=12, tolerable_failed_checkpoints=3, sweep_interval=1)
-    job = SparkJob(tmp_path, [sink, slow], config=config)
-    assert job.run() == 0, job.output()
-    assert_exactly_once(sink, ids)
-    assert_exactly_once(slow, ids)
+class TestJobs:
+    def test_a_slow_checkpoint_is_cancelled_in_spark_and_tried_again(self, tmp_path: Path, sink: FileSink) -> None:
+        """Of the two sinks, one has pre-committed when the other is cancelled."""
+        ids = write_input(tmp_path / "input")
+        (tmp_path / "slow").mkdir()
+        slow = FileSink(tmp_path / "slow", name="slow")
+        slow.transform = slow_once(tmp_path / "marker")
+        config = CheckpointConfig(timeout=12, tolerable_failed_checkpoints=3, sweep_interval=1)
+        job = SparkJob(tmp_path, [sink, slow], config=config)
+        assert job.run() == 0, job.output()
+        assert_exactly_once(sink, ids)
+        assert_exactly_once(slow, ids)
 
-
-def test_a_slow_checkpoint_fails_the_query_with_nothing_visible(tmp_path: Path, sink: FileSink) -> None:
-    ids = write_input(tmp_path / "input")
-    job = SparkJob(
-        tmp_path, [sink], config=CheckpointConfig(timeout=6), source=None, shape=slow_once(tmp_path / "marker")
-    )
-    assert job.run() == 1
-    assert "checkpoint 0 was not complete within 6 s (CheckpointConfig.timeout)" in job.output()
-    assert visible(sink) == []
-    (tmp_path / "marker").touch()  # where a busy machine did not come to the slow task
-    again = SparkJob(tmp_path, [sink], shape=slow_once(tmp_path / "marker"))
-    assert again.run() == 0, again.output()
-    assert_exactly_once(sink, ids)
+    def test_a_slow_checkpoint_fails_the_query_with_nothing_visible(self, tmp_path: Path, sink: FileSink) -> None:
+        ids = write_input(tmp_path / "input")
+        job = SparkJob(
+            tmp_path, [sink], config=CheckpointConfig(timeout=6), source=None, shape=slow_once(tmp_path / "marker")
+        )
+        assert job.run() == 1
+        assert "checkpoint 0 was not complete within 6 s (CheckpointConfig.timeout)" in job.output()
+        assert visible(sink) == []
+        (tmp_path / "marker").touch()  # where a busy machine did not come to the slow task
+        again = SparkJob(tmp_path, [sink], shape=slow_once(tmp_path / "marker"))
+        assert again.run() == 0, again.output()
+        assert_exactly_once(sink, ids)
 
 
 def numbers(spark: SparkSession) -> DataFrame:

@@ -38,31 +38,31 @@ def numbers_only(df: Any) -> Any:
     return df.drop("name")
 
 
-@pytest.mark.parametrize("shape", [None, numbers_only], ids=["rows", "columns"])
-def test_python_in_the_transforms_of_two_sinks(tmp_path: Path, sink: FileSink, shape: Any) -> None:
-    """Several sinks read the batch from Spark's cache. Spark 4.2.0 hangs where a UDF reads columns from there."""
-    ids = write_input(tmp_path / "input")
-    (tmp_path / "others").mkdir()
-    sinks: list[TwoPhaseCommitSink[Any]] = [sink, FileSink(tmp_path / "others", name="others")]
-    job = SparkJob(tmp_path, sinks, shape=shape, transforms={each.name: in_python for each in sinks})
-    assert job.run() == 0, job.output()
-    for each in sinks:
-        assert isinstance(each, FileSink)
-        assert_exactly_once(each, ids)
-        assert Counter(row["twice"] for row in visible(each)) == Counter(2 * id for id in ids)
+class TestJobs:
+    @pytest.mark.parametrize("shape", [None, numbers_only], ids=["rows", "columns"])
+    def test_python_in_the_transforms_of_two_sinks(self, tmp_path: Path, sink: FileSink, shape: Any) -> None:
+        """Several sinks read the batch from Spark's cache. Spark 4.2.0 hangs where a UDF reads columns from there."""
+        ids = write_input(tmp_path / "input")
+        (tmp_path / "others").mkdir()
+        sinks: list[TwoPhaseCommitSink[Any]] = [sink, FileSink(tmp_path / "others", name="others")]
+        job = SparkJob(tmp_path, sinks, shape=shape, transforms={each.name: in_python for each in sinks})
+        assert job.run() == 0, job.output()
+        for each in sinks:
+            assert isinstance(each, FileSink)
+            assert_exactly_once(each, ids)
+            assert Counter(row["twice"] for row in visible(each)) == Counter(2 * id for id in ids)
 
+    @pytest.mark.skipif(VERSION < (4, 3), reason="Spark 4.3 pipelines the input and output of Python workers")
+    def test_pipelined_python_workers(self, tmp_path: Path, sink: FileSink) -> None:
+        ids = write_input(tmp_path / "input")
 
-@pytest.mark.skipif(VERSION < (4, 3), reason="Spark 4.3 pipelines the input and output of Python workers")
-def test_pipelined_python_workers(tmp_path: Path, sink: FileSink) -> None:
-    ids = write_input(tmp_path / "input")
+        def job(**options: Any) -> SparkJob:
+            return SparkJob(tmp_path, [sink], conf={"spark.python.udf.pipelined.enabled": "true"}, **options)
 
-    def job(**options: Any) -> SparkJob:
-        return SparkJob(tmp_path, [sink], conf={"spark.python.udf.pipelined.enabled": "true"}, **options)
-
-    assert job(listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
-    last = job()
-    assert last.run() == 0, last.output()
-    assert_exactly_once(sink, ids)
+        assert job(listeners=[KillGroupAt(Step.COMPLETE, 1)]).run() == KILLED
+        last = job()
+        assert last.run() == 0, last.output()
+        assert_exactly_once(sink, ids)
 
 
 @pytest.mark.skipif(VERSION < (4, 2), reason="Spark 4.2 repartitions state")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -20,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from coordinator import CheckpointCoordinator, CheckpointListener, Step
-from coordinator.errors import CheckpointFailed
+from coordinator.errors import CheckpointFailed, WorkersNotReady
 from examples.custom_sink import FileSink
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
@@ -48,6 +50,18 @@ def test_a_wrong_password_is_told_before_the_query_starts(
     with pytest.raises(ConfigurationError, match=r"sink 'numbers'.*password authentication failed.*[Cc]heck host"):
         coordinator.write_stream(numbers(spark))
     assert not (tmp_path / "storage" / "numbers").exists()
+
+
+def test_workers_that_cannot_load_the_sinks_are_told_of_before_the_query_starts(
+    spark: SparkSession, tmp_path: Path, pg_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "bare" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare.parents[1]], check=True)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    told = rf"{bare} says ModuleNotFoundError: No module named .*PYSPARK_PYTHON={sys.executable}"
+    with pytest.raises(WorkersNotReady, match=told):
+        into(pg_database, tmp_path).write_stream(numbers(spark))
+    assert not (tmp_path / "spark").exists()
 
 
 def test_what_stops_the_query_is_raised_at_the_end_of_the_block(
@@ -121,7 +135,7 @@ def wrong(dsn: str) -> str:
     return dsn.replace(f":{password}@", ":wrong@")
 
 
-@pytest.mark.parametrize("batches", [2, 3, 5])
+@pytest.mark.parametrize("batches", [3, *(pytest.param(batches, marks=pytest.mark.large) for batches in (2, 5))])
 def test_the_end_of_the_block_ends_the_query_well(
     spark: SparkSession,
     tmp_path: Path,
@@ -174,10 +188,11 @@ class Stopped(SparkJob):
             print(log_of_the_jvm.read())
 
 
-def test_a_stop_interrupts_no_write_of_spark_itself(tmp_path: Path) -> None:
-    (tmp_path / "rows").mkdir()
-    job = Stopped(tmp_path, [FileSink(tmp_path / "rows")])
-    assert job.run() == 0, job.output()
-    assert "Spark's log is read" in job.output()
-    assert "Interrupted" not in job.output()
-    assert "\tat " not in job.output()
+class TestJobs:
+    def test_a_stop_interrupts_no_write_of_spark_itself(self, tmp_path: Path) -> None:
+        (tmp_path / "rows").mkdir()
+        job = Stopped(tmp_path, [FileSink(tmp_path / "rows")])
+        assert job.run() == 0, job.output()
+        assert "Spark's log is read" in job.output()
+        assert "Interrupted" not in job.output()
+        assert "\tat " not in job.output()
