@@ -23,6 +23,30 @@ from sinks.testing.servers.postgres import PostgresServer
 INPUT = example_input(5)
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer({"max_prepared_transactions": "16"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def empty(server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of its data as they were made."""
+    copy = tmp_path_factory.mktemp("empty") / "data"
+    with_the_server_down(server, "cp", "-a", f"{server.home}/data", str(copy))
+    return copy
+
+
+def with_the_server_down(server: PostgresServer, *command: str) -> None:
+    server.stop()
+    subprocess.run(command, check=True)
+    server.start()
+
+
+def put_back(server: PostgresServer, backup: Path) -> None:
+    with_the_server_down(server, "sh", "-c", f"rm -r '{server.home}/data' && cp -a '{backup}' '{server.home}/data'")
+
+
 class Job:
     """Three drivers in a row: killed when checkpoint 1 is in doubt, where a backup is made; then as a test wants it."""
 
@@ -32,7 +56,8 @@ class Job:
             connection.execute("CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)")
         self.sink = PostgresSink(server.dsn, "orders", strategy=strategy)  # type: ignore[arg-type]
         assert self.run(KillAt(Step.COMPLETE, checkpoint_id=1)) == KILLED
-        self._with_the_server_down("cp", "-a", str(server.home / "data"), str(self.backup))
+        self.sink.close()
+        with_the_server_down(server, "cp", "-a", f"{server.home}/data", str(self.backup))
         self.others_write(50)
 
     def others_write(self, transactions: int) -> None:
@@ -49,15 +74,8 @@ class Job:
         return Driver("job", self.sink, storage, self.folder / "query", INPUT[:batches], listeners)
 
     def set_back(self) -> None:
-        self._with_the_server_down(
-            "sh", "-c", f"rm -r '{self.server.home}/data' && cp -a '{self.backup}' '{self.server.home}/data'"
-        )
-
-    def _with_the_server_down(self, *command: str) -> None:
         self.sink.close()
-        self.server.stop()
-        subprocess.run(command, check=True)
-        self.server.start()
+        put_back(self.server, self.backup)
 
     def in_doubt(self) -> int:
         return len(list(self.sink.in_doubt("job")))
@@ -68,11 +86,11 @@ class Job:
 
 
 @pytest.fixture(params=["prepared", "staged"])
-def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
-    with PostgresServer({"max_prepared_transactions": "16"}) as server:
-        made = Job(server, request.param, tmp_path)
-        yield made
-        made.sink.close()
+def job(request: pytest.FixtureRequest, tmp_path: Path, server: PostgresServer, empty: Path) -> Iterator[Job]:
+    put_back(server, empty)
+    made = Job(server, request.param, tmp_path)
+    yield made
+    made.sink.close()
 
 
 def test_a_server_set_back_by_more_than_it_has_in_doubt(job: Job) -> None:

@@ -19,14 +19,17 @@ from sinks.testing.servers.kafka import ExternalKafka, KafkaServer, KafkaService
 
 
 @pytest.fixture(scope="module")
-def one_broker() -> Iterator[KafkaServer]:
+def one_broker(kafka: KafkaService) -> Iterator[KafkaServer]:
+    if isinstance(kafka, KafkaServer):
+        yield kafka
+        return
     with KafkaServer() as server:
         yield server
 
 
 @pytest.fixture
 def server(one_broker: KafkaServer) -> KafkaServer:
-    """One broker of this module's own, to be killed; up again for the next test."""
+    """One broker, to be killed; up again for the next test."""
     one_broker.start()
     return one_broker
 
@@ -253,7 +256,8 @@ def test_broker_that_does_not_come_up_is_told_with_its_log() -> None:
             pass
 
 
-@pytest.mark.parametrize("paused", [pytest.param(False, marks=pytest.mark.large), True])
+@pytest.mark.large  # its watchdog is that of PostgreSQL: test_services.py
+@pytest.mark.parametrize("paused", [False, True])
 def test_nothing_is_left_after_sigkill_of_the_owner(paused: bool) -> None:
     program = (
         "import sys, time; from sinks.testing.servers.kafka import KafkaServer; server = KafkaServer();"
