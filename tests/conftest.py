@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,20 +56,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _in_turn(items: list[pytest.Item]) -> None:
-    """First what shares a driver, which takes longest, and the longest files, so that at the end no process of `make
-    test` waits for the other. Of the rest, files that keep a processor busy with Spark are in turn with others, most of
-    which wait for servers."""
+    """First what one test process has to run as a whole, which takes longest, and the longest files, so that at the end
+    no process of `make test` waits for the other. Of the rest, files that keep a processor busy with Spark are in turn
+    with others, most of which wait for servers."""
     busy = {item.path for item in items if "spark" in item.location[0] or item.get_closest_marker("slow")}
     scopes: dict[bool, dict[str, int]] = {True: {}, False: {}}
-    """The place in its row of each module or class, which xdist's loadscope leaves to one process."""
+    """The place of each in its row."""
     for item in items:
         row = scopes[item.path in busy]
-        row.setdefault(_scope(item), len(row))
+        row.setdefault(_scope(item.nodeid), len(row))
     items.sort(
         key=lambda item: (
-            not _shares_a_driver(item.nodeid),
+            TOGETHER.index(_together(item.nodeid)),
             LONGEST.index(_module(item.nodeid)) if _module(item.nodeid) in LONGEST else len(LONGEST),
-            scopes[item.path in busy][_scope(item)],
+            scopes[item.path in busy][_scope(item.nodeid)],
             item.path not in busy,
         )
     )
@@ -80,32 +81,28 @@ def _module(nodeid: str) -> str:
 
 LONGEST = (
     "spark/test_killed",
-    "sqlalchemy_sink/test_conformance",
     "spark/test_connect",
     "kafka/test_conformance",
+    "spark/test_executors",
     "install/test_wheel",
+    "spark/test_full_disk",
     "kafka/test_sink",
+    "sqlalchemy_sink/test_conformance",
     "cli/test_runbook",
     "postgres/test_conformance",
-    "services/test_kafka",
     "kafka/test_crashes",
+    "mysql/test_conformance",
+    "chaos/test_chaos",
     "postgres/test_set_back",
-    "spark/test_full_disk",
-    "spark/test_executors",
     "test_demo",
     "postgres/test_sink",
-    "mysql/test_conformance",
     "protocol/test_two_sinks_machine",
     "protocol/test_memories",
 )
 """More than a minute each with three test processes, the longest first."""
 
 
-def _scope(item: pytest.Item) -> str:
-    return item.nodeid.rpartition("::")[0]
-
-
-SHARE_A_DRIVER = frozenset(
+SESSION = frozenset(
     {
         "restart/test_run",
         "savepoint/test_spark",
@@ -118,17 +115,51 @@ SHARE_A_DRIVER = frozenset(
         "spark/test_setup",
         "spark/test_shared",
         "spark/test_small",
-        "spark/test_spark",
         "storage/test_hdfs",
         "test_config",
     }
 )
-"""What asks for the session `spark`, or runs jobs in a driver that goes on after them: one test process runs them all,
-since each other one would have to start Spark too."""
+"""What asks for the session `spark`."""
+
+JOBS = frozenset({"spark/test_killed", "spark/test_spark"})
+"""What runs jobs in a driver that goes on after them, besides each class `TestJobs`."""
+
+TOGETHER = ("the session", "jobs", "")
 
 
-def _shares_a_driver(nodeid: str) -> bool:
-    return _module(nodeid) in SHARE_A_DRIVER
+def _together(nodeid: str) -> str:
+    """Where each other test process would have to start Spark too."""
+    if _module(nodeid) in JOBS or "::TestJobs::" in nodeid:
+        return "jobs"
+    return "the session" if _module(nodeid) in SESSION else ""
+
+
+def _scope(nodeid: str) -> str:
+    """What one test process runs as a whole: a file, or a class of a conformance kit."""
+    file = nodeid.partition("::")[0]
+    return _together(nodeid) or (nodeid.rpartition("::")[0] if file.endswith("_conformance.py") else file)
+
+
+SERVERS = {
+    "kafka": ("kafka/", "services/test_kafka", "cli/test_doctor", "cli/test_runbook"),
+    "mariadb": (
+        "mysql/",
+        "sqlalchemy_sink/test_conformance.py::TestMariaDB",
+        "sqlalchemy_sink/test_evolution",
+        "sqlalchemy_sink/test_servers",
+        "storage/test_failures",
+    ),
+    "both": ("cli/test_in_doubt", "cli/test_verify", "jobs", "test_several_sinks", "test_weaknesses"),
+}
+"""Where the tests are that ask for one of these fixtures."""
+
+AT_MOST = 2
+"""Test processes that start such a server, while the others have something else to do."""
+
+
+def _servers(scope: str) -> set[str]:
+    found = {name for name, places in SERVERS.items() if scope.removeprefix("tests/").startswith(places)}
+    return {"kafka", "mariadb"} if "both" in found else found
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -137,7 +168,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "a driver" if _shares_a_driver(nodeid) else str(super()._split_scope(nodeid))
+            return _scope(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            self.workqueue.move_to_end(self._next(node), last=False)
+            super()._assign_work_unit(node)
+
+        def _next(self, node: Any) -> str:
+            """What needs the servers that this process has; else the first that needs no further one too many."""
+            running = {each: set().union(*map(_servers, work)) for each, work in self.assigned_work.items()}
+            started = Counter(server for servers in running.values() for server in servers)
+
+            def unsuited(scope: str) -> tuple[bool, bool]:
+                new = _servers(scope) - running[node]
+                return any(started[server] >= AT_MOST for server in new), bool(new) or not _servers(scope)
+
+            return str(min(self.workqueue, key=unsuited))
 
     return Scheduling(config, log)
 
