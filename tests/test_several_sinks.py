@@ -78,7 +78,14 @@ def exactly_once(targets: Targets) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE, Step.COMMITTING, Step.COMMITTED])
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step.PRE_COMMITTED,
+        Step.COMPLETE,
+        *(pytest.param(step, marks=pytest.mark.large) for step in (Step.COMMITTING, Step.COMMITTED)),
+    ],
+)
 def test_all_or_nothing_over_a_kill(targets: Targets, tmp_path: Path, step: Step) -> None:
     assert driver(targets, tmp_path, listeners=[KillAt(step, checkpoint_id=1)]).run() == KILLED
     assert driver(targets, tmp_path).run() == 0

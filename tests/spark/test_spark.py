@@ -56,7 +56,10 @@ def count_by_remainder(df: Any) -> Any:
     return df.groupBy((df.id % 10).alias("key")).count()
 
 
-@pytest.mark.parametrize(("method", "after"), [("write", True), ("pre_commit", False), ("pre_commit", True)])
+@pytest.mark.parametrize(
+    ("method", "after"),
+    [("write", True), pytest.param("pre_commit", False, marks=pytest.mark.large), ("pre_commit", True)],
+)
 def test_python_worker_killed(tmp_path: Path, sink: FileSink, method: str, after: bool) -> None:
     """Spark runs the task again; what the dead worker left behind is swept."""
     ids = write_input(tmp_path / "input")

@@ -54,6 +54,7 @@ class TestHdfs(ProcessConformance):
     def test_processes_race_for_each_key(self, uri, reopen, environment):
         super().test_processes_race_for_each_key(uri, reopen, environment)
 
+    @pytest.mark.large
     @pytest.mark.chaos
     @pytest.mark.parametrize("size", [1_000_000])
     def test_a_killed_writer_leaves_whole_values_only(self, uri, reopen, environment, size):
