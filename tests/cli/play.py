@@ -54,9 +54,9 @@ class Job:
         for sink in coordinator.sinks.values():
             sink.close()
 
-    def beat_fast(self, seconds: float = 0.3) -> None:
+    def beat_fast(self) -> None:
         self.file.write_text(
-            self.file.read_text().replace("[checkpointing]", f"[checkpointing]\nheartbeat_interval = {seconds}")
+            self.file.read_text().replace("[checkpointing]", "[checkpointing]\nheartbeat_interval = 0.3")
         )
 
     def wait_until(self, state: str) -> Any:
