@@ -18,6 +18,7 @@ def read(options: Mapping[str, Any], topic: str, isolation: str = "read_committe
             "group.id": "reader",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # for which a broker keeps the answer that there is no more, by default 500
             "isolation.level": isolation,
             "auto.offset.reset": "earliest",
         }
