@@ -26,6 +26,9 @@ Reopen = Callable[[], CheckpointStorage]
 class StorageConformance:
     """What every storage must do. A subclass gives `reopen`, which opens the same storage once more."""
 
+    keys_of_threads = 50
+    """For which eight threads race."""
+
     @pytest.fixture
     def reopen(self) -> Callable[[], CheckpointStorage]:
         raise NotImplementedError
@@ -135,7 +138,7 @@ class StorageConformance:
 
         def run(name: str) -> None:
             start.wait()
-            for key in (f"race/{number}" for number in range(50)):
+            for key in (f"race/{number}" for number in range(self.keys_of_threads)):
                 if storage.put_if_absent(key, value_of(name, key, 100)):
                     won.append((key, name))
 
@@ -145,7 +148,7 @@ class StorageConformance:
         for thread in threads:
             thread.join()
         assert sorted(key for key, _ in won) == storage.list("race")
-        assert len(won) == 50
+        assert len(won) == self.keys_of_threads
         for key, name in won:
             assert storage.get(key) == value_of(name, key, 100)
 

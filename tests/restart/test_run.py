@@ -126,6 +126,7 @@ def test_a_failing_map_function_recovers(job: Job, tmp_path: Path, caplog: pytes
     assert f"attempt 2 starts after offsets {second.offsets_before}" in caplog.text
 
 
+@pytest.mark.large
 def test_a_failure_that_stays_exhausts_the_strategy(job: Job, tmp_path: Path) -> None:
     with pytest.raises(
         JobFailed, match=r"(?s)failed at attempt 2, and FixedDelay\(attempts=1, .*the lookup is down"

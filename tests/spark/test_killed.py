@@ -333,10 +333,11 @@ def projections(place: Place) -> Query:
     return Query(sinks, kills, found, {"transforms": transforms})
 
 
-SMALL = postgres_on_driver, kafka_on_driver
-SHORT = (state, lost, spooled, other_layout, postgres, mysql, dead_letters, kafka_to_kafka, projections, *SMALL)
+TABLES = postgres, mysql, dead_letters, postgres_on_driver
+SHORT = (state, lost, spooled, other_layout, *TABLES, kafka_to_kafka, projections)
 FILES = one_sink, two_sinks, default_state
-FURTHER = (*FILES, sqlite, postgres_staged, postgres_upsert, mysql_staged, mysql_upsert, kafka_to_postgres)
+FURTHER_TABLES = sqlite, postgres_staged, postgres_upsert, mysql_staged, mysql_upsert
+FURTHER = (*FILES, *FURTHER_TABLES, kafka_to_postgres, kafka_on_driver)
 
 
 def in_doubt(query: Query, job: str) -> int:

@@ -39,7 +39,9 @@ def numbers_only(df: Any) -> Any:
 
 
 class TestJobs:
-    @pytest.mark.parametrize("shape", [None, numbers_only], ids=["rows", "columns"])
+    @pytest.mark.parametrize(
+        "shape", [pytest.param(None, marks=pytest.mark.large), numbers_only], ids=["rows", "columns"]
+    )
     def test_python_in_the_transforms_of_two_sinks(self, tmp_path: Path, sink: FileSink, shape: Any) -> None:
         """Several sinks read the batch from Spark's cache. Spark 4.2.0 hangs where a UDF reads columns from there."""
         ids = write_input(tmp_path / "input")
