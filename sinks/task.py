@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HASH_COLUMN = "__tpc_row_hash"
-ROW_HASHES = ("xxhash64 of parts", "")
+ROW_HASHES = ("xxhash64 of columns and parts", "")
 """As `Record.row_hash` names them: the one that is used, then the one of version 0.1."""
 ACK_SCHEMA = "subtask int, ack string"
 _ACK_ARROW = pa.schema([("subtask", pa.int32()), ("ack", pa.string())])
@@ -292,17 +293,33 @@ def with_row_hash(df: DataFrame, how: str = ROW_HASHES[0]) -> DataFrame:
 
 def _hash(df: DataFrame) -> Column:
     """Spark's xxhash64 passes over NULLs, wherever they are, takes 0.0 and -0.0 for the same, and what is equal in a
-    collation, and no maps. So it gets what it can tell apart, with a flag for each value that may be NULL."""
+    collation, 1.00 and 100 as decimals, texts and their bytes, and no maps. So it gets what it can tell apart, with a
+    flag for each value that may be NULL, and the columns' names and types."""
     from pyspark.sql import functions
 
+    columns = columns_hash((field.name, field.dataType.simpleString()) for field in df.schema)
     parts = [part for field in df.schema for part in _parts(_column(df, field.name), field.dataType)]
-    return functions.xxhash64(*parts)
+    return functions.xxhash64(functions.lit(columns), *parts)
+
+
+def columns_hash(columns: Iterable[tuple[str, str]]) -> int:
+    """Of names and types, in 64 bits."""
+    return int.from_bytes(hashlib.sha256(json.dumps(list(columns)).encode()).digest()[:8], "big", signed=True)
 
 
 def _parts(value: Column, data_type: DataType) -> list[Column]:
     """Nothing here has a function for each element: Spark would compile none of the projection then."""
     from pyspark.sql import functions
-    from pyspark.sql.types import ArrayType, BooleanType, DateType, FractionalType, NumericType, StringType, StructType
+    from pyspark.sql.types import (
+        ArrayType,
+        BooleanType,
+        DateType,
+        FractionalType,
+        MapType,
+        NumericType,
+        StringType,
+        StructType,
+    )
 
     is_null = functions.isnull(value)
     if isinstance(data_type, StringType):
@@ -321,6 +338,8 @@ def _parts(value: Column, data_type: DataType) -> list[Column]:
             return [is_null, *_elements(value, functions.lit(0).cast(data_type.elementType), value.cast("string"))]
         if isinstance(data_type.elementType, (BooleanType, DateType)):
             return [is_null, value.cast("string")]
+    if isinstance(data_type, MapType) and _holds(data_type.keyType, "binary", "array", "struct"):
+        value = functions.map_entries(value)  # names in JSON would be addresses in the JVM's memory
     return [is_null, functions.to_json(functions.struct(value), _JSON)]
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sinks.task import columns_hash
+
 _NULL = 0x9E3779B97F4A7C15
 """In place of a value."""
+_OF_THE_SESSION = re.compile(r"large_(?=string|binary|list)|(?<=tz=)[^\]]*| not null")
+"""What settings make of the same type of Spark."""
 
 
 def row_hashes(batch: pa.RecordBatch) -> pa.Array:
-    """One int64 a row, of all its values in the order of the columns. Equal rows have equal hashes, whatever else is in
-    their batches, under one version of pandas."""
+    """One int64 a row, of its columns' names and types and all its values. Equal rows have equal hashes, whatever else
+    is in their batches and the session's settings, under one version of pandas."""
     import numpy
     from pandas.util import hash_array
 
-    hashes = numpy.zeros(batch.num_rows, dtype="uint64")
+    columns = columns_hash((field.name, _OF_THE_SESSION.sub("", str(field.type))) for field in batch.schema)
+    hashes = numpy.full(batch.num_rows, columns, dtype="int64").view("uint64")
     for column in batch.columns:
         values = numpy.where(column.is_null().to_numpy(zero_copy_only=False), _NULL, _hashes(column))
         hashes = hash_array(hashes * numpy.uint64(31) + values.astype("uint64"))

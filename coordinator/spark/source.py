@@ -202,7 +202,7 @@ class Decision(DataSourceStreamArrowWriter):
 class _WrittenBatch:
     """As the protocol sees a batch whose tasks have run, or are about to."""
 
-    row_hashes: ClassVar[Sequence[str]] = ("pandas", "")
+    row_hashes: ClassVar[Sequence[str]] = ("pandas with columns",)
 
     facts: BatchFacts
     location: str

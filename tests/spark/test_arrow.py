@@ -17,6 +17,8 @@ from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.spark import arrow
 from coordinator.spark.arrow import Passage
 from examples.custom_sink import FileSink
+from sinks.errors import SchemaMismatch
+from sinks.kafka.columns import with_json
 from sinks.task import HASH_COLUMN, with_row_hash
 from sinks.transaction import TransactionContext
 from tests.spark.job import wait_for
@@ -99,6 +101,10 @@ DIFFERENT = {
     "no array": ("cast(NULL AS array<int>), array(1)", "array(1), cast(NULL AS array<int>)"),
     "of large decimals": ("array(7.5BD, NULL)", "array(NULL, 7.5BD)"),
     "of a map": ("map('a', cast(NULL AS int), 'b', 1)", "map('a', 1, 'b', cast(NULL AS int))"),
+    "bytes as keys": ("map(X'00', 1)", "map(X'01', 1)"),
+    "decimals of another scale": ("1.00BD", "100BD"),
+    "a text and its bytes": ("'a'", "X'61'"),
+    "a day and its number": ("DATE'1970-01-02'", "1"),
 }
 
 
@@ -106,6 +112,18 @@ def test_rows_that_differ_have_other_hashes(spark: SparkSession) -> None:
     """Spark's xxhash64 alone takes many of these pairs for the same row."""
     same = [case for case, pair in DIFFERENT.items() if len({hash_of(spark, row) for row in pair}) == 1]
     assert same == []
+
+
+def test_columns_that_change_places_have_other_hashes(spark: SparkSession) -> None:
+    df = spark.sql("SELECT 1 AS id, 2 AS amount, 3 AS price")
+    renamed = df.toDF("id", "price", "amount")
+    [[one], [other]] = (with_row_hash(each).select(HASH_COLUMN).collect() for each in (df, renamed))
+    assert one != other
+
+
+def test_a_row_has_the_same_hash_each_time(spark: SparkSession) -> None:
+    row = "map(X'00', 1), map(named_struct('a', 1), 1), named_struct('b', map(array(X'01'), 2))"
+    assert hash_of(spark, row) == hash_of(spark, row)
 
 
 def test_a_hash_does_not_depend_on_the_session(spark: SparkSession) -> None:
@@ -125,7 +143,9 @@ def test_the_hash_of_version_0_1_stays_for_its_records(spark: SparkSession) -> N
 
 
 def hash_of(spark: SparkSession, row: str) -> int:
-    [found] = with_row_hash(spark.sql(f"SELECT {row}")).select(HASH_COLUMN).collect()
+    df = spark.sql(f"SELECT {row}")
+    df = df.toDF(*map(str, range(len(df.columns))))  # names are hashed, too
+    [found] = with_row_hash(df).select(HASH_COLUMN).collect()
     return int(found[0])
 
 
@@ -329,3 +349,26 @@ def test_at_least_once_keeps_the_limit(spark: SparkSession, tmp_path: Path) -> N
     """What is written again there is doubled."""
     [sink] = run(spark, tmp_path, lambda df: df, mode="at_least_once")
     assert {limit for each in limits(sink).values() for limit in each} == {"None"}
+
+
+# ---------------------------------------------------------------------- values of Kafka as JSON
+def test_json_of_kafka_keeps_microseconds(spark: SparkSession) -> None:
+    with arrow.setting(spark, "spark.sql.session.timeZone", "Europe/Berlin"):
+        df = spark.sql(
+            "SELECT timestamp_micros(1) AS at, TIMESTAMP_NTZ'2026-01-02 03:04:05.678901' AS wall,"
+            " TIMESTAMP'1890-01-01 00:00:00' AS old, 1 AS n, cast(NULL AS int) AS none"
+        )
+        [row] = with_json(df).collect()
+    assert json.loads(row.value) == {
+        "at": "1970-01-01T01:00:00.000001+01:00",
+        "wall": "2026-01-02T03:04:05.678901",
+        "old": "1890-01-01T00:00:00.000000+00:53:28",
+        "n": 1,
+        "none": None,
+    }
+
+
+def test_json_of_kafka_has_no_names_for_keys_of_bytes(spark: SparkSession) -> None:
+    for column in ("map(X'00', 1) AS m", "array(named_struct('a', map(array(1), 1))) AS value"):
+        with pytest.raises(SchemaMismatch, match=r"column `value` holds a map with keys of (binary|array<int>)"):
+            with_json(spark.sql(f"SELECT {column}"))

@@ -353,6 +353,25 @@ def test_the_hash_is_of_the_row_alone_and_tells_values_apart(kind: pa.DataType, 
     assert row_hashes(batch.slice(0, 0)).to_pylist() == []
 
 
+def test_the_hash_is_of_names_and_types_too() -> None:
+    rows = pa.table({"a": pa.array([1, 2], pa.int32()), "b": pa.array([3, 4], pa.int32())})
+    cents = pa.array([100], pa.decimal128(10, 0)), pa.array([Decimal("1.00")], pa.decimal128(10, 2))
+    for one, other in (
+        (rows, rows.rename_columns(["b", "a"])),
+        (rows, rows.cast(pa.schema([("a", pa.int64()), ("b", pa.int64())]))),
+        (pa.table([cents[0]], ["a"]), pa.table([cents[1]], ["a"])),
+    ):
+        hashes = [row_hashes(each.to_batches()[0]).to_pylist() for each in (one, other)]
+        assert not set(hashes[0]) & set(hashes[1])
+
+
+def test_the_hash_does_not_depend_on_the_session() -> None:
+    text, moment, kind = pa.array(["a"]), pa.array([0], pa.timestamp("us", "UTC")), pa.timestamp("us", "Europe/Berlin")
+    usual = pa.RecordBatch.from_arrays([text, moment], ["a", "b"])
+    other = pa.RecordBatch.from_arrays([text.cast(pa.large_string()), moment.cast(kind)], ["a", "b"])
+    assert row_hashes(usual) == row_hashes(other)
+
+
 SINK = """[[sinks]]
 type = "postgres"
 dsn = "postgresql://nowhere"
