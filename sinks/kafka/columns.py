@@ -12,6 +12,7 @@ from sinks.errors import SchemaMismatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
 _BY_RECORD = ("headers", "timestamp")
 """Columns that librdkafka takes only record by record."""
@@ -73,11 +74,39 @@ def with_json(df: DataFrame) -> DataFrame:
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     df = with_value(df)
-    options = {"ignoreNullFields": "false"}
     for name in {"key", "value"} & set(df.columns):
-        if isinstance(df.schema[name].dataType, (ArrayType, MapType, StructType)):
-            df = df.withColumn(name, functions.to_json(name, options))
+        kind = df.schema[name].dataType
+        if isinstance(kind, (ArrayType, MapType, StructType)):
+            _require_names(name, kind)
+            df = df.withColumn(name, functions.to_json(name, _JSON))
     return df
+
+
+_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Spark's own cut off what is below a millisecond."""
+
+
+def _require_names(column: str, kind: DataType) -> None:
+    """Raise SchemaMismatch for maps whose keys Spark would write as addresses in its memory."""
+    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
+
+    if isinstance(kind, MapType):
+        if isinstance(kind.keyType, (ArrayType, BinaryType, MapType, StructType)):
+            key = kind.keyType.simpleString()
+            raise SchemaMismatch(
+                f"column `{column}` holds a map with keys of {key}, which JSON has no names for: cast them to string, "
+                "or make it an array of structs (map_entries)"
+            )
+        _require_names(column, kind.valueType)
+    elif isinstance(kind, ArrayType):
+        _require_names(column, kind.elementType)
+    elif isinstance(kind, StructType):
+        for field in kind:
+            _require_names(column, field.dataType)
 
 
 def check(sink: str, schema: pa.Schema, topic: str | None, serialized: Collection[str] = ()) -> None:

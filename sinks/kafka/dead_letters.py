@@ -135,6 +135,8 @@ def refused(
     names = batch.schema.names
     if default_topic is None:
         say(batch["topic"].is_null(), "NoTopic", lambda at: "the column topic is null, and the sink has no topic")
+    if "topic" in names:
+        say(pc.equal(batch["topic"], ""), "NoTopic", lambda at: "the column topic is empty")
     if "partition" in names:
         wanted = batch["partition"]
         count = _partitions(batch, default_topic, partitions)
@@ -162,7 +164,7 @@ def _partitions(batch: pa.RecordBatch, default_topic: str | None, partitions: Ca
     counts = [LARGEST_PARTITION + 1] * batch.num_rows
     asked = batch.append_column("place of the row", places)
     for topic, rows in by_topic(asked, default_topic):
-        if topic is not None and rows["partition"].null_count < rows.num_rows:
+        if topic and rows["partition"].null_count < rows.num_rows:
             count = partitions(topic)
             for place in rows["place of the row"].to_pylist():
                 counts[place] = count

@@ -111,7 +111,7 @@ class NativeProducer(TransactionalProducer):
 
     def write(self, batch: pa.RecordBatch) -> None:
         for topic, rows in by_topic(batch, self.default_topic):
-            if topic is None:
+            if not topic:
                 raise no_topic()
             self._produce(topic, messages(rows))
         self._serve(0)

@@ -97,15 +97,19 @@ class PlainProducer(TransactionalProducer):
     def write(self, batch: pa.RecordBatch) -> None:
         rows = batch.to_pylist()
         for row in rows:
-            topic = row.get("topic") or self.default_topic
-            if topic is None:
+            topic = self._topic_of(row)
+            if not topic:
                 raise no_topic()
             if topic not in self.topic_ids:
-                others = {row.get("topic") or self.default_topic for row in rows} - self.topic_ids.keys() - {None}
+                others = {self._topic_of(row) for row in rows} - self.topic_ids.keys() - {None, ""}
                 self._learn_ids(topic, [str(name) for name in others])
             self._produce(topic, row)
         self._serve(self._client.poll, 0)
         self._raise_failure()
+
+    def _topic_of(self, row: Mapping[str, Any]) -> str | None:
+        topic: str | None = row.get("topic")
+        return self.default_topic if topic is None else topic
 
     def _produce(self, topic: str, row: Mapping[str, Any]) -> None:
         value = row.get("value")

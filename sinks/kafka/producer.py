@@ -240,4 +240,4 @@ class TransactionalProducer(ABC):
 
 
 def no_topic() -> SinkError:
-    return BadValue("a row has no topic: its column `topic` is null, and the sink has no topic of its own")
+    return BadValue("a row has no topic: its column `topic` is empty, or null, and the sink has no topic of its own")

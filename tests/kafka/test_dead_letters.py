@@ -88,10 +88,13 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
         {"key": b"negative", "value": b"", "partition": -1},
         {"key": b"no time", "value": b"", "timestamp": moment.as_py()},
         {"key": b"plain", "value": None, "partition": 0, "headers": []},
+        {"key": b"nowhere", "value": b"", "topic": ""},
     ]
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     bytes_of, others = ("key", "value"), [("headers", headers), ("timestamp", moment.type)]
-    schema = pa.schema([*((name, pa.binary()) for name in bytes_of), ("partition", pa.int32()), *others])
+    schema = pa.schema(
+        [*((name, pa.binary()) for name in bytes_of), ("topic", pa.string()), ("partition", pa.int32()), *others]
+    )
     run(tmp_path, sink, [[pa.Table.from_pylist(rows, schema=schema)]])
     assert {one.key() for one in messages(kafka, topic)} == {b"fits", b"plain"}
     found = Observer(url).run("SELECT key, error_class, length(value) FROM dead ORDER BY row_number")
@@ -101,6 +104,7 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
         (b"no partition", "NoPartition", 0),
         (b"negative", "NoPartition", 0),
         (b"no time", "NoTimestamp", 0),
+        (b"nowhere", "NoTopic", 0),
     ]
     with letters_of(sink, tmp_path) as replay:
         refused = {base64.b64decode(json.loads(one.row)["key"]): one for one in replay.find() or []}

@@ -137,9 +137,11 @@ def test_rows_may_name_their_topics(kafka: KafkaService, kafka_topic: str) -> No
 
 
 @pytest.mark.usefixtures("way")
-def test_a_row_without_topic_is_refused(kafka: KafkaService, kafka_topic: str) -> None:
-    sink = sink_of(kafka, None, name="no default")
-    batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [kafka_topic, None]})
+@pytest.mark.parametrize("default", [False, True])
+def test_a_row_without_topic_is_refused(kafka: KafkaService, kafka_topic: str, default: bool) -> None:
+    """An empty name is none, and does not stand for the sink's own topic."""
+    sink = sink_of(kafka, kafka_topic if default else None, name="no topic")
+    batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [kafka_topic, "" if default else None]})
     with pytest.raises(BadValue, match="no topic"):
         pre_commit(sink, batch)
     sink.close()
