@@ -17,7 +17,8 @@ import pyarrow.types as at
 Parse = Callable[[Any], Any]
 _SPAN = re.compile(r"PT(-?)(\d+)\.(\d{6})S")
 _DATE = re.compile(r"(-?\d{4,})-(\d\d)-(\d\d)")
-_TIME = re.compile(r"\d\d:\d\d(:\d\d(\.\d{1,6})?)?")
+_TIME = re.compile(r"([01]\d|2[0-3]):\d\d(:\d\d(\.\d{1,6})?)?")
+"""Not 24:00, which newer Pythons take for the midnight before."""
 _MOMENT = re.compile(r"([^T ]+)[T ]([^Z+-]+)(Z|[+-]\d\d:\d\d)?")
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
