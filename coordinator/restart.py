@@ -34,6 +34,7 @@ from coordinator.errors import (
     WorkersNotReady,
     WrongJob,
 )
+from sinks.errors import NotMeant
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -47,6 +48,7 @@ FATAL = (
     ExternalSystemBehind,
     FirstCheckpointError,
     NotExactlyOnce,
+    NotMeant,
     ReplayMismatch,
     StorageBehind,
     Superseded,
@@ -55,8 +57,9 @@ FATAL = (
     WorkersNotReady,
     WrongJob,
 )
-"""What a restart cannot mend. After `Superseded` it would fence the driver that has taken over. A sink's errors are not
-among them, as in Flink: a changed table is checked anew, and somebody may mend a row or a right meanwhile."""
+"""What a restart cannot mend. After `Superseded` it would fence the driver that has taken over, after `NotMeant` it
+would take as meant what nobody has looked at. A sink's other errors are not among them, as in Flink: a changed table
+is checked anew, and somebody may mend a row or a right meanwhile."""
 _POLL = 0.1
 
 

@@ -3,6 +3,7 @@
 * SinkError - base; `retryable` tells whether trying the same checkpoint again can help
     * ConfigurationError - the sink was set up wrongly, or its target cannot take what it was given
         * SchemaMismatch - the batch and the target do not fit; names every mismatch at once
+        * NotMeant - something new alters the rows of the target, and a person has to say whether it is meant
     * BadValue - a row that the target refuses (type, range, constraint); names table, column and row
         * TooManyDeadLetters - more rows than `max_dead_letters` were refused
     * TransactionBlocked - a bounded lock wait ran out; the coordinator sweeps orphans and tries again
@@ -45,6 +46,11 @@ class ConfigurationError(SinkError):
 
 class SchemaMismatch(ConfigurationError):
     """The columns of the batch do not fit the target."""
+
+
+class NotMeant(ConfigurationError):
+    """A trigger, a rule or the like that the query did not find when it began. The next start takes it as meant, so it
+    is for a person to make."""
 
 
 class BadValue(SinkError):
@@ -91,6 +97,7 @@ _BY_NAME: dict[str, type[SinkError]] = {
         SinkError,
         ConfigurationError,
         SchemaMismatch,
+        NotMeant,
         BadValue,
         TooManyDeadLetters,
         TransactionBlocked,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from sinks.errors import ConfigurationError
+from sinks.errors import NotMeant
 from sinks.sql.names import label
 
 
@@ -57,10 +57,10 @@ class Target(Generic[ColumnT]):
         return [column.name for column in self.columns]
 
     def require_meant(self, triggers: Mapping[str, str]) -> None:
-        """`triggers` are those of now. Raises ConfigurationError if there is one that nobody has seen at the start."""
+        """`triggers` are those of now. Raises NotMeant if there is one that nobody has seen at the start."""
         new = sorted(name for name, definition in triggers.items() if self.triggers.get(name) != definition)
         if new:
-            raise ConfigurationError(
+            raise NotMeant(
                 f"table {self.label} was changed while the query ran: {' and '.join(new)} is new, or is not what it "
                 "was, and may alter rows or leave them out: take it away, or start the query again, which takes it as "
                 "meant"

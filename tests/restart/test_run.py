@@ -27,7 +27,7 @@ from coordinator import (
     run,
 )
 from coordinator.errors import CheckpointFailed, CheckpointLocationMismatch, JobFailed
-from sinks.errors import BadValue
+from sinks.errors import BadValue, NotMeant
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
@@ -152,6 +152,23 @@ def test_a_replaced_checkpoint_location_is_fatal(job: Job) -> None:
         job.run(job.coordinator())
     assert isinstance(failed.value.__cause__, CheckpointLocationMismatch)
     assert job.starts == 2
+
+
+def test_a_trigger_that_nobody_has_looked_at_is_not_taken_as_meant_by_a_restart(job: Job) -> None:
+    def run(statement: str) -> None:
+        with psycopg.connect(job.dsn, autocommit=True) as connection:
+            connection.execute(statement)
+
+    def leave_rows_out() -> None:
+        run("CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        run("CREATE TRIGGER skips BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION skip()")
+
+    with pytest.raises(JobFailed, match=r"attempt 1, and a restart cannot mend it: NotMeant: .*skips") as failed:
+        job.run(job.coordinator(None, At(Step.DONE, 0, leave_rows_out)))
+    assert isinstance(failed.value.__cause__, NotMeant)
+    run("DROP TRIGGER skips ON orders")
+    job.run(job.coordinator())
+    assert job.written() == job.ids
 
 
 def test_a_query_that_cannot_be_started_is_fatal_but_a_service_that_is_away_is_not(job: Job) -> None:
