@@ -25,7 +25,6 @@ from sinks.kafka.producer import (
     MARK_TIMEOUT,
     METADATA_TIMEOUT,
     STATS_INTERVAL_MS,
-    Sealed,
     TransactionalProducer,
     failure,
     no_topic,
@@ -72,7 +71,6 @@ class NativeProducer(TransactionalProducer):
             raise ConfigurationError(f"librdkafka refuses the options: {text.value.decode()}")
         self._queue = rd.lib.queue_get_main(self._handle)
         rd.lib.set_log_queue(self._handle, None)
-        self._cluster = ""
         self._in_turn = options.get("partitioner") == DEFAULTS["partitioner"]
         self._turn = random.randrange(1 << 16)
 
@@ -210,11 +208,8 @@ class NativeProducer(TransactionalProducer):
         thread.join()
         self._check_delivered()
 
-    def seal(self, timeout: float) -> Sealed:
-        self.flush(timeout)
-        self.end_mark()
-        self._await_producer(lambda: self._serve(100))
-        return self._sealed(self._cluster)
+    def _poll(self) -> None:
+        self._serve(100)
 
     def commit(self, timeout: float) -> None:
         self.flush(timeout)

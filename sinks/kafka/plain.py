@@ -31,7 +31,6 @@ from sinks.kafka.producer import (
     MARK_TIMEOUT,
     METADATA_TIMEOUT,
     STATS_INTERVAL_MS,
-    Sealed,
     TransactionalProducer,
     failure,
     no_topic,
@@ -66,7 +65,6 @@ class PlainProducer(TransactionalProducer):
             self._client = Producer({**options, **own}, logger=logger)
         except (KafkaException, TypeError, ValueError) as error:
             raise ConfigurationError(f"confluent-kafka refuses the options: {error}") from None
-        self._cluster = ""
         self._admin: AdminClient | None = None
         self._timed = set[str]()
         """Topics of records with timestamps of their own."""
@@ -173,11 +171,8 @@ class PlainProducer(TransactionalProducer):
             self._serve(self._client.flush, 0.5)
         self._check_delivered()
 
-    def seal(self, timeout: float) -> Sealed:
-        self.flush(timeout)
-        self.end_mark()
-        self._await_producer(lambda: self._serve(self._client.poll, 0.1))
-        return self._sealed(self._cluster)
+    def _poll(self) -> None:
+        self._serve(self._client.poll, 0.1)
 
     def commit(self, timeout: float) -> None:
         self.flush(timeout)

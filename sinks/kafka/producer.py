@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +105,7 @@ class TransactionalProducer(ABC):
         self._failure: Exception | None = None
         self._purged: Exception | None = None
         """Of records that librdkafka threw away since the transaction had failed: never the cause."""
+        self._cluster = ""
         self._producer: tuple[int, int] | None = None
         self._witness: tuple[str, int, int] | None = None
         self._spans: dict[tuple[str, int], list[int]] = {}
@@ -134,8 +135,8 @@ class TransactionalProducer(ABC):
         """Return when every record sent was acknowledged by the broker, or raise what went wrong with one."""
 
     @abstractmethod
-    def seal(self, timeout: float) -> Sealed:
-        """Flush, and leave the transaction open at the broker for somebody else to finish."""
+    def _poll(self) -> None:
+        """Take what the brokers have told. Waits a tenth of a second for it, at most."""
 
     @abstractmethod
     def commit(self, timeout: float) -> None:
@@ -148,6 +149,16 @@ class TransactionalProducer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the producer; an open transaction stays open."""
+
+    def seal(self, timeout: float) -> Sealed:
+        """Flush, and leave the transaction open at the broker for somebody else to finish."""
+        self.flush(timeout)
+        self.end_mark()
+        deadline = time.monotonic() + _STATISTICS_TIMEOUT
+        while self._producer is None and time.monotonic() < deadline:
+            self._poll()
+            self._raise_failure()
+        return self._sealed()
 
     def _begin_mark(self, topic: str) -> None:
         """Once, as soon as there is a topic: the brokers take some time for it, in which records are written."""
@@ -216,13 +227,7 @@ class TransactionalProducer(ABC):
         if self.delivered != self.sent:
             raise RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
 
-    def _await_producer(self, serve: Callable[[], object]) -> None:
-        deadline = time.monotonic() + _STATISTICS_TIMEOUT
-        while self._producer is None and time.monotonic() < deadline:
-            serve()
-            self._raise_failure()
-
-    def _sealed(self, cluster: str) -> Sealed:
+    def _sealed(self) -> Sealed:
         if self._producer is None or self._witness is None:
             missing = "its id and epoch" if self._producer is None else "the offset of any record"
             raise RuntimeError(f"the producer {self.transactional_id} did not tell {missing}")
@@ -231,7 +236,7 @@ class TransactionalProducer(ABC):
         for (name, number), (first, end) in sorted(self._spans.items()):
             spans.setdefault(name, []).append([number, first, end])
         told = all(first >= 0 for first, _ in self._spans.values())
-        return Sealed(*self._producer, cluster, topic, partition, offset, self.topic_ids, spans if told else None)
+        return Sealed(*self._producer, self._cluster, topic, partition, offset, self.topic_ids, spans if told else None)
 
     def _learn_producer(self, statistics: Mapping[str, Any]) -> None:
         eos = statistics.get("eos", {})

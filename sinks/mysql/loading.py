@@ -20,13 +20,10 @@ from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 
 class RowTransaction:
-    """An open transaction. Memory: two encoded pieces of a batch.
+    """A `sinks.sql.dialect.RowTransaction`. Memory: two encoded pieces of a batch.
 
     LOAD DATA LOCAL takes what does not fit with a warning and skips duplicates: every statement's warnings and rows are
     counted, and any difference fails the transaction.
-
-    `identity` is what the transaction will be known by when it is pre-committed; `sealing` is set just before the
-    statement that makes it durable, after which only the server knows whether it is.
     """
 
     def __init__(

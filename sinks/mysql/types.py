@@ -33,6 +33,8 @@ from sinks.sql.values import (
     no_internals,
     refuse,
     refuse_strangers,
+    require_moments,
+    require_wall_clock,
     same,
     short,
     to_scale,
@@ -268,20 +270,12 @@ def _whole(array: pa.Array, column: Column, rounding: bool) -> pa.Array:
 
 
 def _datetime(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
-    if not at.is_timestamp(arrow) or arrow.tz is not None:
-        advice = "cast it to timestamp_ntz in Spark"
-        if at.is_timestamp(arrow):
-            advice += " (in the session's time zone), or make the column timestamp: the batch has points in time"
-        raise Unfit(advice)
+    require_wall_clock(arrow, "timestamp")
     return _moments(column, rounding)
 
 
 def _timestamp(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
-    if not at.is_timestamp(arrow) or arrow.tz is None:
-        advice = "cast it to timestamp in Spark"
-        if at.is_timestamp(arrow):
-            advice += ": a timestamp_ntz is a wall clock, and which zone's only you know"
-        raise Unfit(advice)
+    require_moments(arrow)
     return _moments(column, rounding)
 
 

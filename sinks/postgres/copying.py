@@ -18,11 +18,7 @@ from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 
 class CopyTransaction:
-    """An open transaction that takes rows. Memory: one encoded batch and libpq's output buffer.
-
-    `identity` is what the transaction will be known by when it is pre-committed; `sealing` is set just before the
-    statement that makes it durable, after which only the server knows whether it is.
-    """
+    """A `sinks.sql.dialect.RowTransaction`. Memory: one encoded batch and libpq's output buffer."""
 
     def __init__(self, server: Server, context: TransactionContext, table: str, identity: Identity) -> None:
         self.context = context

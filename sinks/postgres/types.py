@@ -25,7 +25,20 @@ from sinks.postgres.exact import exactness
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
-from sinks.sql.values import Convert, Refused, Unfit, cast, checked, narrowed, no_internals, refuse, same, short
+from sinks.sql.values import (
+    Convert,
+    Refused,
+    Unfit,
+    cast,
+    checked,
+    narrowed,
+    no_internals,
+    refuse,
+    require_moments,
+    require_wall_clock,
+    same,
+    short,
+)
 
 INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 FLOATS = {"float4": pa.float32(), "float8": pa.float64()}
@@ -206,20 +219,12 @@ def _numeric(arrow: pa.DataType) -> Convert:
 
 
 def _timestamptz(arrow: pa.DataType) -> Convert:
-    if not at.is_timestamp(arrow) or arrow.tz is None:
-        advice = "cast it to timestamp in Spark"
-        if at.is_timestamp(arrow):
-            advice += ": a timestamp_ntz is a wall clock, and which zone's only you know"
-        raise Unfit(advice)
+    require_moments(arrow)
     return _moments
 
 
 def _timestamp(arrow: pa.DataType) -> Convert:
-    if not at.is_timestamp(arrow) or arrow.tz is not None:
-        advice = "cast it to timestamp_ntz in Spark"
-        if at.is_timestamp(arrow):
-            advice += " (in the session's time zone), or make the column timestamptz: the batch has points in time"
-        raise Unfit(advice)
+    require_wall_clock(arrow, "timestamptz")
     return _moments
 
 

@@ -172,6 +172,20 @@ def refuse(array: pa.Array, bad: pa.Array, reason: str) -> None:
         raise Refused(index, f"{short(array[index])} {reason}")
 
 
+def require_moments(arrow: pa.DataType) -> None:
+    """Raises Unfit for what are no points in time."""
+    if not at.is_timestamp(arrow) or arrow.tz is None:
+        clock = ": a timestamp_ntz is a wall clock, and which zone's only you know" if at.is_timestamp(arrow) else ""
+        raise Unfit(f"cast it to timestamp in Spark{clock}")
+
+
+def require_wall_clock(arrow: pa.DataType, zoned: str) -> None:
+    """Raises Unfit for what is none. `zoned` is the database's type for points in time."""
+    if not at.is_timestamp(arrow) or arrow.tz is not None:
+        other = f" (in the session's time zone), or make the column {zoned}: the batch has points in time"
+        raise Unfit(f"cast it to timestamp_ntz in Spark{other if at.is_timestamp(arrow) else ''}")
+
+
 def no_internals(arrow: pa.DataType) -> None:
     """Spark hands a variant, geometry or geography over as a struct of its inner bytes, told by the fields' metadata
     (pyspark.sql.pandas.types.to_arrow_type): never what anybody wants to find as JSON. Raises Unfit."""

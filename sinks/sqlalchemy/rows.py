@@ -22,11 +22,7 @@ _ROWS_TOGETHER = 1000
 
 
 class RowTransaction:
-    """An open transaction that takes rows. Memory: the Python values of 1,000 rows.
-
-    `identity` is what it will be known by when it is pre-committed; `sealing` is set just before the statement that
-    makes it durable, after which only the database knows whether it is.
-    """
+    """A `sinks.sql.dialect.RowTransaction`. Memory: the Python values of 1,000 rows."""
 
     def __init__(
         self,

@@ -223,7 +223,9 @@ class _Merge:
         inner = self.messages.get(field.type_name[1:])
         if t.is_struct(kind) and inner is not None and not inner.options.map_entry:
             self.message(inner, field.type_name[1:], kind, path)
-        elif field.type not in _scalar(kind) and not (_known(kind) and field.type_name == f".{_known(kind)}"):
+        elif field.type not in _scalar(kind) and not (
+            (known := _known(kind)) and field.type_name == f".{known.full_name}"
+        ):
             self.unfit.append(f"column {path!r} is {kind}, and the field is {_shown(field, '', single=True)}")
 
     # ------------------------------------------------------------------ new fields
@@ -274,10 +276,9 @@ class _Merge:
             self.message(inner, f"{full_name}.{name}", kind, path)
             del self.changes[count:]
         elif known := _known(kind):
-            file, known_as = _file_of(kind), known
-            field.type, field.type_name = Field.TYPE_MESSAGE, f".{known_as}"
-            if file not in self.file.dependency:
-                self.file.dependency.append(file)
+            field.type, field.type_name = Field.TYPE_MESSAGE, f".{known.full_name}"
+            if known.file.name not in self.file.dependency:
+                self.file.dependency.append(known.file.name)
         elif scalar := _scalar(kind):
             field.type = scalar[0]
         else:
@@ -352,12 +353,8 @@ def _scalar(kind: pa.DataType) -> Sequence[int]:
     return next((types for fits, types in _SCALARS if fits(kind)), ())
 
 
-def _known(kind: pa.DataType) -> str | None:
-    return next((str(one.full_name) for fits, one in _KNOWN if fits(kind)), None)
-
-
-def _file_of(kind: pa.DataType) -> str:
-    return next(str(one.file.name) for fits, one in _KNOWN if fits(kind))
+def _known(kind: pa.DataType) -> Descriptor | None:
+    return next((one for fits, one in _KNOWN if fits(kind)), None)
 
 
 def _free(name: str, message: Message) -> str:
