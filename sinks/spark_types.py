@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as at
 
+from sinks.arrow_types import is_list
 from sinks.diagnosis import VARCHAR
 
 _KINDS: dict[str, pa.DataType] = {
@@ -78,7 +79,7 @@ def _struct(fields: Any) -> dict[str, Any]:
 def _spark(kind: pa.DataType) -> Any:
     if at.is_struct(kind):
         return _struct(kind)
-    if at.is_list(kind) or at.is_large_list(kind):
+    if is_list(kind):
         return {"type": "array", "elementType": _spark(kind.value_type), "containsNull": True}
     if at.is_map(kind):
         of = {"keyType": _spark(kind.key_type), "valueType": _spark(kind.item_type)}

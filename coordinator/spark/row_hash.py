@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sinks.arrow_types import is_text
 from sinks.task import columns_hash
 
 _NULL = 0x9E3779B97F4A7C15
@@ -39,7 +40,7 @@ def _hashes(column: pa.Array) -> Any:
     if pa.types.is_primitive(kind) and kind.bit_width in (8, 16, 32, 64):
         bits = column.view(pa.type_for_alias(f"int{kind.bit_width}"))
         return hash_array(pc.fill_null(bits, 0).to_numpy(zero_copy_only=False).astype("uint64"))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         return hash_array(pc.fill_null(column, "").to_numpy(zero_copy_only=False), categorize=False)
     import numpy
 

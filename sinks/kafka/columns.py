@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as t
 
+from sinks.arrow_types import is_bytes, is_text
 from sinks.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _BY_RECORD = ("headers", "timestamp")
 
 
 def _bytes(kind: pa.DataType) -> bool:
-    return bool(t.is_string(kind) or t.is_binary(kind) or t.is_large_string(kind) or t.is_large_binary(kind))
+    return is_text(kind) or is_bytes(kind)
 
 
 def _headers(kind: pa.DataType) -> bool:

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sinks.arrow_types import bytes_of
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.mysql.server import listed, quoted
 from sinks.mysql.types import Column, Form, conversion, mismatches
@@ -105,7 +105,7 @@ class LoadEncoder(RowEncoder):
         return _around("", _joined(ready, "\t", self.null), "\n")
 
     def _escaped(self, text: pa.Array) -> pa.Array:
-        used = _used(text)
+        used = bytes_of(text)
         for special in self._SPECIAL:
             if (used == ord(special)).any():
                 text = pc.replace_substring(text, special, f"\\{special}")
@@ -160,7 +160,7 @@ class InsertEncoder(RowEncoder):
     def _quoted(form: Form, text: pa.Array) -> pa.Array:
         if form in (Form.NUMBER, Form.BITS):  # -0 without an exponent is the integer 0
             return pc.if_else(pc.equal(text, "-0"), pa.scalar("-0e0", text.type), text)
-        if form is Form.TEXT and (_used(text) == ord("'")).any():
+        if form is Form.TEXT and (bytes_of(text) == ord("'")).any():
             text = pc.replace_substring(text, "'", "''")
         return _around("X'" if form is Form.HEX else "'", text, "'")
 
@@ -179,15 +179,5 @@ def _joined(texts: list[pa.Array], separator: str, null: str) -> pa.Array:
     )
 
 
-def _used(text: pa.Array) -> np.ndarray:
-    """The bytes of all values, one after the other."""
-    _, offsets, data = text.buffers()
-    if data is None or not len(text):
-        return np.zeros(0, np.uint8)
-    width = np.int64 if pa.types.is_large_string(text.type) else np.int32
-    bounds = np.frombuffer(offsets, width)
-    return np.frombuffer(data, np.uint8)[bounds[text.offset] : bounds[text.offset + len(text)]]
-
-
 def _bytes(text: pa.Array) -> memoryview:
-    return memoryview(_used(text))  # type: ignore[arg-type]
+    return memoryview(bytes_of(text))  # type: ignore[arg-type]

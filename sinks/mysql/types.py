@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from sinks.arrow_types import is_bytes, is_text
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
@@ -116,10 +117,6 @@ def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) ->
     raise Unfit(f"type {name} is not supported; use a text, json or blob column, or a view with a conversion")
 
 
-def _is_text(arrow: pa.DataType) -> bool:
-    return bool(at.is_string(arrow) or at.is_large_string(arrow))
-
-
 def _string(array: pa.Array) -> pa.Array:
     return array.cast(pa.string())
 
@@ -195,7 +192,7 @@ def _text(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
         if column.type == "json" and not column.collation and not rounding:  # MySQL's own; MariaDB's is a text
             fits_doubles(arrow)
         return to_json
-    if not _is_text(arrow):
+    if not is_text(arrow):
         more = " (or give a struct, map or array)" if column.type == "json" else ""
         raise Unfit(f"cast it to string in Spark{more}")
     if column.type != "char" or rounding:
@@ -209,7 +206,7 @@ def _text(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
 
 
 def _member(arrow: pa.DataType, column: Column) -> Convert:
-    if not _is_text(arrow):
+    if not is_text(arrow):
         raise Unfit("cast it to string in Spark")
     members, several = column.members, column.type == "set"
 
@@ -224,7 +221,7 @@ _HEX = np.array([f"{byte:02X}".encode() for byte in range(256)], "S2").view(np.u
 
 
 def _binary(arrow: pa.DataType, column: Column) -> Convert:
-    if not at.is_binary(arrow) and not at.is_large_binary(arrow):
+    if not is_bytes(arrow):
         raise Unfit("cast it to binary in Spark")
 
     def convert(array: pa.Array) -> pa.Array:
@@ -333,9 +330,9 @@ def mismatches(schema: pa.Schema, columns: Sequence[Column], *, rounding: bool =
 def target_type(arrow: pa.DataType, *, key: bool = False) -> str:
     """The MySQL type of a column that the sink creates for an Arrow type; `key` for one that gets an index, which text
     and bytes of any length cannot have. Raises Unfit for one that has none."""
-    if _is_text(arrow):
+    if is_text(arrow):
         return "varchar(255)" if key else "longtext"
-    if at.is_binary(arrow) or at.is_large_binary(arrow):
+    if is_bytes(arrow):
         return "varbinary(255)" if key else "longblob"
     for test, name in _CREATED:
         if test(arrow):

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 from psycopg.postgres import types as builtin
 
+from sinks.arrow_types import bytes_of, is_bytes, is_list, is_text
 from sinks.postgres.exact import exactness
 from sinks.sql import target as targets
 from sinks.sql import values
@@ -144,7 +145,7 @@ def _within(whole: pa.Array, bounds: tuple[int, int], what: str) -> pa.Array:
 
 
 def _text(arrow: pa.DataType, *, json: bool) -> Convert:
-    if at.is_string(arrow) or at.is_large_string(arrow):
+    if is_text(arrow):
         return _without_nul
     if json and at.is_nested(arrow):
         no_internals(arrow)
@@ -154,15 +155,10 @@ def _text(arrow: pa.DataType, *, json: bool) -> Convert:
 
 def _without_nul(array: pa.Array) -> pa.Array:
     """PostgreSQL has no NUL in text. Looks at the bytes once; offsets only where there is one."""
-    _, offsets, data = array.buffers()
-    if data is not None and len(array):
-        width = np.int64 if at.is_large_string(array.type) else np.int32
-        bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
-        used = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
-        if used.size and not used.all():
-            index = pc.index(pc.greater_equal(pc.find_substring(array, pattern="\0"), 0), True).as_py()
-            if index >= 0:
-                raise Refused(index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot")
+    if not bytes_of(array).all():
+        index = pc.index(pc.greater_equal(pc.find_substring(array, pattern="\0"), 0), True).as_py()
+        if index >= 0:
+            raise Refused(index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot")
     return array
 
 
@@ -197,7 +193,7 @@ def _boolean(arrow: pa.DataType) -> Convert:
 
 
 def _bytea(arrow: pa.DataType) -> Convert:
-    return cast(arrow, arrow, at.is_binary(arrow) or at.is_large_binary(arrow), "cast it to binary in Spark")
+    return cast(arrow, arrow, is_bytes(arrow), "cast it to binary in Spark")
 
 
 def _date(arrow: pa.DataType) -> Convert:
@@ -253,7 +249,7 @@ _DIGITS = np.array([i for i in range(36) if i not in (8, 13, 18, 23)])
 
 
 def _uuid(arrow: pa.DataType) -> Convert:
-    if not at.is_string(arrow) and not at.is_large_string(arrow):
+    if not is_text(arrow):
         raise Unfit("give it as string")
 
     def convert(array: pa.Array) -> pa.Array:
@@ -303,7 +299,7 @@ def _macaddr(arrow: pa.DataType) -> Convert:
 
 
 def _from_string(arrow: pa.DataType, pack: Callable[[str], bytes], complaint: str) -> Convert:
-    if not at.is_string(arrow) and not at.is_large_string(arrow):
+    if not is_text(arrow):
         raise Unfit("give it as string")
     return lambda array: _each(array, pack, complaint)
 
@@ -338,7 +334,7 @@ _CONVERSIONS: dict[str, Callable[[pa.DataType], Convert]] = {
 def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if at.is_null(arrow):
         return lambda array: pa.nulls(len(array), pa.binary())
-    if not at.is_list(arrow) and not at.is_large_list(arrow):
+    if not is_list(arrow):
         raise Unfit("it takes an array")
     if at.is_nested(arrow.value_type):
         raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
@@ -382,7 +378,7 @@ def _packed(array: pa.Array, values: pa.Array, offsets: np.ndarray, oid: int) ->
 
 def _binary(values: pa.Array) -> pa.Array:
     """The binary form of elements, length not included."""
-    if at.is_string(values.type) or at.is_large_string(values.type) or at.is_binary(values.type):
+    if is_text(values.type) or at.is_binary(values.type):
         return values.cast(pa.binary())
     if not at.is_timestamp(values.type) and not at.is_duration(values.type):
         return pa.array(_fields(values), pa.binary())
@@ -427,7 +423,7 @@ def target_type(arrow: pa.DataType) -> str:
         return f"numeric({arrow.precision},{arrow.scale})"
     if at.is_timestamp(arrow):
         return "timestamptz" if arrow.tz else "timestamp"
-    if (at.is_list(arrow) or at.is_large_list(arrow)) and not at.is_nested(arrow.value_type):
+    if is_list(arrow) and not at.is_nested(arrow.value_type):
         return target_type(arrow.value_type) + "[]"
     if at.is_nested(arrow):
         try:
@@ -445,8 +441,8 @@ _CREATED: list[tuple[Callable[[pa.DataType], bool], str]] = [
     (at.is_int64, "bigint"),
     (at.is_float32, "real"),
     (at.is_float64, "double precision"),
-    (lambda t: at.is_string(t) or at.is_large_string(t) or at.is_null(t), "text"),
-    (lambda t: at.is_binary(t) or at.is_large_binary(t), "bytea"),
+    (lambda t: is_text(t) or at.is_null(t), "text"),
+    (is_bytes, "bytea"),
     (at.is_date32, "date"),
     (at.is_time, "time"),
     (at.is_duration, "interval"),

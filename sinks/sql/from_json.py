@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as at
 
+from sinks.arrow_types import is_bytes, is_list
+
 Parse = Callable[[Any], Any]
 _SPAN = re.compile(r"PT(-?)(\d+)\.(\d{6})S")
 _DATE = re.compile(r"(-?\d{4,})-(\d\d)-(\d\d)")
@@ -54,12 +56,12 @@ def _parse_value(kind: pa.DataType) -> Parse:
         return _struct(kind)
     if at.is_map(kind):
         return _map(kind)
-    if at.is_list(kind) or at.is_large_list(kind):
+    if is_list(kind):
         element = _parse(kind.value_type)
         return lambda value: [element(one) for one in _of(list, value)]
     if at.is_floating(kind):
         return _float(kind)
-    if at.is_binary(kind) or at.is_large_binary(kind):
+    if is_bytes(kind):
         return lambda value: base64.b64decode(value, validate=True)
     if at.is_decimal(kind):
         return _decimal

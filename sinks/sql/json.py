@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from sinks.arrow_types import bytes_of, is_bytes, is_list
+
 _ESCAPED = r'[\x00-\x1f"\\]'
 _IS_ESCAPED = np.array([re.match(_ESCAPED, chr(byte)) is not None for byte in range(128)] + [False] * 128)
 
@@ -27,13 +29,13 @@ def to_json(array: pa.Array) -> pa.Array:
         return _struct(array)
     if at.is_map(kind):
         return _map(array)
-    if at.is_list(kind) or at.is_large_list(kind):
+    if is_list(kind):
         return _enclosed("[", _joined(_or_null(to_json(array.flatten())), _offsets(array), array), "]")
     if at.is_floating(kind):
         # float by its own shortest text, not by that of the double next to it
         values = array if at.is_float64(kind) else array.cast(pa.string())
         return _each(values, lambda value: _number(float(value)))
-    if at.is_binary(kind) or at.is_large_binary(kind):
+    if is_bytes(kind):
         return _each(array, lambda value: f'"{base64.b64encode(value).decode()}"')
     if at.is_boolean(kind) or at.is_integer(kind) or at.is_decimal(kind):
         return array.cast(pa.string())
@@ -54,10 +56,7 @@ def _each(array: pa.Array, text: Callable[[Any], str]) -> pa.Array:
 
 def _string(texts: pa.Array) -> pa.Array:
     quoted = _enclosed('"', texts, '"')
-    _, offsets, data = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[texts.offset :] if len(texts) else [0]
-    used = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[len(texts)]]
-    if not _IS_ESCAPED[used].any():
+    if not _IS_ESCAPED[bytes_of(texts)].any():
         return quoted
     special = pc.fill_null(pc.match_substring_regex(texts, _ESCAPED), False)
     return pc.replace_with_mask(quoted, special, _each(texts.filter(special), encode_basestring))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from sinks.arrow_types import is_list
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.sql.target import Column
 
@@ -213,7 +214,7 @@ def spark_name(arrow: pa.DataType) -> str:
     """An Arrow type in Spark's words."""
     if at.is_timestamp(arrow):
         return "timestamp" if arrow.tz else "timestamp_ntz"
-    if at.is_list(arrow) or at.is_large_list(arrow):
+    if is_list(arrow):
         return f"array<{spark_name(arrow.value_type)}>"
     names = {"int64": "bigint", "int32": "int", "int16": "smallint", "int8": "tinyint", "bool": "boolean"}
     return names.get(str(arrow), str(arrow).replace("decimal128", "decimal"))

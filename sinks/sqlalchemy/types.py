@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
+from sinks.arrow_types import is_bytes, is_text
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
@@ -66,14 +67,14 @@ def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) ->
     if isinstance(kind, sa.JSON):
         if column.dialect == "mysql" and not rounding:
             fits_doubles(arrow)
-        return _no_number if column.dialect == "sqlite" and _is_text(arrow) else _as_text(arrow)
-    if isinstance(kind, mysql.ENUM | mysql.SET) and not _is_text(arrow):
+        return _no_number if column.dialect == "sqlite" and is_text(arrow) else _as_text(arrow)
+    if isinstance(kind, mysql.ENUM | mysql.SET) and not is_text(arrow):
         raise Unfit("cast to string in Spark")
     if isinstance(kind, sa.String):
-        text = _as_text(arrow) if at.is_nested(arrow) else _only(_is_text(arrow), "cast to string in Spark")
+        text = _as_text(arrow) if at.is_nested(arrow) else _only(is_text(arrow), "cast to string in Spark")
         return _text(text, kind, rounding)
     if isinstance(kind, mysql.BINARY | sa.BINARY) and kind.length:
-        return _padded(_only(at.is_binary(arrow) or at.is_large_binary(arrow), "cast to binary in Spark"), kind.length)
+        return _padded(_only(is_bytes(arrow), "cast to binary in Spark"), kind.length)
     if isinstance(kind, sa.Float):
         return _floating(arrow, column, rounding)
     if isinstance(kind, sa.Numeric):
@@ -83,16 +84,12 @@ def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) ->
     for kinds, fits, name in (
         (sa.Boolean, at.is_boolean(arrow), "boolean"),
         (sa.Integer, at.is_integer(arrow) or at.is_boolean(arrow), "an integer type"),
-        (_BINARIES, at.is_binary(arrow) or at.is_large_binary(arrow), "binary"),
+        (_BINARIES, is_bytes(arrow), "binary"),
         (sa.Date, at.is_date(arrow), "date"),
     ):
         if isinstance(kind, kinds):
             return _only(fits, f"cast to {name} in Spark")
     raise Unfit("this sink does not know the column's type; use the sink of that database, or a column of another type")
-
-
-def _is_text(arrow: pa.DataType) -> bool:
-    return bool(at.is_string(arrow) or at.is_large_string(arrow))
 
 
 def _only(fits: bool, advice: str) -> Convert:
@@ -132,7 +129,7 @@ def _padded(convert: Convert, length: int) -> Convert:
 
 def _as_text(arrow: pa.DataType) -> Convert:
     """JSON text; a string is taken as the JSON text that it is. (The engine's json_serializer leaves text alone.)"""
-    if _is_text(arrow):
+    if is_text(arrow):
         return same
     no_internals(arrow)
     return to_json
@@ -239,9 +236,9 @@ def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[
     }
     if arrow in simple:
         return simple[arrow]
-    if _is_text(arrow):
+    if is_text(arrow):
         return sa.String(_KEY_LENGTH) if key else sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
-    if at.is_binary(arrow) or at.is_large_binary(arrow):
+    if is_bytes(arrow):
         return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
     if at.is_decimal(arrow):
         kind = sa.Numeric(arrow.precision, arrow.scale)

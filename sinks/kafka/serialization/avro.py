@@ -10,17 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.kafka.serialization.schema import (
-    Change,
-    Merged,
-    below,
-    is_bytes,
-    is_int,
-    is_list,
-    is_text,
-    no_type,
-    unnameable,
-)
+from sinks.arrow_types import is_bytes, is_list, is_text
+from sinks.kafka.serialization.schema import Change, Merged, below, is_int, no_type, unnameable
 
 Schema = Any
 """Of Avro, as JSON: a dict, a name, or a list, which is a union."""

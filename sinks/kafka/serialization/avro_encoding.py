@@ -10,10 +10,11 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.types as t
 
+from sinks.arrow_types import is_list, is_text
 from sinks.extras import needs_extra
 from sinks.kafka.serialization import avro
 from sinks.kafka.serialization.avro import Schema, null_first, nullable
-from sinks.kafka.serialization.schema import Encode, Format, Merged, ValidationError, is_list, is_text, once
+from sinks.kafka.serialization.schema import Encode, Format, Merged, ValidationError, once
 
 with needs_extra("avro"):
     import fastavro

@@ -11,19 +11,9 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.types as t
 
+from sinks.arrow_types import is_bytes, is_list, is_text
 from sinks.extras import needs_extra
-from sinks.kafka.serialization.schema import (
-    Change,
-    Merged,
-    alike,
-    below,
-    is_bytes,
-    is_int,
-    is_list,
-    is_text,
-    no_type,
-    unnameable,
-)
+from sinks.kafka.serialization.schema import Change, Merged, alike, below, is_int, no_type, unnameable
 
 with needs_extra("protobuf"):
     from google.protobuf import descriptor_pool, duration_pb2, timestamp_pb2

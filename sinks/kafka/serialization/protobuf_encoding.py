@@ -9,9 +9,10 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.types as t
 
+from sinks.arrow_types import is_list
 from sinks.extras import needs_extra
 from sinks.kafka.serialization import protobuf
-from sinks.kafka.serialization.schema import Encode, Format, Merged, ValidationError, is_list, once
+from sinks.kafka.serialization.schema import Encode, Format, Merged, ValidationError, once
 
 with needs_extra("protobuf"):
     from google.protobuf.descriptor import Descriptor, FieldDescriptor

@@ -12,6 +12,8 @@ from typing import IO, Any, ClassVar
 import pyarrow as pa
 import pyarrow.types as t
 
+from sinks.arrow_types import is_list
+
 
 class ValidationError(ValueError):
     """A row that its schema does not take."""
@@ -111,18 +113,6 @@ def no_type(path: str, kind: pa.DataType, language: str) -> str:
 
 def below(path: str, step: str) -> str:
     return f"{path}.{step}" if path else step
-
-
-def is_text(kind: pa.DataType) -> bool:
-    return bool(t.is_string(kind) or t.is_large_string(kind))
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    return bool(t.is_binary(kind) or t.is_large_binary(kind))
-
-
-def is_list(kind: pa.DataType) -> bool:
-    return bool(t.is_list(kind) or t.is_large_list(kind))
 
 
 def is_int(kind: pa.DataType) -> bool:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as t
 
+from sinks.arrow_types import is_list
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.kafka.serialization.encoding import Writer
 from sinks.kafka.serialization.registry import Refused, Registry
-from sinks.kafka.serialization.schema import Format, Merged, is_list
+from sinks.kafka.serialization.schema import Format, Merged
 from sinks.sql.evolution import STEPS, SchemaEvolution
 
 if TYPE_CHECKING:
