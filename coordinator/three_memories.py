@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
-from coordinator.protocol.memories import Verdict, of_location, of_sink
+from coordinator.protocol.memories import Remembered, of_location, of_sink
 from coordinator.protocol.records import CheckpointStore
 from coordinator.spark.location import open_location
 
@@ -28,12 +28,12 @@ def side_by_side(store: CheckpointStore, sinks: Mapping[str, Sink], location: st
     newest = history[-1].checkpoint_id if history else -1
     yield Memory("storage", newest, "" if history else "holds no checkpoint of this job", True)
     if location is not None:
-        yield Memory("checkpointLocation", *_of_location(location, history))
+        yield _of_location(location, history)
     for name, answer in asked.items():
         if isinstance(answer, Exception):
             yield Memory(f"sink {name}", None, f"cannot be asked: {answer}", False)
         else:
-            yield Memory(f"sink {name}", *_of(of_sink(name, answer, history)))
+            yield _of(f"sink {name}", of_sink(name, answer, history))
 
 
 def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
@@ -49,17 +49,17 @@ def _number(checkpoint: int) -> str:
     return "none" if checkpoint == -1 else str(checkpoint)
 
 
-def _of_location(location: str, history: Sequence[Complete]) -> tuple[int | None, str, bool]:
-    files = open_location(location).files()
+def _of_location(location: str, history: Sequence[Complete]) -> Memory:
+    name, files = "checkpointLocation", open_location(location).files()
     if not files:
-        return None, "there is none: mistyped, or deleted", False
+        return Memory(name, None, "there is none: mistyped, or deleted", False)
     commits = [file.removeprefix("commits/") for file in files if file.startswith("commits/")]
-    next_batch = max((int(name) for name in commits if name.isdecimal()), default=-1) + 1
-    return _of(of_location(next_batch, history))
+    next_batch = max((int(number) for number in commits if number.isdecimal()), default=-1) + 1
+    return _of(name, of_location(next_batch, history))
 
 
-def _of(verdict: Verdict) -> tuple[int | None, str, bool]:
-    return verdict.newest, verdict.words, verdict.agrees
+def _of(name: str, remembered: Remembered) -> Memory:
+    return Memory(name, remembered.newest, remembered.words, remembered.agrees)
 
 
 def _ask(job: str, sink: Sink) -> dict[str, int] | Exception | None:

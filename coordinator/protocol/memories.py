@@ -135,7 +135,7 @@ def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Co
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Remembered:
     """What one memory holds, beside checkpoint storage. `newest`: its newest checkpoint, -1 if it has none, None if
     nobody can tell. `ahead`: it has checkpoints that storage does not know."""
 
@@ -145,41 +145,43 @@ class Verdict:
     ahead: bool = False
 
 
-def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Complete]) -> Verdict:
+def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Complete]) -> Remembered:
     """`history`: the retained complete checkpoints, oldest first, as storage told them after the sink was asked."""
     if memory is None:
-        return Verdict(None, "cannot tell: it keeps no memory, has none yet, or it has expired")
+        return Remembered(None, "cannot tell: it keeps no memory, has none yet, or it has expired")
     if not history:
         newest = max(memory.values(), default=-1)
         if newest < 0:
-            return Verdict(newest, "as storage")
-        return Verdict(newest, "newer: the storage was deleted, or is another one", agrees=False, ahead=True)
+            return Remembered(newest, "as storage")
+        return Remembered(newest, "newer: the storage was deleted, or is another one", agrees=False, ahead=True)
     record = history[-1].record
     if record.predecessors is not None and (other := _of_another_history(memory, record.predecessors, record.lineage)):
         words = f"has lineage {other[0]}, which storage does not know, or not so far"
-        return Verdict(other[1], words, agrees=False, ahead=True)
+        return Remembered(other[1], words, agrees=False, ahead=True)
     newest, stored = _newest(memory, history[-1]), history[-1].checkpoint_id
     if newest > stored:
-        return Verdict(newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
+        return Remembered(newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
     missing = [part for complete in history if _missing(memory, part := complete.only(sink))]
     if not missing:
-        return Verdict(newest, "as storage")
+        return Remembered(newest, "as storage")
     if [part.checkpoint_id for part in missing] == [stored]:
-        return Verdict(newest, f"as storage, once checkpoint {stored} is committed: its driver or the next start does")
+        return Remembered(
+            newest, f"as storage, once checkpoint {stored} is committed: its driver or the next start does"
+        )
     behind = stored - newest
-    return Verdict(newest, f"older by {behind}, unless that is in doubt: the system was set back", agrees=False)
+    return Remembered(newest, f"older by {behind}, unless that is in doubt: the system was set back", agrees=False)
 
 
-def of_location(next_batch: int, history: Sequence[Complete]) -> Verdict:
+def of_location(next_batch: int, history: Sequence[Complete]) -> Remembered:
     """`next_batch`: the one that Spark will ask for."""
     newest, stored = next_batch - 1, history[-1].checkpoint_id if history else -1
     if newest > stored:
-        return Verdict(newest, f"newer by {newest - stored}: the storage was set back", agrees=False)
+        return Remembered(newest, f"newer by {newest - stored}: the storage was set back", agrees=False)
     if newest == stored:
-        return Verdict(newest, "as storage")
+        return Remembered(newest, "as storage")
     if newest == stored - 1:
-        return Verdict(newest, f"as storage, once Spark has asked for batch {stored} again")
-    return Verdict(newest, f"older by {stored - newest}: it was set back", agrees=False)
+        return Remembered(newest, f"as storage, once Spark has asked for batch {stored} again")
+    return Remembered(newest, f"older by {stored - newest}: it was set back", agrees=False)
 
 
 def _of_another_history(

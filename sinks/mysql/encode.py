@@ -13,7 +13,7 @@ from sinks.arrow_types import bytes_of
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.mysql.server import listed, quoted
 from sinks.mysql.types import Column, Form, conversion, mismatches
-from sinks.sql.values import Refused, bad_value, require_same_columns
+from sinks.sql.values import RefusedValue, bad_value, require_same_columns
 
 _ROWS_AT_ONCE = 65_536
 
@@ -68,9 +68,9 @@ class RowEncoder(ABC):
         for column, convert, array in zip(self.columns, self._convert, batch.columns, strict=True):
             try:
                 if array.null_count and not column.nullable:
-                    raise Refused(pc.index(array.is_null(), True).as_py(), "NULL in a column that is NOT NULL")
+                    raise RefusedValue(pc.index(array.is_null(), True).as_py(), "NULL in a column that is NOT NULL")
                 texts.append(convert(array))
-            except Refused as refused:
+            except RefusedValue as refused:
                 raise bad_value(f"table {self.table}", self.rows, batch, column.name, refused) from None
         return texts
 

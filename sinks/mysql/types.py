@@ -26,7 +26,7 @@ from sinks.sql.json import to_json
 from sinks.sql.values import (
     ROUNDING,
     Convert,
-    Refused,
+    RefusedValue,
     Unfit,
     checked,
     fits_doubles,
@@ -141,7 +141,7 @@ def _within(array: pa.Array, bounds: tuple[int, int], complaint: str) -> pa.Arra
     found = pc.min_max(array).as_py()
     if found["min"] is not None and not (low <= found["min"] and found["max"] <= high):
         index = next(i for i, value in enumerate(array.to_pylist()) if value is not None and not low <= value <= high)
-        raise Refused(index, f"{short(array[index])} {complaint}")
+        raise RefusedValue(index, f"{short(array[index])} {complaint}")
     return array
 
 

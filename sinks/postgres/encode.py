@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sinks.errors import SchemaMismatch
 from sinks.postgres.types import Column, conversion, mismatches
-from sinks.sql.values import Refused, bad_value, require_same_columns
+from sinks.sql.values import RefusedValue, bad_value, require_same_columns
 
 _ROWS_AT_ONCE = 16_384
 _BYTES_AT_ONCE = 16 * 2**20
@@ -66,6 +66,6 @@ class CopyEncoder:
         for name, convert, array in zip(self.columns, self._convert, batch.columns, strict=True):
             try:
                 arrays.append(convert(array))
-            except Refused as refused:
+            except RefusedValue as refused:
                 raise bad_value(f"table {self.table}", self.rows, batch, name, refused) from None
         return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))

@@ -28,7 +28,7 @@ from sinks.sql import values
 from sinks.sql.json import to_json
 from sinks.sql.values import (
     Convert,
-    Refused,
+    RefusedValue,
     Unfit,
     cast,
     checked,
@@ -140,7 +140,7 @@ def _within(whole: pa.Array, bounds: tuple[int, int], what: str) -> pa.Array:
     if found["min"] is not None and not (low <= found["min"] and found["max"] <= high):
         outside = pc.or_(pc.less(whole, low), pc.greater(whole, high))
         index = pc.index(outside, True).as_py()
-        raise Refused(index, f"{whole[index]} {what} from 1970 is outside the years of PostgreSQL")
+        raise RefusedValue(index, f"{whole[index]} {what} from 1970 is outside the years of PostgreSQL")
     return whole
 
 
@@ -158,7 +158,7 @@ def _without_nul(array: pa.Array) -> pa.Array:
     if not bytes_of(array).all():
         index = pc.index(pc.greater_equal(pc.find_substring(array, pattern="\0"), 0), True).as_py()
         if index >= 0:
-            raise Refused(index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot")
+            raise RefusedValue(index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot")
     return array
 
 
@@ -310,7 +310,7 @@ def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.A
         try:
             packed.append(None if text is None else pack(text))
         except ValueError:
-            raise Refused(index, f"{short(text)} {complaint}") from None
+            raise RefusedValue(index, f"{short(text)} {complaint}") from None
     return pa.array(packed, pa.binary())
 
 
@@ -350,8 +350,8 @@ def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
         np.cumsum(lengths, out=offsets[1:])
         try:
             values = element(pc.list_flatten(array))
-        except Refused as refused:
-            raise Refused(int(np.searchsorted(offsets, refused.index, side="right")) - 1, str(refused)) from None
+        except RefusedValue as refused:
+            raise RefusedValue(int(np.searchsorted(offsets, refused.index, side="right")) - 1, str(refused)) from None
         if plain:
             return pa.ListArray.from_arrays(pa.array(offsets), values, mask=array.is_null())
         return _packed(array, values, offsets, column.element)

@@ -14,7 +14,7 @@ from sinks.errors import BadValue, SchemaMismatch
 from sinks.sql.target import Column
 
 
-class Refused(ValueError):
+class RefusedValue(ValueError):
     """A value of a column cannot be converted. `index` is its position in the array that was given."""
 
     def __init__(self, index: int, reason: str) -> None:
@@ -23,7 +23,7 @@ class Refused(ValueError):
 
 
 Convert = Callable[[pa.Array], pa.Array]
-"""From the batch's array to one in the form that the column takes. Raises Refused."""
+"""From the batch's array to one in the form that the column takes. Raises RefusedValue."""
 
 
 DOUBLE_DIGITS = 15
@@ -81,13 +81,13 @@ def cast(arrow: pa.DataType, target: pa.DataType, fits: bool, advice: str) -> Co
 
 
 def checked(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Cast what loses nothing. Raises Refused."""
+    """Cast what loses nothing. Raises RefusedValue."""
     try:
         return array.cast(target)
     except pa.ArrowInvalid:
         index = _first_that_fails(array, target)
         exactly = " of what the column holds exactly" if at.is_floating(target) else ""
-        raise Refused(index, f"{short(array[index])} is out of range{exactly}") from None
+        raise RefusedValue(index, f"{short(array[index])} is out of range{exactly}") from None
 
 
 def _first_that_fails(array: pa.Array, target: pa.DataType) -> int:
@@ -127,13 +127,13 @@ def to_scale(array: pa.Array, precision: int, scale: int, declared: str, *, roun
             array = array.cast(scaled)
         except pa.ArrowInvalid:
             index = _first_that_fails(array, scaled)
-            raise Refused(index, f"{short(given[index])} {would_be_rounded(declared)}") from None
+            raise RefusedValue(index, f"{short(given[index])} {would_be_rounded(declared)}") from None
     target = pa.decimal256(precision, scale)
     try:
         return array.cast(target)
     except pa.ArrowInvalid:
         index = _first_that_fails(array, target)
-        raise Refused(index, f"{short(given[index])} is out of range of {declared}") from None
+        raise RefusedValue(index, f"{short(given[index])} is out of range of {declared}") from None
 
 
 def to_unit(array: pa.Array, unit: int, declared: str, *, rounding: bool = False) -> pa.Array:
@@ -144,7 +144,7 @@ def to_unit(array: pa.Array, unit: int, declared: str, *, rounding: bool = False
         return array
     if not rounding:
         index = int(rest.nonzero()[0][0])
-        raise Refused(index, f"{short(array[index])} {would_be_rounded(declared)}")
+        raise RefusedValue(index, f"{short(array[index])} {would_be_rounded(declared)}")
     return pa.array((counts + unit // 2) // unit * unit, mask=array.is_null().to_numpy(False)).view(array.type)
 
 
@@ -163,14 +163,14 @@ def refuse_strangers(texts: pa.Array, members: Sequence[str], declared: str, *, 
     strange = pc.and_(words.is_valid(), pc.invert(pc.is_in(words, known)))
     if pc.any(strange).as_py():
         index = rows[pc.index(strange, True).as_py()].as_py()
-        raise Refused(index, f"{short(texts[index])} is no member of {declared}")
+        raise RefusedValue(index, f"{short(texts[index])} is no member of {declared}")
 
 
 def refuse(array: pa.Array, bad: pa.Array, reason: str) -> None:
-    """Raise Refused for the first value of `array` at which `bad` is true."""
+    """Raise RefusedValue for the first value of `array` at which `bad` is true."""
     if pc.any(bad).as_py():
         index = pc.index(bad, True).as_py()
-        raise Refused(index, f"{short(array[index])} {reason}")
+        raise RefusedValue(index, f"{short(array[index])} {reason}")
 
 
 def require_moments(arrow: pa.DataType) -> None:
@@ -231,7 +231,7 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def bad_value(where: str, before: int, batch: pa.RecordBatch, name: str, refused: Refused) -> BadValue:
+def bad_value(where: str, before: int, batch: pa.RecordBatch, name: str, refused: RefusedValue) -> BadValue:
     """Names column, row (counted from 1; `before` came before those of `batch`), and what tells it from others: its
     first other columns, which are the keys more often than not."""
     others = [other for other in batch.schema.names if other != name][:3]

@@ -13,7 +13,7 @@ from sqlalchemy.engine import RootTransaction
 
 from sinks.errors import BadValue
 from sinks.sql.deferred import DEFERRED
-from sinks.sql.values import Refused, bad_value
+from sinks.sql.values import RefusedValue, bad_value
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.types import Column, conversion
 from sinks.transaction import Fingerprint, Identity, TransactionContext
@@ -109,16 +109,16 @@ class RowTransaction:
         array = batch.column(batch.schema.get_field_index(name))
         try:
             if array.null_count and not self._nullable[name]:
-                raise Refused(pc.index(array.is_null(), True).as_py(), "NULL in a column that takes none")
+                raise RefusedValue(pc.index(array.is_null(), True).as_py(), "NULL in a column that takes none")
             converted = self._convert[name](array)
             try:
                 values: list[Any] = converted.to_pylist()
             except (ValueError, OverflowError) as error:
                 text = isinstance(error, UnicodeDecodeError)
                 reason = "the text is not UTF-8" if text else "the year is not within 1 to 9999"
-                raise Refused(_first_unreadable(converted), reason) from None
+                raise RefusedValue(_first_unreadable(converted), reason) from None
             return values
-        except Refused as refused:
+        except RefusedValue as refused:
             raise bad_value(self.where, self._row, batch, name, refused) from None
 
     def finish(self) -> int:

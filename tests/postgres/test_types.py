@@ -21,7 +21,7 @@ from sinks.errors import BadValue, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.types import Column, conversion, mismatches, target_type
-from sinks.sql.values import Refused
+from sinks.sql.values import RefusedValue
 from sinks.testing.servers.postgres import PostgresService
 
 UTC = "UTC"
@@ -107,7 +107,7 @@ def test_xml_that_names_another_encoding_is_refused() -> None:
     plain = ["<a>é</a>", '<?xml version="1.0"?><a>é</a>', "<?xml version='1.0' encoding = 'utf-8'?><a>é</a>", None]
     ascii = '<?xml version="1.0" encoding="ISO-8859-1"?><a/>'
     assert convert(pa.array([*plain, ascii])).to_pylist() == [*plain, ascii]
-    with pytest.raises(Refused, match="names an encoding, in which the server would read its UTF-8") as refused:
+    with pytest.raises(RefusedValue, match="names an encoding, in which the server would read its UTF-8") as refused:
         convert(pa.array([*plain, ascii.replace("<a/>", "<a>é</a>")]))
     assert refused.value.index == len(plain)
 

@@ -20,7 +20,7 @@ _CONFLICT = 409
 _RETRIES = {"max.retries": 2, "retries.wait.ms": 200, "retries.max.wait.ms": 2000}
 
 
-class Refused(Exception):
+class RefusedSchema(Exception):
     """The registry does not take a schema into the subject: what it says about that."""
 
 
@@ -83,12 +83,12 @@ class Registry:
         return answer is not False
 
     def register(self, text: str) -> int:
-        """The number of the schema, which is the same for one that is registered already. Raises `Refused`."""
+        """The number of the schema, which is the same for one that is registered already. Raises `RefusedSchema`."""
         try:
             return self._client.register_schema(self.subject, Schema(text, self._kind))
         except SchemaRegistryError as error:
             if error.http_status_code == _CONFLICT:
-                raise Refused(error.error_message) from error
+                raise RefusedSchema(error.error_message) from error
             raise self._failed("to register a schema", error) from error
         except Exception as error:
             raise self._failed("to register a schema", error) from error

@@ -15,7 +15,7 @@ from sinks.arrow_types import is_list
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.kafka.serialization.encoding import Writer
-from sinks.kafka.serialization.registry import Refused, Registry
+from sinks.kafka.serialization.registry import RefusedSchema, Registry
 from sinks.kafka.serialization.schema import Format, Merged
 from sinks.sql.evolution import STEPS, SchemaEvolution
 
@@ -88,7 +88,7 @@ class Values:
             if plan.steps:
                 try:
                     schema_id = registry.register(text)
-                except Refused as refused:
+                except RefusedSchema as refused:
                     raise self._incompatible(plan, f"{registry.compatibility()}; it says: {refused}") from refused
                 changes = "; ".join(change.what for change in plan.merged.changes) or "its first version"
                 logger.info("sink %r: subject %r has schema %d now: %s", self.sink, self.subject, schema_id, changes)
