@@ -9,6 +9,7 @@ import pytest
 
 from sinks.kafka import KafkaSink, librdkafka
 from sinks.testing.servers.kafka import KafkaService
+from sinks.testing.servers.registry import RegistryServer
 from tests.kafka.play import sink_of
 
 
@@ -17,6 +18,13 @@ def sink(kafka: KafkaService, kafka_topic: str) -> Iterator[KafkaSink]:
     sink = sink_of(kafka, kafka_topic)
     yield sink
     sink.close()
+
+
+@pytest.fixture
+def own_registry() -> Iterator[RegistryServer]:
+    """One that a test may stop."""
+    with RegistryServer() as server:
+        yield server
 
 
 @pytest.fixture(params=["native", "plain"])

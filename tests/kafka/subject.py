@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pytest
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # re-exported without saying so
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from coordinator import Step
+from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
+from sinks.testing.local import Partitions
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.registry import ExternalRegistry, RegistryServer
+from sinks.testing.table import eventually
 from tests.kafka.reading import read, settled
+from tests.kafka.test_crashes import At, run
 
 AnyRegistry = RegistryServer | ExternalRegistry
 
@@ -71,3 +80,38 @@ class Subject(ABC):
         deserialize = self.deserializer()
         context = SerializationContext(self.topic, MessageField.VALUE)
         return [deserialize(m.value(), context) for m in read(self.kafka.client_options(), self.topic)]
+
+    @abstractmethod
+    def ids(self) -> list[int]:
+        """Of the topic's rows, sorted."""
+
+    @abstractmethod
+    def versions(self) -> Sequence[Any]:
+        """What tells one version from another."""
+
+    def outlives(
+        self, server: RegistryServer, folder: Path, input: list[Partitions], other: str, shown: str = ""
+    ) -> None:
+        """A query that runs does not need the registry; a start does, and does not trust one that was set back, or has
+        the schema `other` under the number of these rows."""
+
+        def refused(why: str) -> None:
+            with closing(self.sink()) as sink, pytest.raises(ConfigurationError, match=why):
+                run(sink, folder, input)
+
+        run(self.sink(), folder, input[:2], At(Step.COMPLETE, 0, server.kill))
+        refused(r"cannot be asked for .*Check that it")
+        server.start()  # and has forgotten everything
+        refused("has no schema under it")
+        assert self.versions() == []
+        self.register(other)
+        self.client.set_compatibility(self.name, "NONE")
+        refused(rf"has another schema, .*{shown}.* under it")
+        assert len(self.versions()) == 1
+        admin = self.kafka.admin()
+        admin.delete_topics([self.topic])[self.topic].result(120)
+        eventually(lambda: self.topic not in admin.list_topics(timeout=120).topics)
+        admin.create_topics([NewTopic(self.topic, 1)])[self.topic].result(120)
+        eventually(lambda: self.topic in admin.list_topics(timeout=120).topics)
+        run(self.sink(), folder, input)
+        assert self.ids() == [4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -15,7 +15,6 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # re-exported without saying so
 from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -32,7 +31,6 @@ from sinks.testing.driver import KillAt
 from sinks.testing.local import Partitions
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.registry import RegistryServer
-from sinks.testing.table import eventually
 from sinks.transaction import CommitOutcome
 from tests.cli.play import Job
 from tests.kafka import test_protobuf
@@ -400,43 +398,12 @@ def test_driver_killed_twice_around_the_registration_and_every_row_is_read_once(
     assert subject.versions() == [[ID], [WIDE_ID], [WIDE_ID, NOTE]]
 
 
-@pytest.fixture
-def own(kafka: KafkaService, kafka_topic: str) -> Iterator[tuple[RegistryServer, Avro]]:
-    with RegistryServer() as server:
-        yield server, Avro(kafka, kafka_topic, server.url)
-
-
 @pytest.mark.large
 def test_a_registry_that_is_down_or_was_set_back(
-    own: tuple[RegistryServer, Avro], kafka: KafkaService, tmp_path: Path
+    kafka: KafkaService, kafka_topic: str, own_registry: RegistryServer, tmp_path: Path
 ) -> None:
-    """A query that runs does not need it; a start does, and does not trust it when numbers stand for others."""
-    server, subject = own
-    run(subject.sink(), tmp_path, [[OLD], [of_ids(3)]], At(Step.COMPLETE, 0, server.kill))
-    with (
-        closing(subject.sink()) as sink,
-        pytest.raises(ConfigurationError, match=r"cannot be asked for .*Check that it"),
-    ):
-        run(sink, tmp_path, [[OLD], [of_ids(3)], [of_ids(4)]])
-    server.start()  # and has forgotten everything
-    with closing(subject.sink()) as sink, pytest.raises(ConfigurationError, match="has no schema under it"):
-        run(sink, tmp_path, [[OLD], [of_ids(3)], [of_ids(4)]])
-    assert subject.versions() == []
-    subject.fields(NOTE)
-    subject.client.set_compatibility(subject.name, "NONE")
-    with (
-        closing(subject.sink()) as sink,
-        pytest.raises(ConfigurationError, match=r"has another schema, .*note.* under it"),
-    ):
-        run(sink, tmp_path, [[OLD], [of_ids(3)], [of_ids(4)]])
-    assert len(subject.versions()) == 1
-    admin = kafka.admin()
-    admin.delete_topics([subject.topic])[subject.topic].result(120)
-    eventually(lambda: subject.topic not in admin.list_topics(timeout=120).topics)
-    admin.create_topics([NewTopic(subject.topic, 1)])[subject.topic].result(120)
-    eventually(lambda: subject.topic in admin.list_topics(timeout=120).topics)
-    run(subject.sink(), tmp_path, [[OLD], [of_ids(3)], [of_ids(4)]])
-    assert subject.ids() == [4]
+    subject = Avro(kafka, kafka_topic, own_registry.url)
+    subject.outlives(own_registry, tmp_path, [[OLD], [of_ids(3)], [of_ids(4)]], text(NOTE), "note")
 
 
 @pytest.mark.large

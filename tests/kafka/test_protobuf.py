@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # re-exported without saying so
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message_factory import GetMessageClass
@@ -31,7 +30,6 @@ from sinks.testing.driver import KillAt
 from sinks.testing.local import Partitions
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.registry import RegistryServer
-from sinks.testing.table import eventually
 from sinks.transaction import CommitOutcome
 from tests.cli.play import Job
 from tests.kafka.play import pre_commit
@@ -388,46 +386,20 @@ def test_driver_killed_twice_around_the_registration_and_every_row_is_read_once(
     assert subject.versions()[-1] in ({"id": 1, "other": 2, "note": 3}, {"id": 1, "note": 2, "other": 3})
 
 
-@pytest.fixture
-def own(kafka: KafkaService, kafka_topic: str) -> Iterator[tuple[RegistryServer, Messages]]:
-    with RegistryServer() as server:
-        yield server, Messages(kafka, kafka_topic, server.url)
-
-
 @pytest.mark.large
 def test_a_registry_that_is_down_or_was_set_back(
-    own: tuple[RegistryServer, Messages], kafka: KafkaService, tmp_path: Path
+    kafka: KafkaService, kafka_topic: str, own_registry: RegistryServer, tmp_path: Path
 ) -> None:
-    """A query that runs does not need it; a start does, and does not trust it when numbers stand for others."""
-    server, subject = own
-    input: list[Partitions] = [[OLD], [of_ids(3)], [of_ids(4)]]
-    server.pause()
+    subject = Messages(kafka, kafka_topic, own_registry.url)
+    own_registry.pause()
     impatient = {"url": subject.url, "timeout": 0.5, "max.retries": 0}
     with (
         closing(subject.sink(schema_registry=impatient)) as sink,
         pytest.raises(ConfigurationError, match=r"cannot be asked for .*Timeout"),
     ):
         sink.check(OLD.schema)
-    server.resume()
-    run(subject.sink(), tmp_path, input[:2], At(Step.COMPLETE, 0, server.kill))
-    with closing(subject.sink()) as sink, pytest.raises(ConfigurationError, match=r"cannot be asked for .*Check that"):
-        run(sink, tmp_path, input)
-    server.start()  # and has forgotten everything
-    with closing(subject.sink()) as sink, pytest.raises(ConfigurationError, match="has no schema under it"):
-        run(sink, tmp_path, input)
-    assert subject.versions() == []
-    subject.register(merge([NOTE]).text)
-    subject.client.set_compatibility(subject.name, "NONE")
-    with closing(subject.sink()) as sink, pytest.raises(ConfigurationError, match=r"has another schema, .* under it"):
-        run(sink, tmp_path, input)
-    assert len(subject.versions()) == 1
-    admin = kafka.admin()
-    admin.delete_topics([subject.topic])[subject.topic].result(30)
-    eventually(lambda: subject.topic not in admin.list_topics(timeout=10).topics)
-    admin.create_topics([NewTopic(subject.topic, 1)])[subject.topic].result(30)
-    eventually(lambda: subject.topic in admin.list_topics(timeout=10).topics)
-    run(subject.sink(), tmp_path, input)
-    assert subject.ids() == [4]
+    own_registry.resume()
+    subject.outlives(own_registry, tmp_path, [[OLD], [of_ids(3)], [of_ids(4)]], merge([NOTE]).text)
 
 
 @pytest.mark.large
