@@ -83,19 +83,16 @@ class Letter:
                 except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
                     raise ValueError(f"column {name!r}: {error}") from error
         except ValueError as error:
+            columns = ", ".join(f"{one.name} {one.type}" for one in schema)
             raise DeadLetterError(
                 f"letter {self.id} cannot be put through: its row is not of the columns that its row_schema names, "
-                f"{schema_text(schema)}: {error}. Mend it in its table, or in a file for --from. Nothing was changed."
+                f"{columns}: {error}. Mend it in its table, or in a file for --from. Nothing was changed."
             ) from error
         return values
 
 
 def _cut_off(number: str) -> NoReturn:
     raise ValueError(f"{number} may have had more digits: the column `row` is JSON, make it a text")
-
-
-def schema_text(schema: pa.Schema) -> str:
-    return ", ".join(f"{one.name} {one.type}" for one in schema)
 
 
 @dataclass(frozen=True)

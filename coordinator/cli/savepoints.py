@@ -24,7 +24,7 @@ from coordinator.cli.output import (
 )
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.http import access
-from coordinator.http.client import WHERE_TOKEN, ask_driver
+from coordinator.http.client import ask_driver
 from coordinator.savepoints import (
     Savepoint,
     describe_savepoint,
@@ -75,8 +75,7 @@ def trigger(
     with opened(job) as coordinator:
         if location is None:
             body = {"stop": stop, "cancel": cancel} | ({"target": without_secrets(target)} if target else {})
-            store, token = coordinator.protocol.store, _token(token_file) if token_file else None
-            about = ask_driver(store, "/savepoints", body, token)
+            about = ask_driver(coordinator.protocol.store, "/savepoints", body, token_file)
         else:
             confirm(
                 f"This settles job {coordinator.job!r} and claims a new generation: a driver that runs stops.",
@@ -172,14 +171,6 @@ def _storage(coordinator: CheckpointCoordinator, target: str | None) -> str:
     if not (target or roots):
         fail("Say which STORAGE, or set savepoint_dir in the section [checkpointing] of the job file.", USAGE)
     return within(target, roots) or target if target else roots[0]
-
-
-def _token(file: Path) -> str:
-    try:
-        token = file.read_text().strip()
-    except (OSError, ValueError) as error:
-        fail(f"The token cannot be read: {error}")
-    return token or fail(f"The token of the driver is not known: {WHERE_TOKEN}.")
 
 
 def _show(about: dict[str, Any], as_json: bool) -> None:

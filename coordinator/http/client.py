@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import secrets
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from coordinator.errors import SavepointError
 from coordinator.http import access
 from coordinator.protocol.records import CheckpointStore
 
-WHERE_TOKEN = (
+_WHERE_TOKEN = (
     f"on another machine, or as another user, give it by --token-file or the variable {access.VARIABLE}, and the same "
     "variable to the driver"
 )
@@ -20,9 +21,9 @@ _SECONDS, _HOUR = 10.0, 3600.0
 _LARGEST_ANSWER = 1 << 24
 
 
-def ask_driver(store: CheckpointStore, path: str, body: dict[str, Any], token: str | None = None) -> dict[str, Any]:
-    """What the newest driver of a job answers to a POST. `token`: by default the one that the driver has left for this
-    user. Raises SavepointError if it refuses, or cannot be asked."""
+def ask_driver(store: CheckpointStore, path: str, body: dict[str, Any], file: Path | None = None) -> dict[str, Any]:
+    """What the newest driver of a job answers to a POST. `file` holds its token; by default that is the one that the
+    driver has left for this user. Raises SavepointError if it refuses, or cannot be asked."""
     address = store.newest_claim().address
     if not address:
         raise SavepointError(
@@ -30,13 +31,13 @@ def ask_driver(store: CheckpointStore, path: str, body: dict[str, Any], token: s
             "starts; or, if no query runs, say --checkpoint-location."
         )
     place = urlsplit(address).netloc
-    token = token or _own_token(store)
+    token = _token(store, file)
     nonce = secrets.token_hex(16)
     status, answer = _call(place, "GET", f"/identity?nonce={nonce}", {}, None, _SECONDS)
     if status != 200 or not access.same(str(answer.get("proof")), access.proof(token, place, nonce)):
         raise SavepointError(
             f"What answers at {address} is not the driver of job {store.job!r} whose token is known here; "
-            f"nothing was sent to it. If it is the one, its token is another: {WHERE_TOKEN}."
+            f"nothing was sent to it. If it is the one, its token is another: {_WHERE_TOKEN}."
         )
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     status, answer = _call(place, "POST", path, headers, json.dumps(body).encode(), _HOUR)
@@ -45,13 +46,14 @@ def ask_driver(store: CheckpointStore, path: str, body: dict[str, Any], token: s
     return answer
 
 
-def _own_token(store: CheckpointStore) -> str:
+def _token(store: CheckpointStore, file: Path | None) -> str:
     try:
-        token = access.given() or access.read(access.token_file(store.job, store.storage.uri))
+        own = access.token_file(store.job, store.storage.uri)
+        token = file.read_text().strip() if file else access.given() or access.read(own)
     except (OSError, ValueError) as error:
         raise SavepointError(f"The token cannot be read: {error}") from error
     if not token:
-        raise SavepointError(f"The token of the driver is not known: {WHERE_TOKEN}.")
+        raise SavepointError(f"The token of the driver is not known: {_WHERE_TOKEN}.")
     return token
 
 

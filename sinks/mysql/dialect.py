@@ -22,7 +22,7 @@ from sinks.mysql.failures import BLOCKED, RIGHTS, XA_UNKNOWN, code_of, describe
 from sinks.mysql.loading import RowTransaction
 from sinks.mysql.server import Connection, Server, execute, is_mariadb, query, quoted, setting
 from sinks.mysql.types import Column, mismatches, target_type
-from sinks.mysql.xa import identity_of, may_recover, name_of, prepared, xid
+from sinks.mysql.xa import identity_of, name_of, prepared, recovered, xid
 from sinks.sql.ddl import MySqlDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
 from sinks.sql.ledger import Ledger
@@ -152,7 +152,7 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
         """Why there can be no XA branches here."""
         if setting(connection, "wsrep_on") in ("1", "ON"):
             return "the server is part of a Galera cluster, which has no XA transactions"
-        if not may_recover(connection):
+        if recovered(connection) is None:
             return "the user lacks the right XA_RECOVER_ADMIN, without which nobody could find a prepared transaction"
         return None
 

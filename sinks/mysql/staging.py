@@ -265,10 +265,6 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, RowTransacti
                 logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, text)
 
         parts = [names[n::_DROPPERS] for n in range(min(_DROPPERS, len(names)))]
-        if len(parts) < 2:
-            for part in parts:
-                drop(part)
-            return
         with ThreadPoolExecutor(_DROPPERS, "drop-staging") as pool:
             list(pool.map(drop, parts))
 

@@ -40,13 +40,9 @@ def xid(identity: Identity, schema: str) -> str:
     return f"'{identity['gtrid']}', '{identity['bqual']}', {format_of(schema)}"
 
 
-def may_recover(connection: Connection) -> bool:
-    """Whether this user may list prepared branches. Who may not has never prepared one here."""
-    return recovered(connection) is not None
-
-
 def recovered(connection: Connection) -> list[tuple[int, int, int, bytes]] | None:
-    """formatID, the lengths of gtrid and bqual, and the bytes of both; None for who may not see them."""
+    """formatID, the lengths of gtrid and bqual, and the bytes of both; None for who may not see them, and so has never
+    prepared one here."""
     try:
         if is_mariadb(connection):
             return [(form, gtrid, bqual, data) for form, gtrid, bqual, data in query(connection, "XA RECOVER")]

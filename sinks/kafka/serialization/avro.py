@@ -59,9 +59,10 @@ def _derived(kind: pa.DataType, path: str, name: str, namespace: str, problems: 
     def optional(inner: pa.DataType, step: str, called: str) -> Schema:
         return ["null", _derived(inner, below(path, step), called, below(namespace, name), problems)]
 
+    record = {"type": "record", "name": name, **({"namespace": namespace} if namespace else {})}
     if t.is_struct(kind):
         fields = [{"name": f.name, "type": optional(f.type, f.name, f.name), "default": None} for f in kind]
-        return {"type": "record", "name": name, **({"namespace": namespace} if namespace else {}), "fields": fields}
+        return record | {"fields": fields}
     if is_list(kind):
         return {"type": "array", "items": optional(kind.value_type, "[]", name)}
     if t.is_map(kind):
@@ -69,8 +70,7 @@ def _derived(kind: pa.DataType, path: str, name: str, namespace: str, problems: 
             return {"type": "map", "values": optional(kind.item_type, "{}", name)}
         key = _derived(kind.key_type, below(path, "key"), "key", below(namespace, name), problems)
         fields = [{"name": "key", "type": key}, {"name": "value", "type": optional(kind.item_type, "value", "value")}]
-        entry = {"type": "record", "name": name, **({"namespace": namespace} if namespace else {}), "fields": fields}
-        return {"type": "array", "items": entry}
+        return {"type": "array", "items": record | {"fields": fields}}
     primitive = _primitive(kind)
     if primitive is None:
         problems.append(no_type(path, kind, "Avro"))

@@ -107,7 +107,9 @@ def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """From a value as Arrow gives it, where maps are lists of pairs, to what fastavro takes; None if that is alike."""
     if t.is_struct(kind):
         inner = {field.name: plain for field in kind if (plain := _plain(field.type))}
-        return _unless_none(lambda row: _replaced(row, inner)) if inner else None
+        return (
+            _unless_none(lambda row: row | {name: plain(row[name]) for name, plain in inner.items()}) if inner else None
+        )
     if is_list(kind):
         each = _plain(kind.value_type)
         return _unless_none(lambda values: list(map(each, values))) if each else None
@@ -121,10 +123,6 @@ def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
 
 def _unless_none(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else change(value)
-
-
-def _replaced(row: Mapping[str, Any], inner: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    return {**row, **{name: plain(row[name]) for name, plain in inner.items()}}
 
 
 def _same(value: Any) -> Any:

@@ -197,7 +197,7 @@ class _Merge:
             name = message.oneof_decl[field.oneof_index].name
             self.unfit.append(f"the field {path!r} is one of {name!r}: rows could lose all but one of these")
         elif t.is_null(kind):
-            if repeated or not _may_be_absent(field):
+            if repeated or not (field.proto3_optional or field.type == Field.TYPE_MESSAGE):
                 self.unfit.append(f"column {path!r} is always null, and the field takes no null")
         elif is_map and entry is not None and t.is_map(kind):
             self._fit_one(entry.field[0], kind.key_type, below(path, "key"))
@@ -359,10 +359,6 @@ def _free(name: str, message: Message) -> str:
 
 def _read_by(field: Field) -> tuple[int, int, str]:
     return field.type, field.label, field.type_name
-
-
-def _may_be_absent(field: Field) -> bool:
-    return bool(field.proto3_optional or field.type == Field.TYPE_MESSAGE)
 
 
 # ---------------------------------------------------------------------- as people write it
