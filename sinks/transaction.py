@@ -55,7 +55,6 @@ class TransactionId:
     attempt: int
     task_attempt: int
 
-    LIMIT: ClassVar[int] = 199
     _FORM: ClassVar[re.Pattern[str]] = re.compile(
         r"tpc\.([a-z0-9-]+)\.([a-z0-9]+)\.(\d+)\.([a-z0-9-]+)\.(\d+)\.g(\d+)r(\d+)t(\d+)a(\d+)"
     )

@@ -162,16 +162,16 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         self._keys: Keys | None = None
         self._committed: Sequence[Committable] = ()
         """What `commit_all` was last asked for."""
-        if value_format in _REGISTERED and schema_registry:
-            from sinks.kafka.serialization.values import Values, format_of
+        if schema_registry:
+            from sinks.kafka.serialization.values import Keys, Values, format_of
 
-            format, where = format_of(str(value_format)), subject or f"{topic}-value"
-            self._values = Values(self.name, format, schema_registry, where, schema_evolution, timeout)
-        if key_format and schema_registry:
-            from sinks.kafka.serialization.values import Keys, format_of
-
-            where = key_subject or f"{topic}-key"
-            self._keys = Keys(self.name, format_of(key_format), schema_registry, where, schema_evolution, timeout)
+            how = schema_evolution, timeout
+            if value_format in _REGISTERED:
+                where = subject or f"{topic}-value"
+                self._values = Values(self.name, format_of(str(value_format)), schema_registry, where, *how)
+            if key_format:
+                where = key_subject or f"{topic}-key"
+                self._keys = Keys(self.name, format_of(key_format), schema_registry, where, *how)
 
     @property
     def writes_on_driver(self) -> bool:
@@ -191,7 +191,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         columns.check(self.name, schema, self.topic, serialized)
         self._check_brokers(schema)
         for one in self._serialized:
-            one.check(_TYPES[one.column](schema), self._schemas_in_topic(_PROOFS[one.column]))
+            one.check(_TYPES[one.column](schema), self._schemas_in_topic(one.proof))
         if self.dead_letters and self.topic:
             limit = "max.message.bytes"
             found = self._brokers.configs("TOPIC", self.topic, [limit]).get(limit)
@@ -347,7 +347,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 "topic_ids": dict(sealed.topic_ids),
                 **({"spans": sealed.spans} if sealed.spans else {}),
                 "remembered": self.remember and self.topic is not None,
-                **{_PROOFS[one.column]: one.chosen.named for one in self._serialized},
+                **{one.proof: one.chosen.named for one in self._serialized},
             },
         )
 
@@ -632,8 +632,6 @@ def _key_problems(key_format: str | None, subject: str | None, value_format: str
 
 
 _TYPES = {"value": columns.value_type, "key": columns.key_type}
-_PROOFS = {"value": "schema", "key": "key_schema"}
-"""Where a committable names the schema of a column."""
 _TRANSFORMS: Mapping[str | None, Transform] = {
     "json": columns.with_json,
     "avro": columns.with_value,

@@ -54,7 +54,8 @@ class _Plan:
 class Values:
     """Of one sink. `writer` is the schema of the batch that `evolve` was last told of."""
 
-    column = "value"
+    column, proof = "value", "schema"
+    """`proof`: where a committable names the schema."""
 
     def __init__(
         self,
@@ -215,7 +216,7 @@ class Keys(Values):
     keeps both. So the schema is the subject's first version, which nothing changes, and stays the one that the topic's
     records have."""
 
-    column = "key"
+    column, proof = "key", "key_schema"
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
