@@ -157,7 +157,9 @@ def test_time_is_up_before_the_decision(kafka: KafkaService, kafka_topic: str, t
 
 @pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
 def test_an_operator_ends_a_transaction_in_one_partition(kafka: KafkaService, tmp_path: Path, step: Step) -> None:
-    """As `kafka-transactions.sh abort` does: the coordinator still calls it open, and would commit what is left."""
+    """As `kafka-transactions.sh abort` does: the coordinator still calls it open, and would commit what is left. Before
+    the decision nothing has to be replayed."""
+    seen = Steps()
     with kafka.topic(2) as topic, closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
 
         def end_one() -> None:
@@ -172,8 +174,9 @@ def test_an_operator_ends_a_transaction_in_one_partition(kafka: KafkaService, tm
             admin.abort_transaction(AbortTransactionSpec(place, *who))
 
         sink = AsRecords(kafka.bootstrap, topic)
-        run(sink, tmp_path, example_input(), At(step, 1, end_one))
+        run(sink, tmp_path, example_input(), At(step, 1, end_one), seen)
         every_row_once(kafka, sink, example_input())
+    assert ((Step.REPLAYING, 1) in seen.seen) is (step is Step.COMPLETE)
 
 
 def test_ids_left_over_by_a_job_that_shrank(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:

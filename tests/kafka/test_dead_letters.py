@@ -193,10 +193,11 @@ def test_letters_of_a_topic_are_put_through_a_table(
             "job/dead-letters/good"
         ) == 1
 
+        [first] = [one for one in messages(kafka, one_partition) if json.loads(one.value())["id"] == bad[2][0]]
         open_transaction = Producer(kafka.client_options() | {"transactional.id": f"other {one_partition}"})
         open_transaction.init_transactions(30)
         open_transaction.begin_transaction()
-        open_transaction.produce(one_partition, b"no letter")
+        open_transaction.produce(one_partition, b"aborted, and no letter", headers=first.headers())
         open_transaction.flush()
         assert len(replay.find() or []) == len(found) + 1
         assert [gap.partition(" at ")[0] for gap in replay.gaps] == [f"readers of {one_partition}-0 are held up"]
@@ -204,7 +205,6 @@ def test_letters_of_a_topic_are_put_through_a_table(
 
         with pytest.raises(DeadLetterError, match=rf"no letter {lineage}\.9 in"):
             replay.replay([f"{lineage}.9"])
-        [first] = [one for one in messages(kafka, one_partition) if json.loads(one.value())["id"] == bad[2][0]]
         place = TopicPartition(one_partition, 0, first.offset())
         admin.delete_records([place])[place].result(30)
         gone = f"{one_partition}-0 begins at offset {first.offset()}"

@@ -15,7 +15,6 @@ class Mutant:
     """Where one has to fail."""
 
 
-VERSIONS = ("tests/postgres/test_versions.py",)
 QUICK = tuple(f"tests/protocol/test_{name}.py" for name in ("decisions", "rules", "protocol", "sweeps"))
 PROTOCOL = (*QUICK, "tests/protocol", "tests/test_custom_sink.py")
 TASK = ("tests/test_task.py", *PROTOCOL)
@@ -28,6 +27,10 @@ CLOUDS = ("tests/storage/test_clouds.py",)
 def _of(room: str, *quicker: str) -> tuple[str, ...]:
     """The tests of a sink, the conformance kit last."""
     return tuple(f"tests/{room}/test_{name}.py" for name in (*quicker, "conformance"))
+
+
+def _avro(test: str) -> tuple[str]:
+    return (f"tests/kafka/test_avro.py::test_{test}",)
 
 
 POSTGRES = _of("postgres", "sink", "proofs", "faults")
@@ -47,6 +50,17 @@ FORMAT = tuple(
     )
 )
 FILE_SINK = ("tests/test_custom_sink.py",)
+KAFKA_CRASHES = ("tests/kafka/test_crashes.py",)
+LETTERS = ("tests/kafka/test_dead_letters.py",)
+DEAD_LETTERS = ("tests/test_task.py", "tests/postgres/test_dead_letters.py")
+JSON = ("tests/test_from_json.py",)
+ROW_HASHES = tuple(
+    f"tests/spark/test_arrow.py::test_{name}"
+    for name in ("rows_that_differ_have_other_hashes", "the_hash_of_version_0_1_stays_for_its_records")
+)
+PROTOBUF = ("tests/kafka/test_protobuf.py",)
+SPOOL = ("tests/protocol/test_spool.py",)
+VERSIONS = ("tests/postgres/test_versions.py",)
 
 MUTANTS = (
     # ------------------------------------------------------------------ the protocol
@@ -502,7 +516,7 @@ MUTANTS = (
         "sinks/kafka",
         "        if ended:\n",
         "        if False:\n",
-        ("tests/kafka/test_crashes.py",),
+        KAFKA_CRASHES,
     ),
     Mutant(
         "a part of a staged checkpoint is moved",
@@ -808,6 +822,276 @@ MUTANTS = (
         'pa.array(0 * hashes.view("int64"))',
         FORMAT,
     ),
+    Mutant(
+        "format: a job file that is changed while a batch runs",
+        "coordinator",
+        "if (now := self._setup()) != prepared.setup:",
+        "if (now := self._setup()) is None:",
+        ("tests/spark/test_format.py::test_a_job_file_that_is_changed_while_a_batch_runs",),
+    ),
+    # ------------------------------------------------------------------ rows that are written again
+    Mutant(
+        "row hash: NULLs are passed over",
+        "sinks",
+        "        return [is_null, value]\n",
+        "        return [value]\n",
+        ROW_HASHES,
+    ),
+    Mutant(
+        "row hash: 0.0 and -0.0 are the same",
+        "sinks",
+        'return [is_null, value, functions.when(value == 0, value.cast("string"))]',
+        "return [is_null, value]",
+        ROW_HASHES,
+    ),
+    Mutant(
+        "row hash: the one of version 0.1 is forgotten",
+        "sinks",
+        "_hash(df) if how else _hash_of_version_0_1(df)",
+        "_hash(df)",
+        ROW_HASHES,
+    ),
+    Mutant(
+        "a replay hashes rows in another way than its checkpoint",
+        "coordinator",
+        "return self.newest.record.row_hash if number and self.newest else batch.row_hashes[0]",
+        "return batch.row_hashes[0]",
+        ("tests/protocol/test_rules.py",),
+    ),
+    Mutant(
+        "rows that were hashed in an unknown way are written again",
+        "coordinator",
+        "    if record.row_hash not in known:",
+        "    if False:",
+        ("tests/protocol/test_rules.py",),
+    ),
+    Mutant(
+        "spool: rows of another attempt are written again",
+        "coordinator",
+        "return end == [str(rows), text] and int(number) == len(keys) - 1",
+        "return bool(end)",
+        SPOOL,
+    ),
+    Mutant(
+        "spool: rows that somebody altered are written again",
+        "coordinator",
+        'if data is None or f"{zlib.crc32(data):08x}" != key.split(".")[5]:',
+        "if data is None:",
+        SPOOL,
+    ),
+    # ------------------------------------------------------------------ dead letters
+    Mutant(
+        "a replay separates rows as the target says now (R17)",
+        "sinks",
+        "        if self.again:\n            recorded",
+        "        if self.again and own is None:\n            recorded",
+        DEAD_LETTERS,
+    ),
+    Mutant(
+        "more dead letters than a checkpoint may have",
+        "coordinator",
+        "        if refused > allowed(limit, read):",
+        "        if False:",
+        DEAD_LETTERS,
+    ),
+    Mutant(
+        "more dead letters than a participant may have",
+        "sinks",
+        "        if len(dead.refused) + len(refused) > most:",
+        "        if False:",
+        DEAD_LETTERS,
+    ),
+    Mutant(
+        "what a failed task has written of dead letters stays",
+        "sinks",
+        "            for share in shares:\n                share.undo()",
+        "            for share in shares[:1]:\n                share.undo()",
+        DEAD_LETTERS,
+    ),
+    Mutant(
+        "letters are not marked as put through (R18)",
+        "coordinator",
+        "through = through.with_all(letter.id for letter in batch.letters)",
+        "pass",
+        DEAD_LETTERS,
+    ),
+    Mutant(
+        "letters are put through a second time (R18)",
+        "coordinator",
+        "_batches([letter for letter in chosen if not letter.replayed], run_id)",
+        "_batches(chosen, run_id)",
+        DEAD_LETTERS,
+    ),
+    Mutant(
+        "a letter that is mended otherwise is taken for the same (R18)",
+        "coordinator",
+        'rows = hashlib.sha256("\\n".join(f"{letter.id} {letter.row}" for',
+        'rows = hashlib.sha256("\\n".join(f"{letter.id}" for',
+        ("tests/postgres/test_mended_letters.py",),
+    ),
+    Mutant(
+        "two letters of one id are taken for one",
+        "coordinator",
+        "is not one and not _same(found[letter.id], letter):",
+        "is not one and False:",
+        DEAD_LETTERS,
+    ),
+    Mutant(
+        "in doubt of a replay is not looked at",
+        "coordinator",
+        "for name in writers(coordinator.sinks).values():\n            store = CheckpointStore(own",
+        "for name in ():\n            store = CheckpointStore(own",
+        ("tests/cli/test_in_doubt.py",),
+    ),
+    Mutant(
+        "mended: a number that is too large becomes Infinity",
+        "sinks/sql",
+        "if math.isinf(number) or",
+        "if False and",
+        JSON,
+    ),
+    Mutant(
+        "mended: true is the number 1",
+        "sinks/sql",
+        "if type(value) not in (int, Decimal):",
+        "if not isinstance(value, (int, Decimal)):",
+        JSON,
+    ),
+    Mutant("mended: a zone is cut off", "sinks/sql", "    if zone:\n", "    if False:\n", JSON),
+    Mutant(
+        "mended: of a column that comes twice the last wins",
+        "sinks/sql",
+        "if len(found) < len(pairs):",
+        "if False:",
+        JSON,
+    ),
+    Mutant(
+        "PostgreSQL: a deferred key judges rows at the end",
+        "sinks/postgres",
+        "            self._judge_now()\n",
+        "            pass\n",
+        ("tests/postgres/test_dead_letters.py",),
+    ),
+    Mutant(
+        "SqlAlchemySink: a deferred key judges rows at the end",
+        "sinks/sqlalchemy",
+        "            self._judge_now()\n",
+        "            pass\n",
+        ("tests/sqlalchemy_sink/test_dead_letters.py",),
+    ),
+    Mutant(
+        "Kafka: letters that a transaction holds up are passed over",
+        "sinks/kafka",
+        "return cluster.log_starts(topic, partitions), stable, told",
+        "return cluster.log_starts(topic, partitions), stable, []",
+        LETTERS,
+    ),
+    Mutant(
+        "Kafka: letters that were removed are passed over",
+        "sinks/kafka",
+        "for at, start in begins.items() if start]",
+        "for at, start in begins.items() if start < 0]",
+        LETTERS,
+    ),
+    Mutant(
+        "Kafka: letters of aborted transactions are shown",
+        "sinks/kafka",
+        '"isolation.level": "read_committed",\n            "auto',
+        '"isolation.level": "read_uncommitted",\n            "auto',
+        LETTERS,
+    ),
+    Mutant(
+        "Kafka: the oldest letters are taken for the newest",
+        "sinks/kafka",
+        "self.found[at] = letters + self.found.get(at, deque())",
+        "self.found[at] = self.found.get(at, letters) + letters",
+        LETTERS,
+    ),
+    # ------------------------------------------------------------------ partitions and schemas of Kafka
+    Mutant(
+        "Kafka: what was ended in one partition is decided",
+        "sinks/kafka",
+        "        ended = ended or [committables[at] for at in self._ended_in_a_partition(committables)]\n",
+        "",
+        KAFKA_CRASHES,
+    ),
+    Mutant(
+        "Kafka: what was ended in one partition is committed",
+        "sinks/kafka",
+        "outcomes |= self._interrupted(committables, [at for at in range(len(committables)) if at not in outcomes])",
+        "pass",
+        KAFKA_CRASHES,
+    ),
+    Mutant(
+        "a registry that was set back",
+        "sinks/kafka",
+        "if found is None or self._hash(found) != wanted:",
+        "if False:",
+        ("tests/kafka/test_registry.py",),
+    ),
+    Mutant(
+        "a schema is registered that schema_evolution does not allow",
+        "sinks/kafka",
+        "        if not plan.steps <= set(self._allowed()):",
+        "        if False:",
+        _avro("none_registers_nothing_and_says_what_differs"),
+    ),
+    Mutant(
+        "Avro: keys by the newest schema",
+        "sinks/kafka",
+        "return registry.first()",
+        "return registry.latest()",
+        _avro("keys_stay_the_same_bytes_by_the_subjects_first_version"),
+    ),
+    Mutant(
+        "Avro: a map, whose order is any, in a key",
+        "sinks/kafka",
+        'for name in _maps(value, "key")]',
+        "for name in ()]",
+        _avro("keys_without_an_order_are_refused"),
+    ),
+    Mutant(
+        "Avro: null is written as false",
+        "sinks/kafka",
+        "            if strict:\n",
+        "            if False:\n",
+        _avro("null_is_not_written_as_false"),
+    ),
+    Mutant(
+        "Avro: a null struct of fields that may not be null",
+        "sinks/kafka",
+        ".with_type(again(field.type)).with_nullable(True) for",
+        ".with_type(again(field.type)) for",
+        _avro("a_null_struct_of_fields_that_may_not_be_null"),
+    ),
+    Mutant(
+        "Protobuf: the number of a field that was removed is given away",
+        "sinks/kafka",
+        "max([0, *used, *(field.number for field in once)]) + 1",
+        "max([0, *used]) + 1",
+        PROTOBUF,
+    ),
+    Mutant(
+        "Protobuf: a field that comes back gets another number",
+        "sinks/kafka",
+        "            if field.name == name:\n                if field.number in used",
+        "            if False:\n                if field.number in used",
+        PROTOBUF,
+    ),
+    Mutant(
+        "Protobuf: null is written as zero",
+        "sinks/kafka",
+        "                elif required:",
+        "                elif False:",
+        PROTOBUF,
+    ),
+    Mutant(
+        "Protobuf: a null among elements is left out",
+        "sinks/kafka",
+        'raise ValidationError("an element is null, which an array of Protobuf cannot hold")',
+        "values = [one for one in values if one is not None]",
+        PROTOBUF,
+    ),
     # ------------------------------------------------------------------ what older versions have written
     Mutant(
         "a claim without a sign of life is not read",
@@ -843,5 +1127,19 @@ MUTANTS = (
         'for c in committables if "columns" in c.proof}',
         "for c in committables}",
         VERSIONS,
+    ),
+    Mutant(
+        "Kafka: a committable without ids of topics is not settled",
+        "sinks/kafka",
+        'committable.proof.get("topic_ids", {}).items()',
+        'committable.proof["topic_ids"].items()',
+        ("tests/kafka/test_versions.py",),
+    ),
+    Mutant(
+        "Kafka: a committable without offsets of its records is not settled",
+        "sinks/kafka",
+        'spans = proof.get("spans") or {',
+        'spans = proof["spans"] or {',
+        ("tests/kafka/test_versions.py",),
     ),
 )
