@@ -109,14 +109,14 @@ class ConnectJob(SparkJob):
         spark.stop()
 
 
-def started(writer: Any, attempts: int = 6) -> Any:
+def started(writer: Any, seconds: float = 240) -> Any:
     """The query. Spark gives a worker of its server ten seconds to start, too few where the machine is busy."""
     from pyspark.errors import PySparkException
 
+    deadline = time.monotonic() + seconds
     while True:
-        attempts -= 1
         try:
             return writer.start()
         except PySparkException as error:
-            if "Python worker failed to connect back" not in str(error) or not attempts:
+            if "Python worker failed to connect back" not in str(error) or time.monotonic() > deadline:
                 raise
