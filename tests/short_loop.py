@@ -27,23 +27,10 @@ one does about it, is the protocol's, whatever the sink; what is the sink's is w
 aborts what a dead one has pre-committed."""
 
 
+SECOND_VARIANTS = ("TestPostgresTwoPhase",)
+"""Over the same system as another variant of the same sink: of its processes that die, only one test."""
+
 ONCE = ("test_another_process_sees_and_commits_what_a_dead_one_pre_committed", "test_killed_again_and_again")
-
-AT_ONE_MOMENT = ("test_driver_killed_at_every_step", "test_process_killed_inside_the_sink")
-"""What "again and again" and "at any line" have among other moments."""
-
-SECOND_VARIANTS: dict[str, Collection[str]] = {
-    "TestPostgresTwoPhase": ONCE,
-    "TestStaged": vars(SinkConformance).keys() - AT_ONE_MOMENT,
-}
-"""Over the same system as another variant of the same sink: the tests of processes that die that it runs too."""
-
-
-SERVER_AWAY = (
-    "test_commit_keeps_asking_until_the_server_is_back",
-    "test_commit_gives_up_after_its_timeout_and_the_next_start_goes_on",
-)
-"""How long an absent server is asked is the coordinator's, whatever the strategy."""
 
 
 def is_large(item: pytest.Item) -> bool:
@@ -53,11 +40,10 @@ def is_large(item: pytest.Item) -> bool:
     cases: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     if name == "test_server_goes_down_between_pre_commit_and_commit":
         return bool(cases["how"] == "restart")  # one that is killed has more to lose
-    if name in SERVER_AWAY and cases.get("strategy") == "staged":
-        return True
     if item.path.name == EVERY_CASE:
         return False
-    variant = f"::{item.nodeid}".split("::")[-2]
-    if name in vars(SinkConformance) and name not in SECOND_VARIANTS.get(variant, [name]):
-        return True
-    return name in KEPT and not any(case in KEPT[name] for case in cases.values())
+    if f"::{item.nodeid}".split("::")[-2] in SECOND_VARIANTS and name in vars(SinkConformance):
+        return name not in ONCE
+    if name not in KEPT:
+        return False
+    return not any(case in KEPT[name] for case in cases.values())
