@@ -74,6 +74,12 @@ def witnessed(cluster: Cluster, committable: Committable, answer: str) -> Commit
     where = f"{topic}-{partition} at offset {offset}"
     by_hand = "Look for its rows in the topic; they are either all there or none"
 
+    known = proof.get("topic_ids", {}).get(topic)
+    if known and cluster.topic_ids([topic])[topic] not in (known, None):
+        return CommitOutcome.unknown(
+            f"the coordinator does not know {about} any more ({answer}), and its topic {topic!r} was deleted and made "
+            "anew: its records there are gone, whether they were committed before or not"
+        )
     found = cluster.fetch(topic, partition, offset)
     if found.error_code == OffsetOutOfRangeError.errno:
         return CommitOutcome.unknown(

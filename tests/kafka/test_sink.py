@@ -629,6 +629,19 @@ def test_a_topic_that_is_deleted_after_the_commit_is_as_with_any_writer(
     assert sink.commit(committable) == CommitOutcome.COMMITTED
 
 
+def test_a_topic_made_anew_is_not_asked_for_a_record_of_the_old_one(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink
+) -> None:
+    """Its coordinator knows the next transaction of the id alone, and in an empty topic every record is yet to come."""
+    committable = pre_commit(sink, texts("a"))
+    assert sink.commit(committable) == CommitOutcome.COMMITTED
+    pre_commit(sink, texts("b"))
+    anew(kafka, kafka_topic)
+    found = sink.commit(committable)
+    assert found.state is CommitState.UNKNOWN
+    assert "deleted and made anew" in found.reason
+
+
 def test_a_topic_made_anew_while_the_commit_is_under_way(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
