@@ -170,7 +170,7 @@ def test_letters_of_a_topic_are_put_through_a_table(
 ) -> None:
     """What was removed there, or is held up, is never taken for nothing."""
     monkeypatch.setattr(reading, "_HELD_UP", 0.1)
-    monkeypatch.setattr(reading, "_WINDOW", 2)
+    monkeypatch.setattr(reading, "_WINDOW", 3)  # two markers and a letter
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     with Observer(url).engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE good (id bigint, name varchar(20) NOT NULL, amount float)")
@@ -182,6 +182,10 @@ def test_letters_of_a_topic_are_put_through_a_table(
     with letters_of(sink, tmp_path) as replay:
         found = replay.find() or []
         assert [one.id.checkpoint for one in replay.find(most=2) or []] == [2, 2]
+        every, newest = dead.find_letters(), dead.find_letters(most=2)
+        assert every
+        assert newest
+        assert newest.letters == every.letters[-2:]
         lineage = found[0].id.lineage
         assert len(found) == sum(map(len, bad))
         rows = {str(one.id): loads(one.row) | {"name": "mended"} for one in found if one.id.checkpoint == 0}
