@@ -18,6 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 from coordinator import Step
 from coordinator.errors import ExternalSystemBehind, StorageBehind
 from sinks.kafka import KafkaSink
+from sinks.kafka.cluster import Cluster
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.conformance import example_input, ids
@@ -68,6 +69,14 @@ def test_a_commit_that_is_under_way_is_waited_for(sink: KafkaSink) -> None:
 
 
 @pytest.mark.usefixtures("way")
+def test_it_is_asked_again_while_markers_are_written(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the group has the offset of before, as if nothing were committed."""
+    answers = [["tpc.job"], ["tpc.job"], []]
+    monkeypatch.setattr(Cluster, "listed", lambda *_: answers.pop(0))
+    assert sink.committed_checkpoints("job") is None
+    assert answers == []
+
+
 def test_a_task_that_rolls_back_or_commits_by_itself(sink: KafkaSink) -> None:
     """At-least-once: what is visible has no record yet, so it must not count as committed."""
     sink.rollback(begun(sink, texts("a"), checkpoint=1))
