@@ -96,7 +96,9 @@ def _sink(section: Any, where: str) -> TwoPhaseCommitSink[Any]:
         raise JobFileError(f'{where} lacks type = "postgres", "mysql", "kafka", "sqlalchemy" or "package.module:Class"')
     arguments = {key: value for key, value in section.items() if key != "type"}
     make = _class(section["type"], where)
-    _require_known(arguments, list(inspect.signature(make).parameters), f"{where} ({section['type']})")
+    parameters = inspect.signature(make).parameters.values()
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        _require_known(arguments, [one.name for one in parameters], f"{where} ({section['type']})")
     if "dead_letters" in arguments:
         arguments["dead_letters"] = _sink(arguments["dead_letters"], f"{where}, dead_letters")
     for name in _FUNCTIONS:

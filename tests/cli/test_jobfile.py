@@ -72,6 +72,19 @@ def test_every_kind_of_sink_and_the_checkpoint_options(tmp_path: Path, monkeypat
     assert str(coordinator.sinks["files"].folder) == "${literal}"  # type: ignore[attr-defined]
 
 
+def test_a_sink_that_passes_keys_on_to_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD", "s3cret$")
+    (tmp_path / "passing_on.py").write_text(
+        "from sinks.postgres import PostgresSink\n\n\nclass Ours(PostgresSink):\n"
+        "    def __init__(self, *args, team, **options):\n        super().__init__(*args, **options)\n"
+    )
+    ours = PG.replace("postgres", "passing_on:Ours", 1)
+    text = f'job = "a"\nstorage = "file://{tmp_path}/checkpoints"\n[[sinks]]\n{ours}\nteam = "x"'
+    assert list(load_job(toml(tmp_path, text)).sinks) == ["orders"]
+    with pytest.raises(JobFileError, match=r"sink 1: .*unexpected keyword argument 'tabel'"):
+        load_job(toml(tmp_path, f'{text}\ntabel = "y"'))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
