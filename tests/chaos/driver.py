@@ -9,8 +9,8 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -125,20 +125,27 @@ class LocalProcess:
 
 
 def live(life: Life, connection: Connection) -> None:
-    signal.alarm(_LIMIT)
-    redirect_output(life.folder / "driver.log")
-    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s", force=True)
-    logging.raiseExceptions = False  # nobody reads them
-    faults.here = Injector(connection, life.faults)
-    try:
-        bugs.switch_on(life.bug)
+    with mortal(life, connection, "driver.log") as here:
         sinks = [WatchedSink(sink) for sink in life.sinks]
         storage = WatchedStorage(open_storage(life.storage))
-        with CheckpointCoordinator(life.job, sinks, storage, life.config, [faults.here]) as coordinator:
+        with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
             _Query(life.folder, life.input).run(coordinator)
+
+
+@contextmanager
+def mortal(life: Life, connection: Connection, log: str) -> Iterator[Injector]:
+    """A process that the faults of a life may strike: it ends here, and the supervisor is told if it fails."""
+    signal.alarm(_LIMIT)
+    redirect_output(life.folder / log)
+    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s", force=True)
+    logging.raiseExceptions = False  # nobody reads them
+    faults.here = here = Injector(connection, life.faults)
+    try:
+        bugs.switch_on(life.bug)
+        yield here
     except Exception as error:
-        logging.exception("the driver fails")
-        faults.here.failed(error)
+        logging.exception("it fails")
+        here.failed(error)
         os._exit(1)
     os._exit(0)
 

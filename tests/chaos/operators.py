@@ -3,8 +3,6 @@ with letters that were put through before."""
 
 from __future__ import annotations
 
-import logging
-import os
 import random
 import signal
 import time
@@ -22,13 +20,11 @@ from coordinator.protocol.dead_letters import with_dead_letters
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from sinks.sql.from_json import loads
-from sinks.testing.driver import redirect_output
-from tests.chaos import bugs, faults
-from tests.chaos.driver import Life, LocalProcess
-from tests.chaos.faults import Fault, Injector, WatchedSink, WatchedStorage
+from tests.chaos import faults
+from tests.chaos.driver import Life, LocalProcess, mortal
+from tests.chaos.faults import Fault, WatchedSink, WatchedStorage
 from tests.chaos.rigs import Target
 
-_LIMIT = 150
 _PAUSES = (0.1, 1.0)
 """Seconds between two operators."""
 _TRIES = 5
@@ -54,24 +50,12 @@ class Shift:
 
 
 def operate(shift: Shift, connection: Connection) -> None:
-    signal.alarm(_LIMIT)
-    redirect_output(shift.life.folder / "operators.log")
-    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s", force=True)
-    logging.raiseExceptions = False  # nobody reads them
-    faults.here = Injector(connection, shift.life.faults)
-    try:
-        bugs.switch_on(shift.life.bug)
-        with shift.letters(watched=True) as letters:
-            if shift.seed:
-                found = _put_through(letters, random.Random(shift.seed))
-                connection.send(("put", found))
-            else:
-                letters.finish()
-    except Exception as error:
-        logging.exception("the operator fails")
-        faults.here.failed(error)
-        os._exit(1)
-    os._exit(0)
+    with mortal(shift.life, connection, "operators.log"), shift.letters(watched=True) as letters:
+        if shift.seed:
+            found = _put_through(letters, random.Random(shift.seed))
+            connection.send(("put", found))
+        else:
+            letters.finish()
 
 
 def _put_through(letters: DeadLetters, rng: random.Random) -> Counter[str]:

@@ -8,6 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -131,12 +132,15 @@ class PostgresTarget(Target):
         try:
             if self._reader is None:
                 self._reader = psycopg.connect(self.dsn, autocommit=True)
-            return self._reader.execute(f"SELECT id, amount FROM {self.name}").fetchall()
+            return self._reader.execute(self._select(self._reader)).fetchall()
         except psycopg.errors.UndefinedTable:
             return []
         except psycopg.Error:
             self.close()
             raise
+
+    def _select(self, reader: psycopg.Connection[Any]) -> str:
+        return f"SELECT id, amount FROM {self.name}"
 
     def close(self) -> None:
         if self._reader is not None:
@@ -198,23 +202,15 @@ class PostgresWithDeadLetters(PostgresTarget):
         dead = PostgresSink(dsn, self._dead, create_table=True, lock_timeout=LOCK_TIMEOUT)
         return PostgresSink(dsn, self.name, lock_timeout=LOCK_TIMEOUT, dead_letters=dead)
 
-    def rows(self) -> Sequence[Row]:
+    def _select(self, reader: psycopg.Connection[Any]) -> str:
         """A letter that is none counts for nothing, so its row is a lost one."""
-        try:
-            if self._reader is None:
-                self._reader = psycopg.connect(self.dsn, autocommit=True)
-            made = self._reader.execute("SELECT to_regclass(%s)", [self._dead]).fetchone() != (None,)
-            statement = f"SELECT id, amount FROM {self.name}"
-            if made:
-                statement += (
-                    f" UNION ALL SELECT id, amount FROM {self._dead},"
-                    f' json_to_record("row"::json) AS bad (id bigint, amount float8) WHERE {_IS_BAD}'
-                    f" AND position('{_OF_REPLAYS}' IN job) = 0 AND id NOT IN (SELECT id FROM {self.name})"
-                )
-            return self._reader.execute(statement).fetchall()
-        except psycopg.Error:
-            self.close()
-            raise
+        if reader.execute("SELECT to_regclass(%s)", [self._dead]).fetchone() == (None,):
+            return super()._select(reader)
+        return super()._select(reader) + (
+            f" UNION ALL SELECT id, amount FROM {self._dead},"
+            f' json_to_record("row"::json) AS bad (id bigint, amount float8) WHERE {_IS_BAD}'
+            f" AND position('{_OF_REPLAYS}' IN job) = 0 AND id NOT IN (SELECT id FROM {self.name})"
+        )
 
     def accepted(self) -> Sequence[int]:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
@@ -247,12 +243,15 @@ class MySQLTarget(Target):
         try:
             if self._reader is None:
                 self._reader = self._connect()
-            return [(id, amount) for id, amount in query(self._reader, f"SELECT id, amount FROM {self.name}")]
-        except pymysql.ProgrammingError:  # no such table yet
+            return [(id, amount) for id, amount in query(self._reader, self._select())]
+        except pymysql.ProgrammingError:  # no such table yet, or no letters
             return []
         except (pymysql.Error, OSError):
             self.close()
             raise
+
+    def _select(self) -> str:
+        return f"SELECT id, amount FROM {self.name}"
 
     def close(self) -> None:
         if self._reader is not None:
@@ -301,24 +300,14 @@ class MySQLWithDeadLetters(MySQLTarget):
         dead = MySQLSink(dsn, self._dead, create_table=True, strategy="xa", lock_timeout=LOCK_TIMEOUT)
         return MySQLSink(dsn, self.name, strategy="xa", lock_timeout=LOCK_TIMEOUT, dead_letters=dead)
 
-    def rows(self) -> Sequence[Row]:
+    def _select(self) -> str:
         """A letter that is none counts for nothing, so its row is a lost one."""
-        try:
-            if self._reader is None:
-                self._reader = self._connect()
-            id, amount = (f"CAST(JSON_VALUE(`row`, '$.{name}') AS {kind}) AS {name}" for name, kind in _OF_ROWS)
-            bad = f"SELECT {id}, {amount}"
-            letters = f"{bad} FROM {self._dead} WHERE LOCATE('{_OF_REPLAYS}', job) = 0"
-            statement = (
-                f"SELECT id, amount FROM {self.name} UNION ALL SELECT id, amount FROM ({letters}) AS bad"
-                f" WHERE {_IS_BAD} AND id NOT IN (SELECT id FROM {self.name})"
-            )
-            return [(id, amount) for id, amount in query(self._reader, statement)]
-        except pymysql.ProgrammingError:  # no letters yet
-            return []
-        except (pymysql.Error, OSError):
-            self.close()
-            raise
+        id, amount = (f"CAST(JSON_VALUE(`row`, '$.{name}') AS {kind}) AS {name}" for name, kind in _OF_ROWS)
+        letters = f"SELECT {id}, {amount} FROM {self._dead} WHERE LOCATE('{_OF_REPLAYS}', job) = 0"
+        return (
+            f"{super()._select()} UNION ALL SELECT id, amount FROM ({letters}) AS bad"
+            f" WHERE {_IS_BAD} AND id NOT IN (SELECT id FROM {self.name})"
+        )
 
     def accepted(self) -> Sequence[int]:
         with closing(self._connect()) as connection:
@@ -473,62 +462,55 @@ class Services:
 
     def system(self, name: str) -> System:
         if name not in self._systems:
-            self._systems[name] = system = getattr(self, f"_{name}")()
+            self._systems[name] = system = _SYSTEMS[name]()
             self._stack.callback(system.close)
         return self._systems[name]
 
-    def _postgres(self) -> System:
-        system = System(PostgresServer({"max_prepared_transactions": "64"}))
-        system.server.start()
-        system.network.target = ("127.0.0.1", system.server.port)
-        return system
 
-    def _mysql(self) -> System:
-        system = System(MariaDBServer())
-        system.server.start()
-        system.network.target = ("127.0.0.1", system.server.port)
-        return system
+def _database(server: PostgresServer | MariaDBServer) -> System:
+    system = System(server)
+    server.start()
+    system.network.target = ("127.0.0.1", server.port)
+    return system
 
-    def _kafka(self) -> System:
-        """Clients connect to the address that the broker tells them, so it has to tell that of the network."""
-        system = System(None)
-        told = {
-            "advertised.listeners": f"CLIENT://127.0.0.1:{system.network.port}",
-            "inter.broker.listener.name": "CLIENT",
-        }
-        system.server = KafkaServer(told)
-        system.server.start()
-        system.network.target = ("127.0.0.1", system.server.broker().port)
-        return system
+
+def _brokers() -> System:
+    """Clients connect to the address that the broker tells them, so it has to tell that of the network."""
+    system = System(None)
+    told = {
+        "advertised.listeners": f"CLIENT://127.0.0.1:{system.network.port}",
+        "inter.broker.listener.name": "CLIENT",
+    }
+    system.server = KafkaServer(told)
+    system.server.start()
+    system.network.target = ("127.0.0.1", system.server.broker().port)
+    return system
+
+
+_SYSTEMS: Mapping[str, Callable[[], System]] = {
+    "postgres": lambda: _database(PostgresServer({"max_prepared_transactions": "64"})),
+    "mysql": lambda: _database(MariaDBServer()),
+    "kafka": _brokers,
+}
 
 
 @contextmanager
-def _postgres(services: Services, mode: str) -> Iterator[Target]:
-    system = services.system("postgres")
+def _table(
+    server: str,
+    plain: Callable[[System, str, str], Target],
+    with_letters: Callable[[System, str], Target],
+    services: Services,
+    mode: str,
+) -> Iterator[Target]:
+    system = services.system(server)
     with system.server.database() as dsn:
-        target = PostgresWithDeadLetters(system, dsn) if mode == "dead-letters" else PostgresTarget(system, dsn, mode)
+        target = with_letters(system, dsn) if mode == "dead-letters" else plain(system, dsn, mode)
         with closing(target):
             yield target
 
 
 @contextmanager
-def _sqlalchemy(services: Services, mode: str) -> Iterator[Target]:
-    system = services.system("postgres")
-    with system.server.database() as dsn, closing(SqlAlchemyWithDeadLetters(system, dsn)) as target:
-        yield target
-
-
-@contextmanager
-def _mysql(services: Services, mode: str) -> Iterator[Target]:
-    system = services.system("mysql")
-    with system.server.database() as dsn:
-        target = MySQLWithDeadLetters(system, dsn) if mode == "dead-letters" else MySQLTarget(system, dsn, mode)
-        with closing(target):
-            yield target
-
-
-@contextmanager
-def _kafka(services: Services, mode: str) -> Iterator[Target]:
+def _topic(services: Services, mode: str) -> Iterator[Target]:
     system = services.system("kafka")
     topic = f"chaos_{uuid.uuid4().hex[:12]}"
     with ExitStack() as stack:
@@ -550,10 +532,10 @@ MODES: Mapping[str, tuple[str, ...]] = {
 """The rigs: a sink in each of its modes, or all three in one checkpoint."""
 
 _MAKERS: Mapping[str, Callable[[Services, str], Any]] = {
-    "postgres": _postgres,
-    "mysql": _mysql,
-    "kafka": _kafka,
-    "sqlalchemy": _sqlalchemy,
+    "postgres": partial(_table, "postgres", PostgresTarget, PostgresWithDeadLetters),
+    "mysql": partial(_table, "mysql", MySQLTarget, MySQLWithDeadLetters),
+    "sqlalchemy": partial(_table, "postgres", PostgresTarget, SqlAlchemyWithDeadLetters),
+    "kafka": _topic,
 }
 _ALL = {
     "append": {"kafka": "append", "postgres": "prepared", "mysql": "xa"},

@@ -203,11 +203,11 @@ class Round:
         self._drivers: list[_Driver] = []
         self._killed_at: float | None = None
         self._folder, self._backups = folder, 0
-        fits = file and not tier.victims and not peer
         self._operators: Operators | None = None
         if mode == "dead-letters" and bug in (None, *OF_OPERATORS) and not tier.victims:
             self._operators = Operators(targets[0], self._life, self._result, EXPECTED, tier.patience)
-        self._may_set_back = fits and not bug and not self._operators and (not only or "set-back" in only)
+        fits = file and not (tier.victims or peer or bug or self._operators)
+        self._may_set_back = fits and (not only or "set-back" in only)
         self._refusal = ""
 
     def run(self) -> Result:
@@ -423,7 +423,7 @@ class Round:
         self._drivers.remove(one)
         code = one.process.exitcode
         one.process.close()
-        if one.life.faults and any(fault.kind == "delay" for fault in one.life.faults):
+        if any(fault.kind == "delay" for fault in one.life.faults):
             for target in self._targets:
                 target.system.network.delay = 0.0
         if code == -signal.SIGKILL:
