@@ -83,6 +83,7 @@ class HalvedProtocol(CheckpointProtocol):
             else:
                 self._visible = self._parts(self.newest)
         self._see_through(self._what_is_asked(batch), batch)
+        self.sweep()  # what tasks that died have left: another batch may not come
 
     def _setup(self) -> str:
         """Before anything is opened, which may add to it."""

@@ -307,6 +307,16 @@ def test_what_the_others_have_written_is_aborted_when_a_task_failed(orders: Orde
     assert len(orders.table.prepared()) == 1
 
 
+def test_what_the_first_try_of_a_task_has_left_is_aborted_with_its_batch(orders: Orders, halves: Halves) -> None:
+    participant = halves.prepare()
+    participant.acked(iter(rows(0, 10).to_batches()), 0, 99)  # pre-commits, and dies
+    answers = written(participant, 0, 10)
+    assert len(orders.table.prepared()) == 3
+    halves.decision().commit(answers, 0)
+    assert orders.visible() == Counter(range(20))
+    assert orders.table.prepared() == []
+
+
 def test_an_older_checkpoint_location_is_refused(orders: Orders, halves: Halves) -> None:
     halves.decision().commit(written(halves.prepare(), 0, 10), 0)
     halves.plan(0, offsets='{"other": 1}')
