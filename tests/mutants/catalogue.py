@@ -829,6 +829,13 @@ MUTANTS = (
         "if (now := self._setup()) is None:",
         ("tests/spark/test_format.py::test_a_job_file_that_is_changed_while_a_batch_runs",),
     ),
+    Mutant(
+        "format: what tasks of the last batch have left stays",
+        "coordinator",
+        "self.sweep()  # what tasks that died have left: another batch may not come",
+        "pass",
+        ("tests/spark/test_format.py::test_what_the_first_try_of_a_task_has_left_is_aborted_with_its_batch",),
+    ),
     # ------------------------------------------------------------------ rows that are written again
     Mutant(
         "row hash: NULLs are passed over",
