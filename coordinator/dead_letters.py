@@ -32,7 +32,7 @@ from coordinator.protocol.spool import Spool
 from coordinator.storage import CheckpointStorage, open_storage
 from sinks.dead_letters import MOST, has_one_of
 from sinks.spark_types import schema_of_json
-from sinks.sql.from_json import from_json, loads, same_names
+from sinks.sql.from_json import from_json, loads, members
 from sinks.task import HASH_COLUMN, Ack, SinkTask
 
 _QUERY = "dead letters"
@@ -75,8 +75,8 @@ class Letter:
             row = loads(self.row) if self.mended is None else self.mended
             if self.mended is None and not isinstance(self.columns["row"], str):
                 json.loads(self.row, parse_float=_cut_off)
-            same_names(row, schema.names)
-            values = [row[name] for name in schema.names]
+            known = members(row, schema.names)
+            values = [known[name] for name in schema.names]
             for name, value in zip(schema.names, values, strict=True):
                 try:
                     from_json([value], schema.field(name).type)

@@ -19,7 +19,7 @@ from coordinator.config import CheckpointConfig
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.storage import StorageError
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink, TwoPhaseCommitSink
 from sinks.errors import ConfigurationError
 
 if sys.version_info >= (3, 11):
@@ -91,7 +91,7 @@ _FORMS = {
 }
 
 
-def _sink(section: Any, where: str) -> TwoPhaseCommitSink[Any]:
+def _sink(section: Any, where: str) -> Sink:
     if not isinstance(section, dict) or not isinstance(section.get("type"), str):
         raise JobFileError(f'{where} lacks type = "postgres", "mysql", "kafka", "sqlalchemy" or "package.module:Class"')
     arguments = {key: value for key, value in section.items() if key != "type"}
@@ -110,7 +110,7 @@ def _sink(section: Any, where: str) -> TwoPhaseCommitSink[Any]:
         raise JobFileError(f"{where}: {error}") from None
 
 
-def _class(kind: str, where: str) -> type[TwoPhaseCommitSink[Any]]:
+def _class(kind: str, where: str) -> type[Sink]:
     place = SINKS.get(kind, kind)
     if ":" not in place:
         near = get_close_matches(kind, SINKS, n=1)

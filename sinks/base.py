@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, final
 
 import pyarrow as pa
 
@@ -99,7 +99,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         *,
         name: str,
         transform: Callable[[DataFrame], DataFrame] | None = None,
-        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
         """`name` is the sink's uid: unique within its coordinator and stable over restarts, because records and
@@ -119,7 +119,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         if dead_letters is not None:
             self._require_dead_letters(dead_letters)
 
-    def _require_dead_letters(self, other: TwoPhaseCommitSink[Any]) -> None:
+    def _require_dead_letters(self, other: Sink) -> None:
         if not isinstance(other, TwoPhaseCommitSink):
             raise ValueError(f"sink {self.name!r}: dead_letters is a sink, not {other!r}")
         if type(self).write_accepted is TwoPhaseCommitSink.write_accepted:
@@ -368,6 +368,10 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "transform"} | {"transform": None}
+
+
+Sink: TypeAlias = TwoPhaseCommitSink[Any]
+"""Whatever its transactions are."""
 
 
 def _committable(result: Identity | Committable) -> Committable:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink
 from sinks.dead_letters import Refusal, shortened, without
 from sinks.transaction import Committable, Fingerprint, Refused, TransactionContext
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Share:
     """One transaction of the sink, and what was written in it."""
 
-    def __init__(self, sink: TwoPhaseCommitSink[Any]) -> None:
+    def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self.fingerprint = Fingerprint()
         self.bytes = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink
 from sinks.dead_letters import SCHEMA, Recorded, Refusal, letters, most_in_task, too_many
 from sinks.errors import LargeRow, SinkError
 from sinks.participant import Share, others
@@ -107,7 +107,7 @@ class SinkTask:
     With `again`, all partitions but those that it names are drained: a replay rewrites lost participants alone.
     """
 
-    sink: TwoPhaseCommitSink[Any]
+    sink: Sink
     job: str
     lineage: str
     checkpoint_id: int
@@ -133,9 +133,9 @@ class SinkTask:
             _drain(given)
             return Ack(subtask, Fingerprint())
         rows = self.rows(given, subtask, self._attempt(task_attempt)) if self.rows else given
-        opened: list[TwoPhaseCommitSink[Any]] = []
+        opened: list[Sink] = []
 
-        def open(sink: TwoPhaseCommitSink[Any]) -> None:
+        def open(sink: Sink) -> None:
             opened.append(sink)
             sink.open()
 
@@ -173,7 +173,7 @@ class SinkTask:
         subtask: int,
         task_attempt: int,
         slot: int,
-        open: Callable[[TwoPhaseCommitSink[Any]], None],
+        open: Callable[[Sink], None],
     ) -> Ack:
         own = Share(self.sink) if self._writes(subtask) else None
         dead = Share(self.sink.dead_letters) if self.sink.dead_letters and self._writes_letters(subtask) else None
@@ -237,9 +237,7 @@ class SinkTask:
     def _attempt(self, task_attempt: int) -> str:
         return f"g{self.generation}r{self.round}t{self.attempt}a{task_attempt}"
 
-    def _context(
-        self, sink: TwoPhaseCommitSink[Any], schema: pa.Schema, subtask: int, task_attempt: int, slot: int
-    ) -> TransactionContext:
+    def _context(self, sink: Sink, schema: pa.Schema, subtask: int, task_attempt: int, slot: int) -> TransactionContext:
         name = TransactionId(
             self.job,
             self.lineage,

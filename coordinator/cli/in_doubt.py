@@ -39,7 +39,7 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import MissingStorage
 from coordinator.three_memories import set_back
 from coordinator.wording import of_driver, of_newest
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink
 from sinks.progress import progress
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown
 
@@ -247,7 +247,7 @@ def _commit_strangers(protocol: CheckpointProtocol, wanted: list[Pending]) -> It
     for one in wanted:
         if one.decision is Decision.COMMIT:
             continue
-        sink: TwoPhaseCommitSink[Any] = protocol.sinks[one.sink]
+        sink: Sink = protocol.sinks[one.sink]
         committable = Committable(one.about.transaction, sink=one.sink, subtask=one.about.subtask or 0)
         about = Checkpoint(protocol.job, protocol.store.lineage, one.about.checkpoint or 0)
         try:

@@ -8,10 +8,8 @@ from typing import Any, NoReturn, Protocol
 
 import pyarrow as pa
 
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink as Sink
 from sinks.task import Ack, SinkTask
-
-Sink = TwoPhaseCommitSink[Any]
 
 
 @dataclass(frozen=True)

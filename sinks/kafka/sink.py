@@ -19,7 +19,7 @@ from kafka.errors import (
 )
 
 from sinks.audit import Audit, Holding, Part
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink, TwoPhaseCommitSink
 from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, without
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
@@ -89,7 +89,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         transform: Callable[[DataFrame], DataFrame] | None = None,
         admin: Mapping[str, Any] | None = None,
         remember: bool = True,
-        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
         """Set up the sink; nothing is connected yet.

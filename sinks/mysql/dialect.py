@@ -19,7 +19,7 @@ from sinks.mysql import catalog, doctor
 from sinks.mysql.catalog import Target
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.failures import BLOCKED, RIGHTS, XA_UNKNOWN, code_of, describe
-from sinks.mysql.loading import RowTransaction
+from sinks.mysql.loading import LoadTransaction
 from sinks.mysql.server import Connection, Server, execute, is_mariadb, query, quoted, setting
 from sinks.mysql.types import Column, mismatches, target_type
 from sinks.mysql.xa import identity_of, name_of, prepared, recovered, xid
@@ -41,7 +41,7 @@ _DETACH_TIMEOUT = 2.0
 """Seconds that the session of a prepared branch may take to end."""
 
 
-class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
+class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
     UNSEEN = ", or none that this user may see"
 
     server: Server
@@ -204,35 +204,32 @@ class MySQLDialect(Dialect[Connection, Target, RowTransaction]):
     def key(self, identity: Identity) -> str:
         return name_of(identity)
 
-    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> RowTransaction:
+    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> LoadTransaction:
         target = plan.target
         identity = identity_of(context.transaction_id)
         name = xid(identity, target.schema)
         undo = [f"XA END {name}", f"XA ROLLBACK {name}"]
-        transaction = RowTransaction(self.server, context, target.label, identity, undo)
-        try:
+        transaction = LoadTransaction(self.server, context, target.label, identity, undo)
+        with transaction.begun():
             transaction.execute(f"XA START {name}")
             with transaction.explained():
                 columns = catalog.current(transaction.connection, target, context.schema.names).columns
             transaction.start(target.identifier, self.encoder(context, columns, target))
-        except BaseException:
-            transaction.close()
-            raise
         return transaction
 
-    def prepare(self, transaction: RowTransaction, schema: str) -> None:
+    def prepare(self, transaction: LoadTransaction, schema: str) -> None:
         name = xid(transaction.identity, schema)
         # MariaDB keeps a prepared branch to the session that has it: one whose host disappears must not live for hours
         transaction.execute("SET SESSION wait_timeout = 30")
         transaction.execute(f"XA END {name}")
         transaction.seal(f"XA PREPARE {name}")
 
-    def commit_unprepared(self, transaction: RowTransaction, schema: str) -> None:
+    def commit_unprepared(self, transaction: LoadTransaction, schema: str) -> None:
         name = xid(transaction.identity, schema)
         transaction.execute(f"XA END {name}")
         transaction.seal(f"XA COMMIT {name} ONE PHASE")
 
-    def evidence(self, transaction: RowTransaction) -> dict[str, object]:
+    def evidence(self, transaction: LoadTransaction) -> dict[str, object]:
         return {"session": transaction.connection.thread_id()}  # type: ignore[no-untyped-call]
 
     def await_release(self, connection: Connection, proof: Mapping[str, object]) -> None:

@@ -14,13 +14,14 @@ from sinks.mysql import local_infile
 from sinks.mysql.connection import WORK_SECONDS
 from sinks.mysql.encode import LoadEncoder, RowEncoder
 from sinks.mysql.failures import Writing
-from sinks.mysql.server import Server, execute, query
+from sinks.mysql.server import Connection, Server, execute, query
 from sinks.sql.server import disconnect
-from sinks.transaction import Fingerprint, Identity, TransactionContext
+from sinks.sql.transaction import RowTransaction
+from sinks.transaction import Identity, TransactionContext
 
 
-class RowTransaction:
-    """A `sinks.sql.dialect.RowTransaction`. Memory: two encoded pieces of a batch.
+class LoadTransaction(RowTransaction[Connection]):
+    """Memory: two encoded pieces of a batch.
 
     LOAD DATA LOCAL takes what does not fit with a warning and skips duplicates: every statement's warnings and rows are
     counted, and any difference fails the transaction.
@@ -30,18 +31,14 @@ class RowTransaction:
         self, server: Server, context: TransactionContext, table: str, identity: Identity, undo: Sequence[str]
     ) -> None:
         """`undo` are the statements that throw the transaction away."""
-        self.context = context
-        self.identity = identity
-        self.sealing = False
-        self.summed: Fingerprint | None = None
-        self._writing = Writing(table, f"partition {context.subtask} of checkpoint {context.checkpoint_id}")
+        super().__init__(context, identity)
+        self._writing = Writing(table, self.who)
         self._undo = undo
         self._loading = 0
         self.connection = server.connect()
         self.connection.may_take(WORK_SECONDS)
 
     def explained(self) -> AbstractContextManager[None]:
-        """Errors of the server inside this block name table, partition and checkpoint."""
         return self._writing.explained()
 
     def start(self, into: str, encoder: RowEncoder, *, alias: str | None = None) -> None:
@@ -101,7 +98,6 @@ class RowTransaction:
         self._writing.before += rows
 
     def finish(self) -> int:
-        """Wait until every row is judged. Returns how many there were."""
         with self.explained():
             self._settle()
         return self._writing.before
@@ -117,7 +113,6 @@ class RowTransaction:
         disconnect(self.connection)
 
     def close(self) -> None:
-        """Throw the transaction away. The server has done so when this returns, unless it cannot be reached."""
         with contextlib.suppress(Exception):
             if self._loading:
                 self._loading = 0

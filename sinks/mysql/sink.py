@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink
 from sinks.mysql import catalog
 from sinks.mysql.catalog import Target
-from sinks.mysql.loading import RowTransaction
+from sinks.mysql.loading import LoadTransaction
 from sinks.mysql.server import Connection, Server
 from sinks.mysql.staging import MySQLStaging
 from sinks.sql.evolution import SchemaEvolution
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Strategy = Literal["auto", "xa", "staged"]
 
 
-class MySQLSink(TableSink[Connection, Target, RowTransaction]):
+class MySQLSink(TableSink[Connection, Target, LoadTransaction]):
     """Rows into one table, by LOAD DATA LOCAL where the server has local_infile=ON, else by INSERT.
 
     Two strategies. `xa`: each task writes into the table itself and runs XA PREPARE; the driver runs XA COMMIT. Appends
@@ -59,7 +59,7 @@ class MySQLSink(TableSink[Connection, Target, RowTransaction]):
         checkpoint_column: str | None = None,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         connect_options: Mapping[str, Any] | None = None,
-        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
         """Set up the sink; nothing is connected yet.

@@ -21,7 +21,7 @@ from sinks.mysql import catalog
 from sinks.mysql.catalog import Target
 from sinks.mysql.dialect import MySQLDialect
 from sinks.mysql.failures import SHAPE, Writing, code_of, describe, refuses
-from sinks.mysql.loading import RowTransaction
+from sinks.mysql.loading import LoadTransaction
 from sinks.mysql.server import SORTED_BYTES, Connection, execute, literal, query, quoted
 from sinks.mysql.types import Column, target_type
 from sinks.sql.dialect import Plan
@@ -36,18 +36,18 @@ _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
 
 
-class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, RowTransaction]):
+class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, LoadTransaction]):
     MATCHING = "JOIN {table} AS target ON {condition}"
 
     # ------------------------------------------------------------------ in the task
-    def stage(self, plan: Plan[Connection, Target], context: TransactionContext, name: str) -> RowTransaction:
+    def stage(self, plan: Plan[Connection, Target], context: TransactionContext, name: str) -> LoadTransaction:
         """Nothing can undo CREATE TABLE but DROP TABLE. The types are those of the target."""
         target = plan.target
         table = quoted(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
-        transaction = RowTransaction(self.server, context, target.label, identity, undo)
-        try:
+        transaction = LoadTransaction(self.server, context, target.label, identity, undo)
+        with transaction.begun():
             with transaction.explained():
                 written = self.merge.written(context.schema.names, target.names)
                 target = catalog.current(transaction.connection, target, written)
@@ -59,9 +59,6 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, RowTransacti
             )
             transaction.execute("START TRANSACTION READ WRITE")
             transaction.start(table, encoder, alias=name)
-        except BaseException:
-            transaction.close()
-            raise
         return transaction
 
     def _staging_columns(self, target: Target, context: TransactionContext) -> list[Column]:
@@ -93,7 +90,7 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, RowTransacti
                     declared.append(f"CONSTRAINT {quoted(called)} CHECK ({rule})")
         return declared
 
-    def seal(self, transaction: RowTransaction, moved: str | None = None) -> None:
+    def seal(self, transaction: LoadTransaction, moved: str | None = None) -> None:
         if moved:
             transaction.execute("COMMIT")
         transaction.seal(f"DROP TABLE {moved}" if moved else "COMMIT")

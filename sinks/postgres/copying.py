@@ -12,21 +12,18 @@ from psycopg import sql
 from sinks.errors import BadValue
 from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import explained
-from sinks.postgres.server import Server
+from sinks.postgres.server import Connection, Server
 from sinks.sql.deferred import DEFERRED
-from sinks.transaction import Fingerprint, Identity, TransactionContext
+from sinks.sql.transaction import RowTransaction
+from sinks.transaction import Identity, TransactionContext
 
 
-class CopyTransaction:
-    """A `sinks.sql.dialect.RowTransaction`. Memory: one encoded batch and libpq's output buffer."""
+class CopyTransaction(RowTransaction[Connection]):
+    """Memory: one encoded batch and libpq's output buffer."""
 
     def __init__(self, server: Server, context: TransactionContext, table: str, identity: Identity) -> None:
-        self.context = context
-        self.identity = identity
-        self.sealing = False
-        self.summed: Fingerprint | None = None
+        super().__init__(context, identity)
         self._table = table
-        self._where = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
         self._aliases: dict[str, str] = {}
         self._server = server
         self._copying: AbstractContextManager[psycopg.Copy] | None = None
@@ -43,8 +40,7 @@ class CopyTransaction:
             raise
 
     def explained(self) -> AbstractContextManager[None]:
-        """Errors of the server inside this block name table, partition and checkpoint."""
-        return explained(self._table, self._where, self._aliases)
+        return explained(self._table, self.who, self._aliases)
 
     def start(self, into: sql.Identifier, encoder: CopyEncoder, *, alias: str | None = None) -> None:
         """Rows go into this table. `alias` is the name of it that errors must not show, if it is a staging table."""
@@ -124,8 +120,7 @@ class CopyTransaction:
         self._server.give(self.connection)
 
     def close(self) -> None:
-        """Throw the transaction away, also while it waits for a lock. The server has rolled it back when this returns,
-        unless it cannot be reached."""
+        """Also while it waits for a lock."""
         if self._sealed:
             return
         with contextlib.suppress(Exception):

@@ -157,7 +157,7 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
         bytes of one type for those of another."""
         target = plan.target
         transaction = CopyTransaction(self.server, context, target.label, {self.KEY: context.transaction_id})
-        try:
+        with transaction.begun():
             with transaction.explained():
                 catalog.lock(transaction.connection, target)
                 columns = catalog.current(transaction.connection, target).columns
@@ -166,9 +166,6 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
             except SchemaMismatch as mismatch:
                 raise catalog.changed(mismatch, target.columns, columns) from None
             transaction.start(target.identifier, encoder)
-        except BaseException:
-            transaction.close()
-            raise
         return transaction
 
     def prepare(self, transaction: CopyTransaction, schema: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink
 from sinks.diagnosis import InDoubt
 from sinks.postgres import catalog
 from sinks.postgres.catalog import Target
@@ -59,7 +59,7 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
         ledger: str = "tpc_ledger",
         transform: Callable[[DataFrame], DataFrame] | None = None,
         connect_options: Mapping[str, Any] | None = None,
-        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
         """Set up the sink; nothing is connected yet.

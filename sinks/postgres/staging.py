@@ -49,7 +49,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
         table = sql.Identifier(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         transaction = CopyTransaction(self.server, context, target.label, identity)
-        try:
+        with transaction.begun():
             with transaction.explained():
                 target = catalog.current(transaction.connection, target)
             columns, declarations = self._staging_columns(target, context)
@@ -60,9 +60,6 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
             transaction.execute(f"CREATE TABLE {table.as_string()} ({', '.join(declarations)})")
             transaction.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id)))
             transaction.start(table, encoder, alias=name)
-        except BaseException:
-            transaction.close()
-            raise
         return transaction
 
     def _staging_columns(self, target: Target, context: TransactionContext) -> tuple[list[Column], list[str]]:

@@ -9,9 +9,10 @@ from typing import Generic
 
 from sinks.audit import Audit, Holding, Part
 from sinks.progress import progress
-from sinks.sql.dialect import Dialect, T, TargetT
+from sinks.sql.dialect import Dialect, TargetT
 from sinks.sql.ledger import Entry, Ledger
 from sinks.sql.server import C
+from sinks.sql.transaction import T
 from sinks.transaction import Fingerprint, Identity, token
 
 _UNDER_SAVEPOINTS = "a sink with dead letters writes under savepoints, so the table does not tell who wrote a row"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -17,42 +16,13 @@ from sinks.sql.ledger import Ledger
 from sinks.sql.options import MergeOptions
 from sinks.sql.server import C, Server
 from sinks.sql.target import Column, Target
-from sinks.transaction import Fingerprint, Identity, TransactionContext
+from sinks.sql.transaction import T
+from sinks.transaction import Identity, TransactionContext
 
 Declared = TypeVar("Declared")
 
 
-class RowTransaction(Protocol):
-    """An open transaction in the task. `identity` is what it will be known by when it is pre-committed; `sealing` is
-    set just before the statement that makes it durable, after which only the server knows whether it is. `summed` is
-    what the task says of its rows, before that."""
-
-    context: TransactionContext
-    identity: Identity
-    sealing: bool
-    summed: Fingerprint | None
-    connection: Any
-
-    def explained(self) -> AbstractContextManager[None]:
-        """Errors of the server inside this block name table, partition and checkpoint."""
-
-    def write(self, batch: pa.RecordBatch) -> None: ...
-
-    def encode(self, batch: pa.RecordBatch) -> object:
-        """Raises BadValue if the columns cannot hold the rows, as far as that can be told without the server."""
-
-    def put(self, batch: pa.RecordBatch) -> None:
-        """Write the rows, all or none: none if this raises BadValue, after which the transaction goes on."""
-
-    def finish(self) -> int:
-        """Wait until the server has judged every row; returns how many there were."""
-
-    def close(self) -> None:
-        """Throw it away."""
-
-
 TargetT = TypeVar("TargetT", bound=Target[Column])
-T = TypeVar("T", bound=RowTransaction)
 
 
 @dataclass(frozen=True)
@@ -78,7 +48,6 @@ class Dialect(ABC, Generic[C, TargetT, T]):
     """The target and the errors of one kind of database, and its two-phase transactions. `strategy` is the one that the
     user asked for."""
 
-    LEDGER: ClassVar[type[Ledger[Any]]] = Ledger
     UNSEEN: ClassVar[str] = ""
     """What is added to "there is no table"."""
     ADVICE: ClassVar[str] = ""
@@ -90,6 +59,10 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         self.server = server
         self.merge = merge
         self.strategy = strategy
+
+    def ledger(self) -> type[Ledger[C]]:
+        """The kind of ledger that tells what became of its transactions."""
+        return Ledger
 
     # ------------------------------------------------------------------ the target
     @abstractmethod

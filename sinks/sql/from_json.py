@@ -6,17 +6,20 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as at
 
 from sinks.arrow_types import is_bytes, is_list
 
-Parse = Callable[[Any], Any]
+Json: TypeAlias = Any
+"""A value out of JSON: what it is has to be looked at."""
+Parse: TypeAlias = Callable[[Json], object]
+Value = TypeVar("Value")
 _SPAN = re.compile(r"PT(-?)(\d+)\.(\d{6})S")
 _DATE = re.compile(r"(-?\d{4,})-(\d\d)-(\d\d)")
 _TIME = re.compile(r"([01]\d|2[0-3]):\d\d(:\d\d(\.\d{1,6})?)?")
@@ -27,12 +30,12 @@ _MICROSECOND = timedelta(microseconds=1)
 _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def loads(text: str) -> Any:
+def loads(text: str) -> Json:
     """JSON in which decimals keep their digits. Raises ValueError, also for a name that comes twice in an object."""
     return json.loads(text, parse_float=Decimal, object_pairs_hook=_object)
 
 
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -40,7 +43,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def from_json(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def from_json(values: Sequence[Json], kind: pa.DataType) -> pa.Array:
     """Values out of JSON (`loads`) of a type. Raises ValueError, or TypeError, for one that is none of it."""
     parse = _parse(kind)
     return pa.array([parse(value) for value in values], kind)
@@ -77,7 +80,7 @@ def _parse_value(kind: pa.DataType) -> Parse:
     return lambda value: _of(exact, value)
 
 
-def _of(kind: type, value: Any) -> Any:
+def _of(kind: type[Value], value: Json) -> Value:
     if type(value) is not kind:
         raise ValueError(f"{value!r} is no {kind.__name__}")
     return value
@@ -86,25 +89,27 @@ def _of(kind: type, value: Any) -> Any:
 def _struct(kind: pa.DataType) -> Parse:
     fields = {field.name: _parse(field.type) for field in kind}
 
-    def parse(value: Any) -> dict[str, Any]:
-        return {name: of(value[name]) for name, of in same_names(value, fields).items()}
+    def parse(value: Json) -> dict[str, object]:
+        found = members(value, fields)
+        return {name: of(found[name]) for name, of in fields.items()}
 
     return parse
 
 
-def same_names(value: Any, fields: Any) -> Any:
-    """`fields`, if the value is an object of just these."""
-    if missing := [name for name in fields if name not in _of(dict, value)]:
+def members(value: Json, names: Collection[str]) -> dict[str, Json]:
+    """Those of an object that has just these. Raises ValueError."""
+    found = _of(dict, value)
+    if missing := [name for name in names if name not in found]:
         raise ValueError(f"{missing[0]!r} is missing")
-    if strange := [name for name in value if name not in fields]:
-        raise ValueError(f"{strange[0]!r} is not among {', '.join(fields)}")
-    return fields
+    if strange := [name for name in found if name not in names]:
+        raise ValueError(f"{strange[0]!r} is not among {', '.join(names)}")
+    return found
 
 
 def _map(kind: pa.MapType) -> Parse:
     key, item = _parse_key(kind.key_type), _parse(kind.item_type)
 
-    def parse(value: Any) -> list[tuple[Any, Any]]:
+    def parse(value: Json) -> list[tuple[object, object]]:
         found = {key(name): item(one) for name, one in _of(dict, value).items()}
         if len(found) < len(value):
             raise ValueError(f"two keys of {value!r} are the same {kind.key_type}")
@@ -122,7 +127,7 @@ def _parse_key(kind: pa.DataType) -> Parse:
 
 
 def _float(kind: pa.DataType) -> Parse:
-    def parse(value: Any) -> float:
+    def parse(value: Json) -> float:
         if isinstance(value, str):
             if value not in _NO_NUMBERS:
                 raise ValueError(f"{value!r} is no number")
@@ -135,7 +140,7 @@ def _float(kind: pa.DataType) -> Parse:
     return parse
 
 
-def _decimal(value: Any) -> Decimal:
+def _decimal(value: Json) -> Decimal:
     if type(value) not in (int, Decimal):
         raise ValueError(f"{value!r} is no number")
     return Decimal(value)

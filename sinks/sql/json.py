@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable
 from json.encoder import encode_basestring
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +49,7 @@ def to_json(array: pa.Array) -> pa.Array:
     return _string(array.cast(pa.string()))
 
 
-def _each(array: pa.Array, text: Callable[[Any], str]) -> pa.Array:
+def _each(array: pa.Array, text: Callable[..., str]) -> pa.Array:
     return pa.array([None if value is None else text(value) for value in array.to_pylist()], pa.string())
 
 

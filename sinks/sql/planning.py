@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch, TransactionBlocked
-from sinks.sql.dialect import Dialect, Plan, T, TargetT
+from sinks.sql.dialect import Dialect, Plan, TargetT
 from sinks.sql.evolution import STEPS, SchemaEvolution, lacking, needed, shape_of
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import label
 from sinks.sql.server import C
+from sinks.sql.transaction import T
 
 logger = logging.getLogger(__name__)
 
@@ -206,14 +207,14 @@ class Planner(Generic[C, TargetT, T]):
     def find_ledger(self, connection: C) -> tuple[str, Ledger[C] | None]:
         """The schema of table and ledger, and the ledger if there is one."""
         schema, _ = self._locate(connection)
-        return schema, self.dialect.LEDGER.find(self.dialect.server, connection, schema, self.ledger)
+        return schema, self.dialect.ledger().find(self.dialect.server, connection, schema, self.ledger)
 
     def find_target(self, connection: C) -> TargetT | None:
         return self.dialect.describe(connection, *self._locate(connection))
 
     def ensure_ledger(self, connection: C) -> Ledger[C]:
         schema, _ = self._locate(connection)
-        return self.dialect.LEDGER.ensure(self.dialect.server, connection, schema, self.ledger)
+        return self.dialect.ledger().ensure(self.dialect.server, connection, schema, self.ledger)
 
     def ready(self, connection: C) -> None:
         """Raise ConfigurationError for a server that the sink cannot work with at all."""
@@ -236,7 +237,7 @@ class Planner(Generic[C, TargetT, T]):
     def _plan(self, connection: C, target: TargetT, batch: pa.Schema | None) -> Plan[C, TargetT]:
         """`batch` is None in recovery, before the first batch."""
         strategy, reason = self.dialect.choose(connection, target)
-        ledger = self.dialect.LEDGER.ensure(self.dialect.server, connection, target.schema, self.ledger)
+        ledger = self.dialect.ledger().ensure(self.dialect.server, connection, target.schema, self.ledger)
         told = logging.getLogger(type(self.dialect).__module__)
         told.info("sink %r writes to %s by strategy %s: %s", self.sink, target.label, strategy, reason)
         triggers = self.dialect.server.triggers(connection, target.schema, target.name)

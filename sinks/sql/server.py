@@ -7,12 +7,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 IDLE_CONNECTIONS = 4
 _INSERTED_TOGETHER = 1000
 
-Row = tuple[Any, ...]
+Opaque: TypeAlias = Any
+"""What drivers take and give, of types that only the code for one database knows."""
+Row: TypeAlias = tuple[Opaque, ...]
 """What a driver makes of a row."""
 LedgerRow = tuple[object, ...]
 LEDGER_COLUMNS = ("transaction_id", "committed", "job", "lineage", "sink", "checkpoint")
@@ -97,7 +99,7 @@ class PooledServer(Server[C]):
     SHOWN: ClassVar[tuple[str, ...]]  # parameters that tell a reader which database it is
     INSERT_MISSING: ClassVar[str]  # INSERT, with {table}, {columns} and {rows}, that skips rows whose key is there
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, parameters: Mapping[str, Opaque]) -> None:
         """`parameters` are the driver's, for a connection."""
         self._parameters = dict(parameters)
         self._lock = threading.Lock()
@@ -190,10 +192,10 @@ class PooledServer(Server[C]):
     def __repr__(self) -> str:
         return f"Server({self})"
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_idle")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
         self._idle = []

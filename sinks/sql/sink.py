@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, ClassVar, Generic
 
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink, TwoPhaseCommitSink
 from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, written_but_refused
 from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
 from sinks.sql.audit import Auditor, mark_of
-from sinks.sql.dialect import Dialect, Plan, T, TargetT
+from sinks.sql.dialect import Dialect, Plan, TargetT
 from sinks.sql.evolution import STEPS
 from sinks.sql.planning import Planner
 from sinks.sql.server import IDLE_CONNECTIONS, C
 from sinks.sql.strategies import Staged, TwoPhase
+from sinks.sql.transaction import T
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -50,7 +51,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         problems: Sequence[str],
         transform: Callable[[DataFrame], DataFrame] | None,
         checkpoint_column: str | None = None,
-        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
         """`checkpoint_column` is filled by the sink. Raises ConfigurationError for `problems`, what is wrong with the
@@ -274,7 +275,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
 
     def _letters(
         self, connection: C, target: TargetT, where: Mapping[str, object], most: int | None
-    ) -> Sequence[Mapping[str, Any]]:
+    ) -> Sequence[Mapping[str, object]]:
         quote, names = self._server.quote, [name for name in SCHEMA.names if name in target.names]
         columns, table = ", ".join(map(quote, names)), quote(target.schema, target.name)
         conditions = "".join(f" AND {quote(name)} = \0" for name in where)

@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, TypeAlias
 
 from sinks.errors import BadValue, ConfigurationError, SinkError
-from sinks.sql.dialect import Dialect, Plan, T, TargetT
+from sinks.sql.dialect import Dialect, Plan, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import altered, columns_digest, of_sink, staging_table
 from sinks.sql.server import C
 from sinks.sql.strategies import Doubtful, Staged, TargetRefuses
+from sinks.sql.transaction import T
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
 
 _COUNTED_TOGETHER = 50

@@ -13,9 +13,10 @@ from typing import Generic
 
 from sinks.errors import CommittedError, ConfigurationError, SinkError
 from sinks.progress import progress
-from sinks.sql.dialect import Dialect, Plan, T, TargetT
+from sinks.sql.dialect import Dialect, Plan, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.server import C
+from sinks.sql.transaction import T
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,

@@ -25,7 +25,7 @@ from sinks.sql.values import mismatches
 from sinks.sqlalchemy import changes
 from sinks.sqlalchemy.database import Database, create
 from sinks.sqlalchemy.ledger import Ledger
-from sinks.sqlalchemy.rows import RowTransaction
+from sinks.sqlalchemy.rows import InsertTransaction
 from sinks.sqlalchemy.types import Column, conversion, declared
 from sinks.transaction import Identity, TransactionContext, token
 
@@ -56,11 +56,13 @@ _DDL: dict[str, type[Ddl[Connection]]] = {
 }
 
 
-class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
-    LEDGER = Ledger
+class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
     KEY = "xid"
 
     server: Database
+
+    def ledger(self) -> type[Ledger]:
+        return Ledger
 
     @property
     def rounding(self) -> bool:
@@ -220,20 +222,16 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
         return isinstance(error, TransactionBlocked)
 
     # ------------------------------------------------------------------ two-phase transactions
-    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> RowTransaction:
+    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> InsertTransaction:
         xid = self._prefix(context.job, context.sink) + _digest(context.transaction_id, 20)
         target, table = plan.target, plan.target.table
         identity = {self.KEY: xid}
-        transaction = RowTransaction(
+        transaction = InsertTransaction(
             self.server, context, target.label, identity, table, target.filled, {}, xid, rounding=self.rounding
         )
-        try:
-            with transaction.explained():
-                then = {name: target.types[name] for name in context.schema.names}
-                changes.require_same(transaction.connection, table, then)
-        except BaseException:
-            transaction.close()
-            raise
+        with transaction.begun(), transaction.explained():
+            then = {name: target.types[name] for name in context.schema.names}
+            changes.require_same(transaction.connection, table, then)
         return transaction
 
     def _prefix(self, job: str, sink: str) -> str:
@@ -241,10 +239,10 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
         hence the database's name; and XA takes no more than 64 bytes, hence hashes."""
         return f"tpc_{_digest(token(job))}_{_digest(f'{self.server.url.database} {token(sink)}')}_"
 
-    def prepare(self, transaction: RowTransaction, schema: str) -> None:
+    def prepare(self, transaction: InsertTransaction, schema: str) -> None:
         transaction.seal()
 
-    def commit_unprepared(self, transaction: RowTransaction, schema: str) -> None:
+    def commit_unprepared(self, transaction: InsertTransaction, schema: str) -> None:
         with transaction.explained():
             transaction.transaction.commit()
         transaction.connection.close()
@@ -267,7 +265,7 @@ class SqlAlchemyDialect(Dialect[Connection, Target, RowTransaction]):
             return []
         return [{self.KEY: xid} for xid in sorted(_listed(connection)) if xid.startswith(self._prefix(job, sink))]
 
-    def evidence(self, transaction: RowTransaction) -> dict[str, object]:
+    def evidence(self, transaction: InsertTransaction) -> dict[str, object]:
         return {"transaction_id": transaction.context.transaction_id}
 
 

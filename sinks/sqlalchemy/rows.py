@@ -9,20 +9,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
-from sqlalchemy.engine import RootTransaction
+from sqlalchemy.engine import Connection, RootTransaction
 
 from sinks.errors import BadValue
 from sinks.sql.deferred import DEFERRED
+from sinks.sql.transaction import RowTransaction
 from sinks.sql.values import RefusedValue, bad_value
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.types import Column, conversion
-from sinks.transaction import Fingerprint, Identity, TransactionContext
+from sinks.transaction import Identity, TransactionContext
 
 _ROWS_TOGETHER = 1000
 
 
-class RowTransaction:
-    """A `sinks.sql.dialect.RowTransaction`. Memory: the Python values of 1,000 rows."""
+class InsertTransaction(RowTransaction[Connection]):
+    """Memory: the Python values of 1,000 rows."""
 
     def __init__(
         self,
@@ -39,12 +40,9 @@ class RowTransaction:
     ) -> None:
         """`columns` are those of `into` that the batch fills, `constants` the values of others. With `xid` it is a
         two-phase transaction."""
-        self.context = context
-        self.identity = identity
-        self.sealing = False
+        super().__init__(context, identity)
         self._judged_now = False
-        self.summed: Fingerprint | None = None
-        self.where = f"table {label}: partition {context.subtask} of checkpoint {context.checkpoint_id}"
+        self.where = f"table {label}: {self.who}"
         self.database = database
         self._insert = into.insert()
         self._constants = constants
@@ -65,7 +63,6 @@ class RowTransaction:
                 raise
 
     def explained(self) -> AbstractContextManager[None]:
-        """Errors of the database inside this block name table, partition and checkpoint."""
         return self.database.explained(self.where)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -122,7 +119,7 @@ class RowTransaction:
             raise bad_value(self.where, self._row, batch, name, refused) from None
 
     def finish(self) -> int:
-        """Every row is judged already; returns how many there were."""
+        """Every row is judged already."""
         return self._row
 
     def seal(self) -> None:
@@ -137,7 +134,7 @@ class RowTransaction:
         self.connection.close()
 
     def close(self) -> None:
-        """Throw the transaction away, unless it is sealed."""
+        """Nothing is thrown away of what is sealed."""
         with contextlib.suppress(Exception):
             if not self.sealing:
                 self.transaction.rollback()

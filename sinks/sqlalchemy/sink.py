@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from sqlalchemy.engine import URL, Connection
 
-from sinks.base import TwoPhaseCommitSink
+from sinks.base import Sink
 from sinks.sql.dialect import Plan
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
@@ -16,7 +16,7 @@ from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.dialect import SqlAlchemyDialect, Target
-from sinks.sqlalchemy.rows import RowTransaction
+from sinks.sqlalchemy.rows import InsertTransaction
 from sinks.sqlalchemy.staged import Staged
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Strategy = Literal["auto", "two_phase", "staged"]
 
 
-class _Planner(Planner[Connection, Target, RowTransaction]):
+class _Planner(Planner[Connection, Target, InsertTransaction]):
     dialect: SqlAlchemyDialect
 
     def check(self, connection: Connection, batch: pa.Schema) -> Plan[Connection, Target]:
@@ -33,7 +33,7 @@ class _Planner(Planner[Connection, Target, RowTransaction]):
             return super().check(connection, batch)
 
 
-class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
+class SqlAlchemySink(TableSink[Connection, Target, InsertTransaction]):
     """Rows into one table, by `executemany` of INSERT: the portable path, not the fast one. PostgresSink and MySQLSink
     are the fast ones.
 
@@ -67,7 +67,7 @@ class SqlAlchemySink(TableSink[Connection, Target, RowTransaction]):
         checkpoint_column: str | None = None,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         engine_options: Mapping[str, Any] | None = None,
-        dead_letters: TwoPhaseCommitSink[Any] | None = None,
+        dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
         """Set up the sink; nothing is connected yet.

@@ -26,7 +26,7 @@ from sinks.sql.options import MergeOptions
 from sinks.sqlalchemy import changes
 from sinks.sqlalchemy.dialect import PARTICIPANT, SqlAlchemyDialect, Target
 from sinks.sqlalchemy.ledger import Ledger
-from sinks.sqlalchemy.rows import RowTransaction
+from sinks.sqlalchemy.rows import InsertTransaction
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -49,7 +49,7 @@ def identity_of(transaction_id: str, staging: str) -> Identity:
     return {"transaction_id": transaction_id, "staging": staging}
 
 
-class Staged(strategies.Staged[Connection, Target, RowTransaction]):
+class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
     dialect: SqlAlchemyDialect
 
     def __init__(self, dialect: SqlAlchemyDialect) -> None:
@@ -57,11 +57,11 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         self.database = dialect.server
         self.merge = dialect.merge
 
-    def begin(self, plan: Plan, context: TransactionContext) -> RowTransaction:
+    def begin(self, plan: Plan, context: TransactionContext) -> InsertTransaction:
         target, text = plan.target, context.transaction_id
         assert target.staging is not None, "check() comes before the tasks"
         identity, constants = identity_of(text, target.staging.name), {PARTICIPANT: tag(text)}
-        return RowTransaction(
+        return InsertTransaction(
             self.database,
             context,
             target.label,
@@ -72,7 +72,7 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
             rounding=self.dialect.rounding,
         )
 
-    def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
+    def pre_commit(self, transaction: InsertTransaction, plan: Plan) -> Committable:
         text, staging = transaction.context.transaction_id, transaction.identity["staging"]
         rows = self.finish(transaction, plan)
         sums = transaction.summed and replace(transaction.summed, rows=rows)
@@ -83,7 +83,7 @@ class Staged(strategies.Staged[Connection, Target, RowTransaction]):
         columns = columns_digest(transaction.context.schema.names)
         return Committable(transaction.identity, proof=plan.ledger.proof() | {"columns": columns})
 
-    def commit_directly(self, transaction: RowTransaction, plan: Plan) -> None:
+    def commit_directly(self, transaction: InsertTransaction, plan: Plan) -> None:
         """At-least-once: move the rows in the transaction that staged them."""
         assert plan.target.staging is not None
         rows = plan.target.staging, [tag(transaction.context.transaction_id)]
