@@ -1,26 +1,4 @@
-"""Errors of the coordinator. All stop the query; none is ever handled by skipping rows.
-
-* CheckpointError
-    * CheckpointLocationMismatch - Spark's checkpointLocation is not the one that the stored checkpoints belong to
-    * CheckpointGap - checkpoints are missing between storage and Spark
-    * FirstCheckpointError - storage is empty, but Spark's query is not at its first batch
-    * StorageBehind - storage was set back or emptied: an external system remembers later checkpoints than it
-    * WrongJob - the records in storage belong to another job
-    * CorruptRecord - a record in storage cannot be trusted
-    * UnknownSink - a record names a sink that this coordinator does not have
-    * Superseded - a newer driver runs this job; this one is a zombie
-    * WorkersNotReady - Spark's Python workers lack this library, a sink's driver, or the driver's version of Python
-    * SavepointError - a savepoint cannot be taken, read or restored; nothing was changed
-    * DeadLetterError - dead letters cannot be put through again as they are; nothing was changed
-    * UnsupportedSpark - this Spark lacks something that is used of it
-    * NotExactlyOnce - exactly-once is required, and the job cannot promise it
-    * CheckpointFailed - the checkpoint was aborted before it was complete; nothing of it is visible
-    * CheckpointExpired - it was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed
-    * InDoubtError - complete, but the outcome of some transactions cannot be told (yet); `transactions` names them
-        * ExternalSystemBehind - it was set back, and does not hold what was complete and visible
-        * ReplayMismatch - lost transactions cannot be written again as they were
-    * JobFailed - `run` has no other attempt; its cause is the last error, `attempts` has them all
-"""
+"""Errors of the coordinator. All stop the query; none is ever handled by skipping rows."""
 
 from __future__ import annotations
 
@@ -35,43 +13,43 @@ class CheckpointError(Exception):
 
 
 class CheckpointLocationMismatch(CheckpointError):
-    pass
+    """Spark's checkpointLocation is not the one that the stored checkpoints belong to."""
 
 
 class CheckpointGap(CheckpointError):
-    pass
+    """Checkpoints are missing between storage and Spark."""
 
 
 class FirstCheckpointError(CheckpointError):
-    pass
+    """Storage is empty, but Spark's query is not at its first batch."""
 
 
 class StorageBehind(CheckpointError):
-    pass
+    """Storage was set back or emptied: an external system remembers later checkpoints than it."""
 
 
 class WrongJob(CheckpointError):
-    pass
+    """The records in storage belong to another job."""
 
 
 class CorruptRecord(CheckpointError):
-    pass
+    """A record in storage cannot be trusted."""
 
 
 class UnknownSink(CheckpointError):
-    pass
+    """A record names a sink that this coordinator does not have."""
 
 
 class Superseded(CheckpointError):
-    pass
+    """A newer driver runs this job; this one is a zombie."""
 
 
 class WorkersNotReady(CheckpointError):
-    pass
+    """Spark's Python workers lack this library, a sink's driver, or the driver's version of Python."""
 
 
 class SavepointError(CheckpointError):
-    pass
+    """A savepoint cannot be taken, read or restored; nothing was changed."""
 
 
 class DeadLetterError(CheckpointError):
@@ -79,23 +57,24 @@ class DeadLetterError(CheckpointError):
 
 
 class UnsupportedSpark(CheckpointError):
-    pass
+    """This Spark lacks something that is used of it."""
 
 
 class NotExactlyOnce(CheckpointError):
-    pass
+    """Exactly-once is required, and the job cannot promise it."""
 
 
 class CheckpointFailed(CheckpointError):
-    pass
+    """The checkpoint was aborted before it was complete; nothing of it is visible."""
 
 
 class CheckpointExpired(CheckpointError):
-    pass
+    """It was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed."""
 
 
 class InDoubtError(CheckpointError):
-    """`transactions` holds the identities whose outcome the operator has to settle."""
+    """The checkpoint is complete, but the outcome of some transactions cannot be told (yet): `transactions` holds their
+    identities, which the operator has to settle."""
 
     def __init__(self, message: str, transactions: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(message, transactions)
@@ -106,11 +85,11 @@ class InDoubtError(CheckpointError):
 
 
 class ExternalSystemBehind(InDoubtError):
-    pass
+    """An external system was set back, and does not hold what was complete and visible."""
 
 
 class ReplayMismatch(InDoubtError):
-    pass
+    """Lost transactions cannot be written again as they were."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +108,7 @@ class Attempt:
 
 
 class JobFailed(CheckpointError):
-    """Raised from the error that the last of `attempts` ended with."""
+    """`run` has no other attempt. Raised from the error that the last of `attempts` ended with."""
 
     def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
         super().__init__(message, attempts)

@@ -14,26 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception
 
+from coordinator import errors
 from coordinator.config import integer, seconds
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.errors import (
-    Attempt,
-    CheckpointError,
-    CheckpointGap,
-    CheckpointLocationMismatch,
-    CorruptRecord,
-    ExternalSystemBehind,
-    FirstCheckpointError,
-    JobFailed,
-    NotExactlyOnce,
-    ReplayMismatch,
-    StorageBehind,
-    Superseded,
-    UnknownSink,
-    UnsupportedSpark,
-    WorkersNotReady,
-    WrongJob,
-)
+from coordinator.errors import Attempt, CheckpointError, JobFailed
 from sinks.errors import NotMeant
 
 if TYPE_CHECKING:
@@ -42,20 +26,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FATAL = (
-    CheckpointGap,
-    CheckpointLocationMismatch,
-    CorruptRecord,
-    ExternalSystemBehind,
-    FirstCheckpointError,
-    NotExactlyOnce,
+    errors.CheckpointGap,
+    errors.CheckpointLocationMismatch,
+    errors.CorruptRecord,
+    errors.ExternalSystemBehind,
+    errors.FirstCheckpointError,
+    errors.NotExactlyOnce,
     NotMeant,
-    ReplayMismatch,
-    StorageBehind,
-    Superseded,
-    UnknownSink,
-    UnsupportedSpark,
-    WorkersNotReady,
-    WrongJob,
+    errors.ReplayMismatch,
+    errors.StorageBehind,
+    errors.Superseded,
+    errors.UnknownSink,
+    errors.UnsupportedSpark,
+    errors.WorkersNotReady,
+    errors.WrongJob,
 )
 """What a restart cannot mend. After `Superseded` it would fence the driver that has taken over, after `NotMeant` it
 would take as meant what nobody has looked at. A sink's other errors are not among them, as in Flink: a changed table

@@ -1,18 +1,4 @@
-"""Errors of the sinks.
-
-* SinkError - base; `retryable` tells whether trying the same checkpoint again can help
-    * ConfigurationError - the sink was set up wrongly, or its target cannot take what it was given
-        * SchemaMismatch - the batch and the target do not fit; names every mismatch at once
-        * NotMeant - something new alters the rows of the target, and a person has to say whether it is meant
-    * BadValue - a row that the target refuses (type, range, constraint); names table, column and row
-        * TooManyDeadLetters - more rows than `max_dead_letters` were refused
-    * TransactionBlocked - a bounded lock wait ran out; the coordinator sweeps orphans and tries again
-    * TransactionEnded - what was pre-committed is not there any more, before it was decided; it is written again
-    * LargeRow - a row larger than its share of a record batch; the coordinator tries again with smaller batches
-    * CommittedError - abort found the transaction committed
-
-All are picklable and survive the way from a Spark task to the driver (`to_json` / `from_json`).
-"""
+"""Errors of the sinks. All are picklable, and survive the way from a Spark task to the driver (`to_json`)."""
 
 from __future__ import annotations
 
@@ -23,7 +9,8 @@ if TYPE_CHECKING:
 
 
 class SinkError(Exception):
-    """Base of all errors that a sink raises on purpose. The message says what happened, where, and what to do."""
+    """Base of all errors that a sink raises on purpose. The message says what happened, where, and what to do;
+    `retryable` tells whether trying the same checkpoint again can help."""
 
     retryable: bool = False
 
@@ -45,7 +32,7 @@ class ConfigurationError(SinkError):
 
 
 class SchemaMismatch(ConfigurationError):
-    """The columns of the batch do not fit the target."""
+    """The columns of the batch do not fit the target: names every mismatch at once."""
 
 
 class NotMeant(ConfigurationError):
@@ -54,8 +41,9 @@ class NotMeant(ConfigurationError):
 
 
 class BadValue(SinkError):
-    """The target refuses a value of the batch. For dead letters, `reason` says why without saying in which row, and
-    `kind` is the name of the driver's error, where there is one. Neither travels."""
+    """The target refuses a value of the batch (type, range, constraint): names table, column and row. For dead letters,
+    `reason` says why without saying in which row, and `kind` is the name of the driver's error, where there is one.
+    Neither travels."""
 
     reason: str = ""
     kind: str = ""
@@ -70,19 +58,22 @@ class TooManyDeadLetters(BadValue):
 
 
 class TransactionBlocked(SinkError):
-    """A lock wait ran into its limit: an open transaction, or an orphaned pre-committed one, holds the lock."""
+    """A lock wait ran into its limit: an open transaction, or an orphaned pre-committed one, holds the lock. The
+    coordinator sweeps orphans and tries again."""
 
     retryable = True
 
 
 class TransactionEnded(SinkError):
-    """`validate_all` found that somebody has ended a transaction, before its checkpoint was decided."""
+    """`validate_all` found that somebody has ended a transaction, before its checkpoint was decided: it is written
+    again."""
 
     retryable = True
 
 
 class LargeRow(SinkError):
-    """A row takes more than its share of a record batch (`coordinator.spark.arrow`), and came without its contents."""
+    """A row takes more than its share of a record batch (`coordinator.spark.arrow`), and came without its contents. The
+    coordinator tries again with smaller batches."""
 
     retryable = True
 
@@ -91,18 +82,4 @@ class CommittedError(SinkError):
     """`abort` was asked to abort a transaction that is committed."""
 
 
-_BY_NAME: dict[str, type[SinkError]] = {
-    cls.__name__: cls
-    for cls in (
-        SinkError,
-        ConfigurationError,
-        SchemaMismatch,
-        NotMeant,
-        BadValue,
-        TooManyDeadLetters,
-        TransactionBlocked,
-        TransactionEnded,
-        LargeRow,
-        CommittedError,
-    )
-}
+_BY_NAME = {name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, SinkError)}

@@ -20,16 +20,6 @@ ANY_PARTITION = -1
 EVENT_DELIVERY, EVENT_LOG, EVENT_ERROR, EVENT_STATS = 0x1, 0x4, 0x8, 0x40
 QUEUE_FULL = -184
 
-MESSAGE = np.dtype(
-    {
-        "names": ["err", "rkt", "partition", "payload", "len", "key", "key_len", "offset", "private"],
-        "formats": ["i4", "u8", "i4", "u8", "u8", "u8", "u8", "i8", "u8"],
-        "offsets": [0, 8, 16, 24, 32, 40, 48, 56, 64],
-        "itemsize": 72,
-    }
-)
-"""`rd_kafka_message_t` on a 64-bit machine."""
-
 
 class Message(ctypes.Structure):
     """`rd_kafka_message_t`."""
@@ -45,6 +35,9 @@ class Message(ctypes.Structure):
         ("offset", ctypes.c_int64),
         ("private", ctypes.c_void_p),
     ]
+
+
+MESSAGE = np.dtype(Message)
 
 
 class TopicMetadata(ctypes.Structure):
@@ -161,7 +154,7 @@ def unusable() -> str | None:
         return "librdkafka's functions were not found in confluent-kafka"
     if lib.version() not in VERSIONS:
         return f"librdkafka {lib.version_str().decode()} is not of major version 2"
-    if ctypes.sizeof(_Handle) != 8 or ctypes.sizeof(Message) != MESSAGE.itemsize:
+    if ctypes.sizeof(_Handle) != 8:
         return "not a 64-bit machine"
     return None
 

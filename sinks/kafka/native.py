@@ -211,9 +211,7 @@ class NativeProducer(TransactionalProducer):
     def _poll(self) -> None:
         self._serve(100)
 
-    def commit(self, timeout: float) -> None:
-        self.flush(timeout)
-        self.end_mark()
+    def _commit(self, timeout: float) -> None:
         self._check(rd.lib.commit_transaction(self._handle, _ms(timeout)), "commit_transaction")
 
     def abort(self, timeout: float) -> None:

@@ -174,9 +174,7 @@ class PlainProducer(TransactionalProducer):
     def _poll(self) -> None:
         self._serve(self._client.poll, 0.1)
 
-    def commit(self, timeout: float) -> None:
-        self.flush(timeout)
-        self.end_mark()
+    def _commit(self, timeout: float) -> None:
         try:
             self._client.commit_transaction(timeout)
         except KafkaException as error:

@@ -139,8 +139,7 @@ class TransactionalProducer(ABC):
         """Take what the brokers have told. Waits a tenth of a second for it, at most."""
 
     @abstractmethod
-    def commit(self, timeout: float) -> None:
-        """Flush and commit."""
+    def _commit(self, timeout: float) -> None: ...
 
     @abstractmethod
     def abort(self, timeout: float) -> None:
@@ -149,6 +148,12 @@ class TransactionalProducer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the producer; an open transaction stays open."""
+
+    def commit(self, timeout: float) -> None:
+        """Flush and commit."""
+        self.flush(timeout)
+        self.end_mark()
+        self._commit(timeout)
 
     def seal(self, timeout: float) -> Sealed:
         """Flush, and leave the transaction open at the broker for somebody else to finish."""

@@ -16,6 +16,7 @@ from sinks.mysql.types import Column
 from sinks.sql import target as targets
 from sinks.sql.evolution import holds
 from sinks.sql.replicas import ASYNCHRONOUS_IN_MYSQL
+from sinks.sql.server import Row
 from sinks.sql.target import Unique
 
 _PART = re.compile(r"`((?:[^`]|``)+)`|([^`.\s;]+)")
@@ -207,7 +208,7 @@ _ENGINE = "SELECT engine FROM information_schema.tables WHERE table_schema = %s 
 _COLUMNS = (
     "SELECT column_name, data_type, column_type, is_nullable = 'YES',"
     " column_default IS NOT NULL OR extra LIKE '%%auto_increment%%',"
-    " extra LIKE '%%auto_increment%%', coalesce(generation_expression, '') <> '',"
+    " coalesce(generation_expression, '') <> '', extra LIKE '%%auto_increment%%',"
     " coalesce(numeric_precision, 0), numeric_scale, coalesce(datetime_precision, 0),"
     " coalesce(character_octet_length, 0), coalesce(character_set_name, ''), coalesce(collation_name, '')"
     " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
@@ -227,38 +228,12 @@ _REFERENCES = (
 )
 
 
-def _column(row: Sequence[object], json: Collection[str]) -> Column:
-    (
-        name,
-        kind,
-        declared,
-        nullable,
-        default,
-        counter,
-        generated,
-        precision,
-        scale,
-        digits,
-        length,
-        charset,
-        collation,
-    ) = row
-    assert isinstance(name, str)
-    return Column(
-        name,
-        "json" if name in json else str(kind).lower(),
-        str(declared),
-        bool(nullable),
-        bool(default),
-        bool(generated),
-        bool(counter),
-        int(str(precision)),
-        None if scale is None else int(str(scale)),
-        int(str(digits)),
-        int(str(length)),
-        str(charset),
-        str(collation),
-    )
+def _column(row: Row, json: Collection[str]) -> Column:
+    name, kind, declared, *facts, precision, scale, digits, length, charset, collation = row
+    nullable, has_default, generated, counter = map(bool, facts)
+    numbers = int(precision), None if scale is None else int(scale), int(digits), int(length)
+    kind = "json" if name in json else kind.lower()
+    return Column(name, kind, declared, nullable, has_default, generated, counter, *numbers, charset, collation)
 
 
 def _json(checks: Iterable[tuple[str, str]]) -> set[str]:
