@@ -1,4 +1,4 @@
-"""Types of Arrow that differ in the width of their offsets alone, taken together; and the bytes of their values."""
+"""Types of Arrow by what they hold, whatever the width of their offsets is; and the bytes of their values."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 def is_list(kind: pa.DataType) -> bool:
     return bool(at.is_list(kind) or at.is_large_list(kind))
+
+
+def is_moment(kind: pa.DataType) -> bool:
+    """A point in time, and not what a clock shows somewhere."""
+    return bool(at.is_timestamp(kind) and kind.tz is not None)
 
 
 def bytes_of(texts: pa.Array) -> np.ndarray:

@@ -13,7 +13,6 @@ fsync (seen with strace). So a record that was read, and acted upon, could be em
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import threading
@@ -27,11 +26,10 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import Retrying
 
 from coordinator.storage.base import CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key, is_key
-
-_log = logging.getLogger(__name__)
+from coordinator.storage.retry import retries
 
 _FORMS = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "az://CONTAINER/PREFIX"}
 _VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
@@ -173,17 +171,7 @@ class ObjectStorage(CheckpointStorage):
             )
 
     def _retrying(self) -> Retrying:
-        return Retrying(
-            retry=retry_if_exception(_may_pass),
-            stop=stop_after_delay(self._retry_seconds),
-            wait=wait_random_exponential(multiplier=0.1, max=2.0),
-            before_sleep=self._log_retry,
-            reraise=True,
-        )
-
-    def _log_retry(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        _log.warning("checkpoint storage %s: attempt %d: %s", self.uri, state.attempt_number, _reason(str(error)))
+        return retries(self.uri, self._retry_seconds, _may_pass, lambda error: _reason(str(error)))
 
 
 def open_bucket(uri: str, *, retry_seconds: float = 30.0) -> ObjectStorage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -36,13 +35,12 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 from sqlalchemy.sql import Executable
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import Retrying
 
 from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key
+from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, secret_parameters
 from sinks.sql.replicas import ASYNCHRONOUS_IN_MYSQL
-
-_log = logging.getLogger(__name__)
 
 # What a URL without a driver means.
 _DRIVERS = {
@@ -212,16 +210,7 @@ class SQLStorage(CheckpointStorage):
             return result.scalars().all() if result.returns_rows else ()
 
     def _retrying(self) -> Retrying:
-        return Retrying(
-            retry=retry_if_exception(_connection_failed),
-            stop=stop_after_delay(self._retry_seconds),
-            wait=wait_random_exponential(multiplier=0.1, max=2.0),
-            before_sleep=self._log_retry,
-            reraise=True,
-        )
-
-    def _log_retry(self, state: RetryCallState) -> None:
-        _log.warning("checkpoint storage %s: connection failed, attempt %d", self.uri, state.attempt_number)
+        return retries(self.uri, self._retry_seconds, _connection_failed, lambda _: "the connection failed")
 
     def _make_table(self) -> None:
         with self._errors(f"cannot make the table {_TABLE.name}"):
@@ -299,11 +288,9 @@ def _engine(url: URL) -> Engine:
         hide_parameters=True,
     )
     if url.get_driver_name() == "pymysql":
-        from sinks.mysql.connection import Connection
+        from sinks.mysql.connection import used_by
 
-        @event.listens_for(engine, "do_connect")
-        def connect(_: object, __: object, arguments: Sequence[Any], options: dict[str, Any]) -> Connection:
-            return Connection(*arguments, **options)
+        used_by(engine)
 
     setting = _DURABLE.get(engine.dialect.name)
 

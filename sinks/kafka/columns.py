@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_bytes, is_text
+from sinks.arrow_types import is_bytes, is_moment, is_text
 from sinks.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "topic": ("string", t.is_string),
     "partition": ("int", t.is_integer),
     "headers": ("array<struct<key: string, value: binary>>", _headers),
-    "timestamp": ("timestamp, a point in time", lambda kind: t.is_timestamp(kind) and kind.tz is not None),
+    "timestamp": ("timestamp, a point in time", is_moment),
 }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pymysql
 from pymysql.constants import CR
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
 
 ANSWER_SECONDS = 30
 """How long a server may take for its greeting and for short statements."""
@@ -93,3 +96,12 @@ class Connection(pymysql.connections.Connection):
             return True
         context = getattr(self._sock, "context", None)  # type: ignore[attr-defined]
         return context is not None and bool(context.verify_mode)
+
+
+def used_by(engine: Engine) -> None:
+    """An engine of SQLAlchemy makes its connections so."""
+    from sqlalchemy import event
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_: object, __: object, arguments: list[Any], options: dict[str, Any]) -> Connection:
+        return Connection(*arguments, **options)

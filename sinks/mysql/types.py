@@ -19,16 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from sinks.arrow_types import is_bytes, is_text
+from sinks.arrow_types import is_bytes, is_moment, is_text
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
 from sinks.sql.values import (
     ROUNDING,
     Convert,
+    CreatedTypes,
     RefusedValue,
     Unfit,
     checked,
+    created_type,
     fits_doubles,
     narrowed,
     no_internals,
@@ -334,23 +336,12 @@ def target_type(arrow: pa.DataType, *, key: bool = False) -> str:
         return "varchar(255)" if key else "longtext"
     if is_bytes(arrow):
         return "varbinary(255)" if key else "longblob"
-    for test, name in _CREATED:
-        if test(arrow):
-            return name
     if at.is_decimal(arrow) and arrow.scale <= 30:
         return f"decimal({arrow.precision},{arrow.scale})"
-    if at.is_timestamp(arrow):
-        return "timestamp(6)" if arrow.tz else "datetime(6)"
-    if at.is_nested(arrow):
-        try:
-            no_internals(arrow)
-        except Unfit as unfit:
-            raise Unfit(f"no MySQL type for {arrow}: {unfit}") from None
-        return "json"
-    raise Unfit(f"no MySQL type for {arrow}; cast it in Spark")
+    return created_type(arrow, _CREATED, "json", "MySQL")
 
 
-_CREATED: list[tuple[Callable[[pa.DataType], bool], str]] = [
+_CREATED: CreatedTypes = [
     (at.is_boolean, "boolean"),
     (at.is_int8, "tinyint"),
     (at.is_int16, "smallint"),
@@ -360,5 +351,7 @@ _CREATED: list[tuple[Callable[[pa.DataType], bool], str]] = [
     (at.is_float64, "double"),
     (at.is_null, "longtext"),
     (at.is_date32, "date"),
+    (is_moment, "timestamp(6)"),
+    (at.is_timestamp, "datetime(6)"),
     (lambda t: at.is_time(t) or at.is_duration(t), "time(6)"),
 ]

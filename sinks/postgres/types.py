@@ -21,17 +21,19 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 from psycopg.postgres import types as builtin
 
-from sinks.arrow_types import bytes_of, is_bytes, is_list, is_text
+from sinks.arrow_types import bytes_of, is_bytes, is_list, is_moment, is_text
 from sinks.postgres.exact import exactness
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
 from sinks.sql.values import (
     Convert,
+    CreatedTypes,
     RefusedValue,
     Unfit,
     cast,
     checked,
+    created_type,
     narrowed,
     no_internals,
     refuse,
@@ -122,13 +124,14 @@ def _plain(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
         return _xml(arrow)
     if column.kind == "e" or name in TEXTS:
         return _text(arrow, json=name == "json")
-    if name in INTEGERS:
-        return cast(arrow, INTEGERS[name], at.is_integer(arrow), "cast it to an integer type in Spark")
+    if name in _CAST:
+        target, fits, wanted = _CAST[name]
+        return cast(arrow, target, fits(arrow), f"cast it to {wanted} in Spark")
     if name in FLOATS:
         if at.is_float64(arrow) and name == "float4":
             return lambda array: narrowed(array, "real", exact=not rounding)
-        fits = at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)
-        return cast(arrow, FLOATS[name], fits, "cast it to double in Spark")
+        may = at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)
+        return cast(arrow, FLOATS[name], may, "cast it to double in Spark")
     if name in _CONVERSIONS:
         return _CONVERSIONS[name](arrow)
     raise Unfit(f"PostgreSQL type {name} is not supported; use a text, jsonb or bytea column, or a view with a cast")
@@ -188,14 +191,6 @@ def _jsonb(arrow: pa.DataType) -> Convert:
     return convert
 
 
-def _boolean(arrow: pa.DataType) -> Convert:
-    return cast(arrow, pa.bool_(), at.is_boolean(arrow), "cast it to boolean in Spark")
-
-
-def _bytea(arrow: pa.DataType) -> Convert:
-    return cast(arrow, arrow, is_bytes(arrow), "cast it to binary in Spark")
-
-
 def _date(arrow: pa.DataType) -> Convert:
     if not at.is_date32(arrow):
         raise Unfit("cast it to date in Spark")
@@ -227,18 +222,6 @@ def _timestamp(arrow: pa.DataType) -> Convert:
 def _moments(array: pa.Array) -> pa.Array:
     whole = checked(array, pa.timestamp("us", array.type.tz)).view(pa.int64())
     return _within(whole, _MICROSECONDS, "microseconds").view(pa.timestamp("us"))
-
-
-def _time(arrow: pa.DataType) -> Convert:
-    if not at.is_time(arrow):
-        raise Unfit("cast it to time in Spark")
-    return lambda array: checked(array, pa.time64("us"))
-
-
-def _interval(arrow: pa.DataType) -> Convert:
-    if not at.is_duration(arrow):
-        raise Unfit("cast it to a day-time interval in Spark")
-    return lambda array: checked(array, pa.duration("us"))
 
 
 _UUID = re.compile(r"(\{)?[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}(?(1)\})")
@@ -314,15 +297,18 @@ def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.A
     return pa.array(packed, pa.binary())
 
 
+_CAST: dict[str, tuple[pa.DataType, Callable[[pa.DataType], bool], str]] = {
+    **{name: (kind, at.is_integer, "an integer type") for name, kind in INTEGERS.items()},
+    "bool": (pa.bool_(), at.is_boolean, "boolean"),
+    "time": (pa.time64("us"), at.is_time, "time"),
+    "interval": (pa.duration("us"), at.is_duration, "a day-time interval"),
+}
 _CONVERSIONS: dict[str, Callable[[pa.DataType], Convert]] = {
-    "bool": _boolean,
     "numeric": _numeric,
-    "bytea": _bytea,
+    "bytea": lambda arrow: cast(arrow, arrow, is_bytes(arrow), "cast it to binary in Spark"),
     "date": _date,
     "timestamp": _timestamp,
     "timestamptz": _timestamptz,
-    "time": _time,
-    "interval": _interval,
     "jsonb": _jsonb,
     "uuid": _uuid,
     "inet": _inet,
@@ -416,25 +402,14 @@ def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
 
 def target_type(arrow: pa.DataType) -> str:
     """The PostgreSQL type of a column that the sink creates for an Arrow type. Raises Unfit for one that has none."""
-    for test, name in _CREATED:
-        if test(arrow):
-            return name
     if at.is_decimal(arrow):
         return f"numeric({arrow.precision},{arrow.scale})"
-    if at.is_timestamp(arrow):
-        return "timestamptz" if arrow.tz else "timestamp"
     if is_list(arrow) and not at.is_nested(arrow.value_type):
         return target_type(arrow.value_type) + "[]"
-    if at.is_nested(arrow):
-        try:
-            no_internals(arrow)
-        except Unfit as unfit:
-            raise Unfit(f"no PostgreSQL type for {arrow}: {unfit}") from None
-        return "jsonb"
-    raise Unfit(f"no PostgreSQL type for {arrow}; cast it in Spark")
+    return created_type(arrow, _CREATED, "jsonb", "PostgreSQL")
 
 
-_CREATED: list[tuple[Callable[[pa.DataType], bool], str]] = [
+_CREATED: CreatedTypes = [
     (at.is_boolean, "boolean"),
     (lambda t: at.is_int8(t) or at.is_int16(t), "smallint"),
     (at.is_int32, "integer"),
@@ -444,6 +419,8 @@ _CREATED: list[tuple[Callable[[pa.DataType], bool], str]] = [
     (lambda t: is_text(t) or at.is_null(t), "text"),
     (is_bytes, "bytea"),
     (at.is_date32, "date"),
+    (is_moment, "timestamptz"),
+    (at.is_timestamp, "timestamp"),
     (at.is_time, "time"),
     (at.is_duration, "interval"),
 ]

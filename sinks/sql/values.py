@@ -198,6 +198,25 @@ def no_internals(arrow: pa.DataType) -> None:
         no_internals(field.type)
 
 
+CreatedTypes = Sequence[tuple[Callable[[pa.DataType], bool], str]]
+"""Types of columns that a sink creates, each after the test for what it is for."""
+
+
+def created_type(arrow: pa.DataType, plain: CreatedTypes, nested: str, system: str) -> str:
+    """The first of `plain` that is for an Arrow type; `nested` for structs, maps and lists. Raises Unfit for one that
+    the system has none for."""
+    for test, name in plain:
+        if test(arrow):
+            return name
+    if not at.is_nested(arrow):
+        raise Unfit(f"no {system} type for {arrow}; cast it in Spark")
+    try:
+        no_internals(arrow)
+    except Unfit as unfit:
+        raise Unfit(f"no {system} type for {arrow}: {unfit}") from None
+    return nested
+
+
 def fits_doubles(arrow: pa.DataType) -> None:
     """Raises Unfit for a type with decimals of more digits than a double has, for JSON of MySQL, which makes one of
     each fraction."""

@@ -108,11 +108,9 @@ class Database(Server[Connection]):
         url = url.update_query_dict({**_BOUNDS.get(url.get_driver_name(), {}), **url.query})
         engine = sa.create_engine(url, **options)
         if url.get_driver_name() == "pymysql":
-            from sinks.mysql.connection import Connection as SafeConnection
+            from sinks.mysql.connection import used_by
 
-            @sa.event.listens_for(engine, "do_connect")
-            def connect(_: object, __: object, arguments: Sequence[Any], options: dict[str, Any]) -> SafeConnection:
-                return SafeConnection(*arguments, **options)
+            used_by(engine)
 
         statements = _SESSION.get(self.dialect, ())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_bytes, is_list, is_text
+from sinks.arrow_types import is_bytes, is_list, is_moment, is_text
 from sinks.kafka.serialization.schema import Change, Merged, below, is_int, no_type, unnameable
 
 Schema = Any
@@ -98,7 +98,7 @@ _PRIMITIVES: list[tuple[Any, Mapping[str, Any]]] = [
     (t.is_date, {"type": "int", "logicalType": "date"}),
     (t.is_time, {"type": "long", "logicalType": "time-micros"}),
     (t.is_duration, {"type": "long"}),
-    (lambda kind: t.is_timestamp(kind) and kind.tz is not None, {"type": "long", "logicalType": "timestamp-micros"}),
+    (is_moment, {"type": "long", "logicalType": "timestamp-micros"}),
     (t.is_timestamp, {"type": "long", "logicalType": "local-timestamp-micros"}),
 ]
 

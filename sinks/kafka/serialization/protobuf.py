@@ -11,7 +11,7 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_bytes, is_list, is_text
+from sinks.arrow_types import is_bytes, is_list, is_moment, is_text
 from sinks.extras import needs_extra
 from sinks.kafka.serialization.schema import Change, Merged, alike, below, is_int, no_type, unnameable
 
@@ -55,7 +55,7 @@ _KNOWN: Sequence[tuple[Callable[[pa.DataType], bool], Descriptor]] = [
     (t.is_date, date_pb2.Date.DESCRIPTOR),
     (t.is_time, timeofday_pb2.TimeOfDay.DESCRIPTOR),
     (t.is_duration, duration_pb2.Duration.DESCRIPTOR),
-    (lambda kind: t.is_timestamp(kind) and kind.tz is not None, timestamp_pb2.Timestamp.DESCRIPTOR),
+    (is_moment, timestamp_pb2.Timestamp.DESCRIPTOR),
     (t.is_timestamp, datetime_pb2.DateTime.DESCRIPTOR),
 ]
 """Messages that everybody has."""

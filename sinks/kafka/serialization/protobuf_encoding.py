@@ -9,7 +9,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_list
+from sinks.arrow_types import is_list, is_moment
 from sinks.extras import needs_extra
 from sinks.kafka.serialization import protobuf
 from sinks.kafka.serialization.schema import Encode, Format, Merged, ValidationError, once
@@ -186,6 +186,6 @@ _KNOWN: Sequence[tuple[Callable[[pa.DataType], bool], Callable[[int], dict[str, 
     (t.is_date, _date),
     (t.is_time, _time),
     (t.is_duration, _duration),
-    (lambda kind: t.is_timestamp(kind) and kind.tz is not None, _timestamp),
+    (is_moment, _timestamp),
     (t.is_timestamp, _local),
 ]

@@ -1,0 +1,29 @@
+"""Calls of a storage that are made again when they have failed in passing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+logger = logging.getLogger(__name__)
+
+
+def retries(
+    uri: str, seconds: float, may_pass: Callable[[BaseException], bool], reason: Callable[[BaseException], str]
+) -> Retrying:
+    """`may_pass`: whether to try again after an error, for up to so many seconds; `reason`: what the log says of it."""
+
+    def tell(state: RetryCallState) -> None:
+        error = state.outcome and state.outcome.exception()
+        why = reason(error) if error else ""
+        logger.warning("checkpoint storage %s: attempt %d: %s", uri, state.attempt_number, why)
+
+    return Retrying(
+        retry=retry_if_exception(may_pass),
+        stop=stop_after_delay(seconds),
+        wait=wait_random_exponential(multiplier=0.1, max=2.0),
+        before_sleep=tell,
+        reraise=True,
+    )
