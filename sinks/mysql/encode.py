@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.arrow_types import bytes_of
-from sinks.errors import BadValue, SchemaMismatch
+from sinks.errors import BadValue
 from sinks.mysql.server import listed, quoted
-from sinks.mysql.types import Column, Form, conversion, mismatches
-from sinks.sql.values import RefusedValue, bad_value, require_same_columns
+from sinks.mysql.types import Column, Form, conversion
+from sinks.sql.encoder import Encoder
+from sinks.sql.values import Convert, RefusedValue
 
-_ROWS_AT_ONCE = 65_536
 
-
-class RowEncoder(ABC):
-    """Encodes the batches that go into one table, whose `columns` the catalog told.
-
-    Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another schema, and BadValue
-    for a value that the column would not keep as it is (or, with `rounding`, not even rounded), naming table, column
-    and row (counted from 1 over all batches) and what the row begins with.
-    """
-
+class RowEncoder(Encoder[Column]):
     null: ClassVar[str]
     """The text of NULL."""
-    bytes_at_once: ClassVar[int]
-    """What a piece should not have much more of."""
+    rows_at_once = 65_536
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[Column], table: str, *, rounding: bool = False) -> None:
-        if reasons := mismatches(schema, columns, rounding=rounding):
-            raise SchemaMismatch(f"table {table}: " + "; ".join(reasons))
-        known = {column.name: column for column in columns}
-        self.table = table
-        self.columns = [known[name] for name in schema.names]
-        self.rows = 0
-        self._schema = schema
-        self._convert = [
-            conversion(field.type, column, rounding=rounding)
-            for field, column in zip(schema, self.columns, strict=True)
-        ]
+    def conversion(self, arrow: pa.DataType, column: Column) -> Convert:
+        convert = conversion(arrow, column, rounding=self._rounding)
+        return convert if column.nullable else partial(_not_null, convert)
 
     @abstractmethod
     def statement(self, into: str) -> str:
@@ -53,26 +36,19 @@ class RowEncoder(ABC):
         """The texts of each row in one."""
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
-        """The rows of one batch as bytes, some thousands at a time, and how many they are."""
-        require_same_columns(batch, self._schema, f"table {self.table}", self.rows)
-        rows = min(_ROWS_AT_ONCE, max(1, batch.num_rows * self.bytes_at_once // max(batch.nbytes, 1)))
-        for start in range(0, batch.num_rows, rows):
-            yield from self._piece(batch.slice(start, rows))
+        """The rows of one batch as bytes, and how many they are."""
+        for piece in self.slices(batch):
+            yield from self._piece(piece)
 
     def _piece(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
-        yield _bytes(self._join(self._texts(batch))), batch.num_rows
+        yield _bytes(self._join(self.converted(batch))), batch.num_rows
         self.rows += batch.num_rows
 
-    def _texts(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        texts = []
-        for column, convert, array in zip(self.columns, self._convert, batch.columns, strict=True):
-            try:
-                if array.null_count and not column.nullable:
-                    raise RefusedValue(pc.index(array.is_null(), True).as_py(), "NULL in a column that is NOT NULL")
-                texts.append(convert(array))
-            except RefusedValue as refused:
-                raise bad_value(f"table {self.table}", self.rows, batch, column.name, refused) from None
-        return texts
+
+def _not_null(convert: Convert, array: pa.Array) -> pa.Array:
+    if array.null_count:
+        raise RefusedValue(pc.index(array.is_null(), True).as_py(), "NULL in a column that is NOT NULL")
+    return convert(array)
 
 
 class LoadEncoder(RowEncoder):
@@ -134,7 +110,7 @@ class InsertEncoder(RowEncoder):
 
     def _piece(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
         """In halves, where one statement would be too long for the server."""
-        data = _bytes(self._join(self._texts(batch)))
+        data = _bytes(self._join(self.converted(batch)))
         if len(data) < self._most:
             yield data, batch.num_rows
             self.rows += batch.num_rows

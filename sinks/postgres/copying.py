@@ -47,7 +47,7 @@ class CopyTransaction(RowTransaction[Connection]):
         if alias:
             self._aliases[alias] = self._table
         self._encoder = encoder
-        columns = sql.SQL(", ").join(map(sql.Identifier, encoder.columns))
+        columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in encoder.columns)
         self._into = into
         self._statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)
 

@@ -8,34 +8,25 @@ from copy import copy
 import pgpq
 import pyarrow as pa
 
-from sinks.errors import SchemaMismatch
-from sinks.postgres.types import Column, conversion, mismatches
-from sinks.sql.values import RefusedValue, bad_value, require_same_columns
-
-_ROWS_AT_ONCE = 16_384
-_BYTES_AT_ONCE = 16 * 2**20
+from sinks.postgres.types import Column, conversion
+from sinks.sql.encoder import Encoder
+from sinks.sql.values import Convert
 
 
-class CopyEncoder:
-    """Encodes the batches of one COPY into `table`, whose `columns` the catalog told.
+class CopyEncoder(Encoder[Column]):
+    """For one COPY. Rows are counted as COPY's own errors do."""
 
-    Raises SchemaMismatch at the start if `schema` does not fit, or later for a batch of another schema, and BadValue
-    for a value that the column cannot hold as it is (or, with `rounding`, not even rounded), naming table, column and
-    row (counted from 1 over all batches, as COPY's own errors do) and what the row begins with.
-    """
+    rows_at_once = 16_384
+    bytes_at_once = 16 * 2**20
 
     def __init__(self, schema: pa.Schema, columns: Sequence[Column], table: str, *, rounding: bool = False) -> None:
-        if reasons := mismatches(schema, columns):
-            raise SchemaMismatch(f"table {table}: " + "; ".join(reasons))
-        known = {column.name: column for column in columns}
-        self.table = table
-        self.columns: tuple[str, ...] = tuple(schema.names)
-        self.rows = 0
-        self._schema = schema
-        self._convert = [conversion(field.type, known[field.name], rounding=rounding) for field in schema]
+        super().__init__(schema, columns, table, rounding=rounding)
         empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-        self._encoded = self._converted(empty).schema
+        self._encoded = self._batch(empty).schema
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
+
+    def conversion(self, arrow: pa.DataType, column: Column) -> Convert:
+        return conversion(arrow, column, rounding=self._rounding)
 
     def whole(self, batch: pa.RecordBatch) -> list[bytes]:
         """The batch as a COPY of its own."""
@@ -47,13 +38,10 @@ class CopyEncoder:
         return bytes(self._encoder.write_header())
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """The rows of one batch, at most 16,384 rows and about 16 MiB at a time. Up to 1 MiB is held back for a larger
-        write later on, at the latest that of the trailer."""
-        require_same_columns(batch, self._schema, f"table {self.table}", self.rows)
-        rows = min(_ROWS_AT_ONCE, max(1, batch.num_rows * _BYTES_AT_ONCE // max(batch.nbytes, 1)))
-        for start in range(0, batch.num_rows, rows):
-            piece = batch.slice(start, rows)
-            data: bytes = self._encoder.write_batch(self._converted(piece))
+        """The rows of one batch. Up to 1 MiB is held back for a larger write later on, at the latest that of the
+        trailer."""
+        for piece in self.slices(batch):
+            data: bytes = self._encoder.write_batch(self._batch(piece))
             self.rows += piece.num_rows
             if data:
                 yield data
@@ -61,11 +49,5 @@ class CopyEncoder:
     def trailer(self) -> bytes:
         return bytes(self._encoder.finish())
 
-    def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = []
-        for name, convert, array in zip(self.columns, self._convert, batch.columns, strict=True):
-            try:
-                arrays.append(convert(array))
-            except RefusedValue as refused:
-                raise bad_value(f"table {self.table}", self.rows, batch, name, refused) from None
-        return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))
+    def _batch(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(self.converted(rows), names=rows.schema.names)
