@@ -56,17 +56,6 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     return (found[0][0] if found else parts[0]), parts[1]
 
 
-def similar(connection: Connection, name: str) -> list[str]:
-    """Tables whose name differs only in case or database, as hints."""
-    rows = query(
-        connection,
-        "SELECT table_schema, table_name FROM information_schema.tables WHERE LOWER(table_name) = LOWER(%s)"
-        " ORDER BY 1, 2 LIMIT 5",
-        [name],
-    )
-    return [f"{schema}.{table}" for schema, table in rows]
-
-
 def weaknesses(connection: Connection) -> list[str]:
     """What lets a crash, or a failover, lose rows that were committed."""
     wanted = {"innodb_flush_log_at_trx_commit": ("1",), "innodb_doublewrite": ("1", "ON", "FAST")}
@@ -150,21 +139,6 @@ def collation(connection: Connection, target: Target) -> str:
     of_table = "SELECT table_collation FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
     ((name,),) = query(connection, of_table, [target.schema, target.name])
     return str(name)
-
-
-def staged_types(connection: Connection, schema: str, tables: Sequence[str]) -> dict[str, dict[str, str]]:
-    """By table, its columns in order, each with its type and collation."""
-    marks = ", ".join(["%s"] * len(tables))
-    rows = query(
-        connection,
-        "SELECT table_name, column_name, column_type, coalesce(collation_name, '') FROM information_schema.columns"
-        f" WHERE table_schema = %s AND table_name IN ({marks}) ORDER BY ordinal_position",
-        [schema, *tables],
-    )
-    found: dict[str, dict[str, str]] = {}
-    for table, name, declared, collation in rows:
-        found.setdefault(table, {})[name] = f"{declared} {collation}".rstrip()
-    return found
 
 
 def other_types(target: Target, staged: Iterable[tuple[str, str]]) -> list[str]:

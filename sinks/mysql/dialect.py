@@ -72,7 +72,13 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
         )
 
     def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
-        return catalog.similar(connection, name)
+        rows = query(
+            connection,
+            "SELECT table_schema, table_name FROM information_schema.tables WHERE LOWER(table_name) = LOWER(%s)"
+            " ORDER BY 1, 2 LIMIT 5",
+            [name],
+        )
+        return [f"{schema}.{table}" for schema, table in rows]
 
     def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
         keys = self.merge.keys

@@ -25,7 +25,7 @@ from sinks.mysql.loading import LoadTransaction
 from sinks.mysql.server import SORTED_BYTES, Connection, execute, literal, query, quoted
 from sinks.mysql.types import Column, target_type
 from sinks.sql.dialect import Plan
-from sinks.sql.staging import StagedTypes, StagingDialect, identity_of
+from sinks.sql.staging import StagedTypes, StagingDialect, by_table, identity_of
 from sinks.transaction import TransactionContext
 
 logger = logging.getLogger(__name__)
@@ -286,10 +286,15 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, LoadTransact
         return [text for (text,) in rows]
 
     def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
-        found = catalog.staged_types(connection, schema, tables)
-        return {
-            table: {name: kind for name, kind in columns.items() if name != _ROW} for table, columns in found.items()
-        }
+        """The type of a text with its collation."""
+        marks = ", ".join(["%s"] * len(tables))
+        rows = query(
+            connection,
+            "SELECT table_name, column_name, column_type, coalesce(collation_name, '') FROM information_schema.columns"
+            f" WHERE table_schema = %s AND table_name IN ({marks}) AND column_name <> %s ORDER BY ordinal_position",
+            [schema, *tables, _ROW],
+        )
+        return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
 
 
 def _extra_column(name: str, arrow: pa.DataType) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from psycopg import errors, sql
@@ -85,16 +85,6 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     if schema is None:
         raise ConfigurationError(f"table {table!r}: no schema of the search_path exists; write schema.name")
     return schema, parts[0]
-
-
-def similar(connection: Connection, name: str) -> list[str]:
-    """Tables whose name differs only in case or schema, as hints."""
-    rows = connection.execute(
-        "SELECT format('%%I.%%I', nspname, relname) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
-        " WHERE relkind IN ('r', 'p') AND lower(relname) = lower(%s) ORDER BY 1 LIMIT 5",
-        [name],
-    ).fetchall()
-    return [row[0] for row in rows]
 
 
 # Any role sees that there are WAL senders; those of logical replication, which are no standbys, have a slot.
@@ -256,20 +246,6 @@ def current(connection: Connection, target: Target) -> Target:
         raise ConfigurationError(f"table {target.label} changed while the query ran: it is {what}")
     columns, declarations, always = _columns(connection, found[0])
     return replace(target, oid=found[0], columns=columns, declarations=declarations, always_identity=always)
-
-
-def staged_types(connection: Connection, schema: str, tables: Sequence[str]) -> dict[str, dict[str, str]]:
-    """By table, its columns in order, each with its type."""
-    rows = connection.execute(
-        "SELECT relname::text, attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
-        " JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace"
-        " WHERE nspname = %s AND relname = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-        [schema, list(tables)],
-    ).fetchall()
-    found: dict[str, dict[str, str]] = {}
-    for table, name, kind in rows:
-        found.setdefault(table, {})[name] = kind
-    return found
 
 
 def changed(mismatch: SchemaMismatch, then: Iterable[Column], now: Iterable[Column]) -> SchemaMismatch:

@@ -42,7 +42,12 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
             return catalog.describe(connection, schema, name)
 
     def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
-        return catalog.similar(connection, name)
+        rows = connection.execute(
+            "SELECT format('%%I.%%I', nspname, relname) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE relkind IN ('r', 'p') AND lower(relname) = lower(%s) ORDER BY 1 LIMIT 5",
+            [name],
+        ).fetchall()
+        return [table for (table,) in rows]
 
     def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
         columns = declarations(fields, lambda field: target_type(field.type))

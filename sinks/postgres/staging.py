@@ -22,7 +22,7 @@ from sinks.postgres.server import Connection
 from sinks.postgres.types import Column, target_type
 from sinks.sql.dialect import Plan
 from sinks.sql.evolution import holds
-from sinks.sql.staging import StagedTypes, StagingDialect, identity_of
+from sinks.sql.staging import StagedTypes, StagingDialect, by_table, identity_of
 from sinks.transaction import TransactionContext
 
 # Staging tables dropped in one transaction. Each drop takes some five locks out of the server's shared table (64 x
@@ -281,4 +281,10 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
         return [text for (text,) in rows]
 
     def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
-        return catalog.staged_types(connection, schema, tables)
+        rows = connection.execute(
+            "SELECT relname::text, attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
+            " JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE nspname = %s AND relname = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+            [schema, list(tables)],
+        ).fetchall()
+        return by_table(rows)

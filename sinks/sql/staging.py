@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, TypeAlias
 
@@ -11,7 +11,7 @@ from sinks.errors import BadValue, ConfigurationError, SinkError
 from sinks.sql.dialect import Dialect, Plan, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import altered, columns_digest, of_sink, staging_table
-from sinks.sql.server import C
+from sinks.sql.server import C, Row
 from sinks.sql.strategies import Doubtful, Staged, TargetRefuses
 from sinks.sql.transaction import T
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
@@ -304,6 +304,14 @@ class StagingTables(Staged[C, TargetT, T]):
 
 def identity_of(schema: str, transaction_id: str) -> Identity:
     return {"transaction_id": transaction_id, "table": f"{schema}.{staging_table(transaction_id)}"}
+
+
+def by_table(rows: Iterable[Row]) -> StagedTypes:
+    """Of rows of table, column and type."""
+    found: dict[str, dict[str, str]] = {}
+    for table, column, kind in rows:
+        found.setdefault(table, {})[column] = kind
+    return found
 
 
 def names_of(committables: Sequence[Committable]) -> list[str]:
