@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, TypeAlias
 
-from sinks.errors import BadValue, ConfigurationError, SinkError
+from sinks.errors import BadValue, SinkError
 from sinks.sql.dialect import Dialect, Plan, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import altered, columns_digest, of_sink, staging_table
 from sinks.sql.server import C, Row
-from sinks.sql.strategies import Doubtful, Staged, TargetRefuses
+from sinks.sql.strategies import Staged, TargetRefuses
 from sinks.sql.transaction import T
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
 
@@ -254,12 +254,8 @@ class StagingTables(Staged[C, TargetT, T]):
         try:
             target, staging, written = self._locked(connection, plan, tables, committables)
             self.dialect.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
-        except ConfigurationError as error:
-            raise TargetRefuses(str(error)) from error
-        except SinkError as error:
-            if error.retryable:
-                raise
-            raise Doubtful(f"table {target.label}: {error}") from error
+        except SinkError:
+            raise
         except Exception as error:
             reason = self.dialect.refusal(error, target, tables)
             if reason is None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic
 
-from sinks.errors import CommittedError, ConfigurationError, SinkError
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError
 from sinks.progress import progress
 from sinks.sql.dialect import Dialect, Plan, TargetT
 from sinks.sql.ledger import Ledger
@@ -161,7 +161,8 @@ class Staged(Strategy[C, TargetT, T]):
 
     @abstractmethod
     def move(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> None:
-        """Put their rows into the target, in the caller's transaction. Raises TargetRefuses or Doubtful."""
+        """Put their rows into the target, in the caller's transaction. Raises TargetRefuses, ConfigurationError or
+        BadValue if the target refuses them, another SinkError that is not retryable if they are not what was staged."""
 
     @abstractmethod
     def forget(self, connection: C, schema: str, identity: Identity) -> None:
@@ -184,7 +185,7 @@ class Staged(Strategy[C, TargetT, T]):
         """Settle the participants of one checkpoint together: all become visible, or none does."""
         with self.server.lend() as connection:
             try:
-                with progress(_move(plan, committables)), self.server.transaction(connection):
+                with progress(_moving(plan, committables)), self.server.transaction(connection):
                     outcomes = self.settle(connection, plan, committables)
             except TargetRefuses as refused:
                 return self.refused(committables, str(refused))
@@ -237,9 +238,19 @@ class Staged(Strategy[C, TargetT, T]):
         if intact and not outcomes and all(states.values()):
             sums = {text: c.fingerprint for text, c in by_id.items()}
             states |= self._decide(connection, ledger, intact, committed=True, sums=sums)
-            self.move(connection, plan, [c for c in undecided if _id(c) in intact])
+            self._move(connection, plan, [c for c in undecided if _id(c) in intact])
 
         return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
+
+    def _move(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> None:
+        try:
+            self.move(connection, plan, committables)
+        except (ConfigurationError, BadValue) as error:
+            raise TargetRefuses(str(error)) from error
+        except SinkError as error:
+            if error.retryable:
+                raise
+            raise Doubtful(f"table {plan.target.label}: {error}") from error
 
     def _outcome(self, ledger: Ledger[C], text: str, committed: bool | None) -> CommitOutcome:
         if committed is None:
@@ -282,7 +293,7 @@ class Staged(Strategy[C, TargetT, T]):
         return (identity for text, identity in staged.items() if text not in moved)
 
 
-def _move(plan: Plan[C, TargetT], committables: Sequence[Committable]) -> str:
+def _moving(plan: Plan[C, TargetT], committables: Sequence[Committable]) -> str:
     rows = sum(committable.fingerprint.rows for committable in committables)
     return f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
 

@@ -132,12 +132,6 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
                 _move(connection, plan.target.table, self.merge, _gathered(connection, tables))
         except ConfigurationError as error:
             raise strategies.TargetRefuses(f"{error}. Change it back") from error
-        except BadValue as error:
-            raise strategies.TargetRefuses(str(error)) from error
-        except SinkError as error:
-            if error.retryable:
-                raise
-            raise strategies.Doubtful(f"table {plan.target.label}: {error}") from error
 
     def _require_same(
         self, connection: Connection, plan: Plan, staged: Sequence[Rows], committables: Sequence[Committable]
