@@ -40,7 +40,7 @@ from tenacity import Retrying
 from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key
 from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, secret_parameters
-from sinks.sql.replicas import ASYNCHRONOUS_IN_MYSQL
+from sinks.sql.questions import ASYNCHRONOUS_IN_MYSQL
 
 # What a URL without a driver means.
 _DRIVERS = {

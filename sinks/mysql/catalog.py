@@ -15,7 +15,7 @@ from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, q
 from sinks.mysql.types import Column
 from sinks.sql import target as targets
 from sinks.sql.evolution import holds
-from sinks.sql.replicas import ASYNCHRONOUS_IN_MYSQL
+from sinks.sql.questions import ASYNCHRONOUS_IN_MYSQL
 from sinks.sql.server import Row
 from sinks.sql.target import Unique
 

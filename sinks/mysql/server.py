@@ -18,7 +18,7 @@ from pymysql.cursors import Cursor
 from sinks.errors import ConfigurationError
 from sinks.mysql import connection as connections
 from sinks.sql import server as servers
-from sinks.sql import triggers
+from sinks.sql.questions import MYSQL_TRIGGERS
 
 Connection: TypeAlias = connections.Connection
 
@@ -126,7 +126,7 @@ class Server(servers.PooledServer[Connection]):
         return query(connection, statement, parameters or None)
 
     def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
-        return dict(self.query(connection, triggers.MYSQL, [schema, name]))
+        return dict(self.query(connection, MYSQL_TRIGGERS, [schema, name]))
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
         """It is known by its comment."""

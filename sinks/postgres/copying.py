@@ -13,7 +13,7 @@ from sinks.errors import BadValue
 from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import explained
 from sinks.postgres.server import Connection, Server
-from sinks.sql.deferred import DEFERRED
+from sinks.sql.questions import DEFERRED
 from sinks.sql.transaction import RowTransaction
 from sinks.transaction import Identity, TransactionContext
 

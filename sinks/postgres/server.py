@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from sinks.errors import ConfigurationError
 from sinks.sql import server as servers
-from sinks.sql import triggers
+from sinks.sql.questions import POSTGRES_TRIGGERS
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Server(servers.PooledServer[Connection]):
             return connection.execute(statement.encode(), parameters or None).fetchall()
 
     def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
-        return dict(self.query(connection, triggers.POSTGRES, [self.quote(schema, name)] * 3))
+        return dict(self.query(connection, POSTGRES_TRIGGERS, [self.quote(schema, name)] * 3))
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
         found = self.query(

@@ -14,7 +14,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
-from sinks.sql import triggers
+from sinks.sql.questions import MYSQL_TRIGGERS, POSTGRES_TRIGGERS
 from sinks.sql.server import LEDGER_COLUMNS, SUMS, LedgerRow, Row, Server
 
 _LOCK_SECONDS = 10
@@ -179,9 +179,9 @@ class Database(Server[Connection]):
             )
             return dict(self.query(connection, found, [name]))
         if self.dialect == "postgresql":
-            return dict(self.query(connection, triggers.POSTGRES, [self.quote(schema, name)] * 3))
+            return dict(self.query(connection, POSTGRES_TRIGGERS, [self.quote(schema, name)] * 3))
         if self.dialect in ("mysql", "mariadb"):
-            return dict(self.query(connection, triggers.MYSQL, [schema or self.url.database, name]))
+            return dict(self.query(connection, MYSQL_TRIGGERS, [schema or self.url.database, name]))
         return {}
 
     # ------------------------------------------------------------------ the ledger's table

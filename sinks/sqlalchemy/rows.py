@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RootTransaction
 
 from sinks.errors import BadValue
-from sinks.sql.deferred import DEFERRED
+from sinks.sql.questions import DEFERRED
 from sinks.sql.transaction import RowTransaction
 from sinks.sql.values import RefusedValue, bad_value
 from sinks.sqlalchemy.database import Database

@@ -1,0 +1,46 @@
+"""What several ask of the catalogs of PostgreSQL and MySQL."""
+
+from __future__ import annotations
+
+POSTGRES_TRIGGERS = """
+WITH relations AS (SELECT to_regclass(%s) AS oid UNION SELECT relid FROM pg_partition_tree(to_regclass(%s)))
+SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass, pg_get_triggerdef(t.oid) || md5(prosrc)
+  FROM pg_trigger t JOIN relations ON tgrelid = relations.oid JOIN pg_proc p ON p.oid = tgfoid
+ WHERE NOT tgisinternal AND tgenabled <> 'D'
+UNION ALL
+SELECT 'rule ' || rulename, pg_get_ruledef(r.oid)
+  FROM pg_rewrite r WHERE ev_class = to_regclass(%s) AND ev_enabled <> 'D'
+UNION ALL
+SELECT 'partition ' || c.oid::regclass || ', a foreign table,', ''
+  FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relkind = 'f'
+UNION ALL
+SELECT 'that ' || c.oid::regclass || ' is UNLOGGED, so that a crash of the server empties it,', ''
+  FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relpersistence = 'u'
+"""
+"""What runs for each row that goes into a table, and may alter it or leave it out: a name for a reader, and the
+definition. The parameter, three times, is the table's name, quoted."""
+
+MYSQL_TRIGGERS = """
+SELECT CONCAT('trigger ', trigger_name), CONCAT(action_timing, ' ', event_manipulation, ' ', action_statement)
+  FROM information_schema.triggers WHERE event_object_schema = %s AND event_object_table = %s
+"""
+"""The same. A user without the right TRIGGER sees none."""
+
+DEFERRED = """
+SELECT nspname::text, conname::text FROM pg_constraint c JOIN pg_namespace n ON n.oid = connamespace
+WHERE conrelid = %s::regclass AND condeferred
+  AND (contype IN ('p', 'u', 'x') OR contype = 'f' AND confrelid <> conrelid)
+"""
+"""Schema and name of constraints that judge rows at the end of a transaction, unless they are told to do so at once:
+keys, exclusions, and references to other tables. What a later row of the table may mend has to wait: its references to
+itself, and triggers."""
+
+ASYNCHRONOUS_IN_MYSQL = (
+    "EXISTS (SELECT 1 FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%')"
+    " AND NOT EXISTS (SELECT 1 FROM"
+    " /*M! information_schema.global_status *//*!80000 performance_schema.global_status */"
+    " WHERE LOWER(variable_name) IN ('rpl_semi_sync_master_status', 'rpl_semi_sync_source_status')"
+    " AND variable_value = 'ON')"
+)
+"""A condition: there are replicas, and none is waited for. A replica is a thread that sends the binary log; users
+without the right PROCESS see none. The comments are SQL for MariaDB alone and for MySQL alone."""
