@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from sinks.errors import BadValue, ConfigurationError, SinkError
 from sinks.kafka.memory import Mark
+from sinks.transaction import Committable
 
 logger = logging.getLogger(__name__)
 
@@ -71,23 +71,6 @@ def failure(name: str, text: str, what: str) -> Exception:
         return BadValue(f"{what}: {_BAD_VALUES[name]} ({name}: {text})")
     hint = f"{_HINTS[name]} " if name in _HINTS else ""
     return RuntimeError(f"{what}: {hint}({name}: {text})")
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """A flushed transaction: its name at the broker, and where one of its records lies."""
-
-    producer_id: int
-    producer_epoch: int
-    cluster: str
-    topic: str
-    partition: int
-    offset: int
-    topic_ids: Mapping[str, str]
-    """Of all topics that it wrote to."""
-    spans: Mapping[str, Sequence[Sequence[int]]] | None
-    """By topic: partition, offset of the first record there, and the one after the last. None if a broker did not tell
-    an offset."""
 
 
 class TransactionalProducer(ABC):
@@ -155,8 +138,10 @@ class TransactionalProducer(ABC):
         self.end_mark()
         self._commit(timeout)
 
-    def seal(self, timeout: float) -> Sealed:
-        """Flush, and leave the transaction open at the broker for somebody else to finish."""
+    def seal(self, timeout: float) -> Committable:
+        """Flush, and leave the transaction open at the broker for somebody else to finish: by its name there. The proof
+        says where one of its records lies; the ids of all topics that it wrote to; and in `spans`, by topic: partition,
+        offset of the first record there, and the one after the last, unless a broker did not tell an offset."""
         self.flush(timeout)
         self.end_mark()
         deadline = time.monotonic() + _STATISTICS_TIMEOUT
@@ -232,16 +217,31 @@ class TransactionalProducer(ABC):
         if self.delivered != self.sent:
             raise RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
 
-    def _sealed(self) -> Sealed:
+    def _sealed(self) -> Committable:
         if self._producer is None or self._witness is None:
             missing = "its id and epoch" if self._producer is None else "the offset of any record"
             raise RuntimeError(f"the producer {self.transactional_id} did not tell {missing}")
+        producer_id, producer_epoch = self._producer
         topic, partition, offset = self._witness
         spans: dict[str, list[list[int]]] = {}
         for (name, number), (first, end) in sorted(self._spans.items()):
             spans.setdefault(name, []).append([number, first, end])
         told = all(first >= 0 for first, _ in self._spans.values())
-        return Sealed(*self._producer, self._cluster, topic, partition, offset, self.topic_ids, spans if told else None)
+        return Committable(
+            {
+                "transactional_id": self.transactional_id,
+                "producer_id": producer_id,
+                "producer_epoch": producer_epoch,
+            },
+            {
+                "cluster": self._cluster,
+                "topic": topic,
+                "partition": partition,
+                "offset": offset,
+                "topic_ids": self.topic_ids,
+                **({"spans": spans} if told else {}),
+            },
+        )
 
     def _learn_producer(self, statistics: Mapping[str, Any]) -> None:
         eos = statistics.get("eos", {})

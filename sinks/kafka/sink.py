@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
@@ -333,23 +334,9 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     def pre_commit(self, transaction: TransactionalProducer) -> Committable:
         sealed = transaction.seal(self._delivery_timeout)
         transaction.close()
-        return Committable(
-            {
-                "transactional_id": transaction.transactional_id,
-                "producer_id": sealed.producer_id,
-                "producer_epoch": sealed.producer_epoch,
-            },
-            proof={
-                "cluster": sealed.cluster,
-                "topic": sealed.topic,
-                "partition": sealed.partition,
-                "offset": sealed.offset,
-                "topic_ids": dict(sealed.topic_ids),
-                **({"spans": sealed.spans} if sealed.spans else {}),
-                "remembered": self.remember and self.topic is not None,
-                **{one.proof: one.chosen.named for one in self._serialized},
-            },
-        )
+        schemas = {one.proof: one.chosen.named for one in self._serialized}
+        remembered = self.remember and self.topic is not None
+        return replace(sealed, proof={**sealed.proof, "remembered": remembered, **schemas})
 
     def rollback(self, transaction: TransactionalProducer) -> None:
         try:
