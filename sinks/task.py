@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sinks.base import Sink
 from sinks.dead_letters import SCHEMA, Recorded, Refusal, letters, most_in_task, too_many
-from sinks.errors import LargeRow, SinkError
+from sinks.errors import LargeRow, SchemaMismatch, SinkError
 from sinks.participant import Share, others
 from sinks.transaction import Committable, Fingerprint, Refused, TransactionContext, TransactionId
 
@@ -285,7 +285,10 @@ def _write_as_recorded(
 
 
 def with_row_hash(df: DataFrame, how: str = ROW_HASHES[0]) -> DataFrame:
-    """`df` with a hash of each row as last column, one of `ROW_HASHES`."""
+    """`df` with a hash of each row as last column, one of `ROW_HASHES`. Raises SchemaMismatch for a column of its
+    name, whose place it would take."""
+    if HASH_COLUMN in map(str.lower, df.columns):
+        raise SchemaMismatch(f"the name {HASH_COLUMN} is taken by the coordinator: rename this column")
     return df.withColumn(HASH_COLUMN, _hash(df) if how else _hash_of_version_0_1(df))
 
 

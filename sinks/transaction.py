@@ -177,6 +177,17 @@ class Committable:
         """Whether `committed_checkpoints` will tell of its checkpoint, where a sink tells of any."""
         return bool(self.proof.get("remembered", True))
 
+    def astray(self, target: str) -> str:
+        """What is to be told where a sink that writes to `target` now would put its rows elsewhere than was decided,
+        by its proof's `target`; "" if it would not."""
+        meant = self.proof.get("target", target)
+        if meant == target:
+            return ""
+        return (
+            f"its rows were written for {meant}, and the sink writes to {target} now: give it {meant} until this "
+            "checkpoint is visible"
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "sink": self.sink,

@@ -52,6 +52,11 @@ def test_a_row_comes_back_as_it_was() -> None:
     assert nan != nan
 
 
+def test_a_time_comes_back_that_spark_counts_in_nanoseconds() -> None:
+    [text] = to_json(pa.array([time(23, 59, 59, 1)], pa.time64("ns"))).to_pylist()
+    assert from_json([loads(text)], pa.time64("us")).to_pylist() == [time(23, 59, 59, 1)]
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [

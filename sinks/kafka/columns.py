@@ -92,11 +92,12 @@ _JSON = {
 
 
 def _require_names(column: str, kind: DataType) -> None:
-    """Raise SchemaMismatch for maps whose keys Spark would write as addresses in its memory."""
-    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
+    """Raise SchemaMismatch for maps whose keys Spark would write as it has them in its memory: an address, or the days
+    since 1970; and for fields of one name, of which readers find one."""
+    from pyspark.sql.types import ArrayType, BooleanType, MapType, NumericType, StringType, StructType
 
     if isinstance(kind, MapType):
-        if isinstance(kind.keyType, (ArrayType, BinaryType, MapType, StructType)):
+        if not isinstance(kind.keyType, (BooleanType, NumericType, StringType)):
             key = kind.keyType.simpleString()
             raise SchemaMismatch(
                 f"column `{column}` holds a map with keys of {key}, which JSON has no names for: cast them to string, "
@@ -106,6 +107,8 @@ def _require_names(column: str, kind: DataType) -> None:
     elif isinstance(kind, ArrayType):
         _require_names(column, kind.elementType)
     elif isinstance(kind, StructType):
+        if twice := [name for name in kind.names if kind.names.count(name) > 1]:
+            raise SchemaMismatch(f"column `{column}` holds a struct with two fields `{twice[0]}`: rename one of them")
         for field in kind:
             _require_names(column, field.dataType)
 

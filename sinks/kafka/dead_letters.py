@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from confluent_kafka import Message
 
 from sinks.dead_letters import Refusal
-from sinks.kafka.messages import LARGEST_PARTITION, by_topic
+from sinks.kafka.messages import LARGEST_PARTITION, NO_HEADER, by_topic, without_headers
 from sinks.spark_types import schema_of_json
 
 RECORDS = pa.schema(
@@ -124,15 +124,15 @@ def _joined(members: Mapping[str, str]) -> str:
 def refused(
     batch: pa.RecordBatch, default_topic: str | None, largest: int, partitions: Callable[[str], int]
 ) -> list[Refusal]:
-    """Rows without a topic, for a partition that is not there, with a timestamp that Kafka takes for none, or of more
-    than `largest` bytes. `partitions` says how many a topic has."""
+    """Rows without a topic, for a partition that is not there, with a timestamp that Kafka takes for none, with a
+    header that has no key, or of more than `largest` bytes. `partitions` says how many a topic has."""
     reasons: dict[int, tuple[str, str]] = {}
 
     def say(bad: pa.Array, kind: str, why: Callable[[int], str]) -> None:
         for at in pc.indices_nonzero(pc.fill_null(bad, False)).to_pylist():
             reasons.setdefault(at, (kind, why(at)))
 
-    names = batch.schema.names
+    names, places = batch.schema.names, pa.array(range(batch.num_rows), pa.int64())
     if default_topic is None:
         say(batch["topic"].is_null(), "NoTopic", lambda at: "the column topic is null, and the sink has no topic")
     if "topic" in names:
@@ -149,6 +149,7 @@ def refused(
         moment = batch["timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
         none = pc.or_(pc.equal(moment, 0), pc.equal(moment, -1))
         say(none, "NoTimestamp", lambda at: "the timestamp stands for none in Kafka, which would put the present there")
+    say(pc.is_in(places, without_headers(batch).cast(pa.int64())), "BadHeader", lambda at: NO_HEADER)
     size = _size(batch)
     say(
         pc.greater(size, largest),

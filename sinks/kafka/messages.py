@@ -25,6 +25,19 @@ def no_partition(number: int) -> BadValue:
     )
 
 
+NO_HEADER = "a header is null, or its key is, or holds a NUL, at which it would be cut off"
+
+
+def without_headers(batch: pa.RecordBatch) -> pa.Array:
+    """The places of rows with a header that Kafka's client would make another one of."""
+    if "headers" not in batch.schema.names:
+        return pa.array([], pa.int64())
+    lists = batch.column("headers")
+    keys = pc.struct_field(pc.list_flatten(lists), "key")
+    bad = pc.fill_null(pc.greater_equal(pc.find_substring(keys, "\0"), 0), True)
+    return pc.unique(pc.list_parent_indices(lists).filter(bad))
+
+
 def messages(batch: pa.RecordBatch) -> npt.NDArray[np.void]:
     """One message per row of the columns `key`, `value` (string or binary) and `partition` (int), each optional. They
     point into the batch's buffers: keep it as long as the messages."""

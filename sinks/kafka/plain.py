@@ -26,7 +26,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.memory import PARTITION, Mark
-from sinks.kafka.messages import LARGEST_PARTITION, no_partition
+from sinks.kafka.messages import LARGEST_PARTITION, NO_HEADER, no_partition, without_headers
 from sinks.kafka.producer import (
     MARK_TIMEOUT,
     METADATA_TIMEOUT,
@@ -93,6 +93,8 @@ class PlainProducer(TransactionalProducer):
             raise self._explained(KafkaException(answer), "send_offsets_to_transaction")
 
     def write(self, batch: pa.RecordBatch) -> None:
+        if len(bad := without_headers(batch)):
+            raise BadValue(f"row {bad[0].as_py() + 1} of a batch: {NO_HEADER}")
         rows = batch.to_pylist()
         for row in rows:
             topic = self._topic_of(row)

@@ -35,7 +35,16 @@ from sinks.kafka.plain import PlainProducer
 from sinks.kafka.producer import NO_RIGHTS_ON_GROUP, TransactionalProducer
 from sinks.progress import progress
 from sinks.sql.evolution import STEPS, SchemaEvolution
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, shown, token
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    CommitState,
+    Committable,
+    Identity,
+    TransactionContext,
+    shown,
+    token,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -336,7 +345,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         transaction.close()
         schemas = {one.proof: one.chosen.named for one in self._serialized}
         remembered = self.remember and self.topic is not None
-        return replace(sealed, proof={**sealed.proof, "remembered": remembered, **schemas})
+        proof = {**sealed.proof, "target": self._target, "remembered": remembered, **schemas}
+        return replace(sealed, proof=proof)
 
     def rollback(self, transaction: TransactionalProducer) -> None:
         try:
@@ -418,7 +428,18 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                     f"it was committed, and at the same time its topic {topic!r} was deleted: nobody can tell whether "
                     "anybody has read its records. Look for them in the topic; they are either all there or none"
                 )
-        return [outcomes[at] for at in range(len(committables))]
+        return [self._unless_astray(c, outcomes[at]) for at, c in enumerate(committables)]
+
+    @property
+    def _target(self) -> str:
+        return f"topic {self.topic!r}" if self.topic else "the topics that rows name"
+
+    def _unless_astray(self, committable: Committable, outcome: CommitOutcome | Exception) -> CommitOutcome | Exception:
+        """What is lost is written again, to the topic of now."""
+        astray = committable.astray(self._target)
+        if astray and isinstance(outcome, CommitOutcome) and outcome.state is CommitState.LOST:
+            return CommitOutcome.unknown(f"{outcome.reason}; {astray}")
+        return outcome
 
     def _topic_ids(self, committables: Sequence[Committable]) -> dict[str, str | None]:
         return self._brokers.topic_ids({name for one in committables for name in one.proof.get("topic_ids", ())})

@@ -123,6 +123,7 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
         keys = self.merge.keys
         if keys and not target.is_unique(keys):
             yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
+        yield from self.merge.orders_by_members({column.name: column.type for column in target.columns})
         if target.engine.lower() != "innodb":
             yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
         yield from catalog.unsafe_triggers(connection, target)

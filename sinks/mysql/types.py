@@ -113,7 +113,7 @@ def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) ->
     if name in _TEXTS or name in _OWN_TEXTS or name == "json":
         return _text(arrow, column, rounding)
     if name in ("enum", "set"):
-        return _member(arrow, column)
+        return _member(arrow, column, rounding)
     if name in _CONVERSIONS:
         return _CONVERSIONS[name](arrow, column, rounding)
     raise Unfit(f"type {name} is not supported; use a text, json or blob column, or a view with a conversion")
@@ -207,13 +207,13 @@ def _text(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     return convert
 
 
-def _member(arrow: pa.DataType, column: Column) -> Convert:
+def _member(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if not is_text(arrow):
         raise Unfit("cast it to string in Spark")
     members, several = column.members, column.type == "set"
 
     def convert(array: pa.Array) -> pa.Array:
-        refuse_strangers(array, members, column.declared, several=several)
+        refuse_strangers(array, members, column.declared, several=several, rounding=rounding)
         return array
 
     return convert

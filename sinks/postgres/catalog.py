@@ -43,6 +43,10 @@ class Target(targets.Target[Column]):
     always_identity: frozenset[str]
     checks: tuple[Check, ...]
     row_security: bool
+    rules: tuple[str, ...] = ()
+    """On INSERT. COPY passes them over."""
+    heirs: tuple[str, ...] = ()
+    """Tables that inherit from it and are no partitions: no index of it binds their rows."""
 
     @property
     def judges(self) -> bool:
@@ -151,6 +155,13 @@ def describe(connection: Connection, schema: str, name: str) -> Target | None:
         " WHERE contype = 'f' AND confrelid = %s AND conparentid = 0 ORDER BY 1",
         [oid],
     ).fetchall()
+    rules = (
+        "SELECT rulename::text FROM pg_rewrite WHERE ev_class = %s AND ev_type = '3' AND ev_enabled <> 'D' ORDER BY 1"
+    )
+    heirs = (
+        "SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid"
+        " WHERE inhparent = %s AND NOT relispartition ORDER BY 1"
+    )
     return Target(
         schema,
         name,
@@ -163,6 +174,8 @@ def describe(connection: Connection, schema: str, name: str) -> Target | None:
         always_identity=always,
         checks=tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
         row_security=row_security,
+        rules=tuple(row[0] for row in connection.execute(rules, [oid]).fetchall()),
+        heirs=tuple(row[0] for row in connection.execute(heirs, [oid]).fetchall()),
     )
 
 

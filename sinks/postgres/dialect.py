@@ -85,8 +85,7 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
             )
         if foreign := catalog.foreign_partitions(connection, target):
             yield f"its partition {foreign[0]} is a foreign table, whose rows do not belong to the transaction here"
-        if self.hides_rows(target):
-            yield HIDES_ROWS
+        yield from self.unseen_rows(target)
         strategy, _ = self.choose(connection, target)
         if self.strategy == "prepared" and _limit(connection) == 0:
             yield (
@@ -95,6 +94,8 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
             )
         if self.strategy == "prepared" and target.row_security:
             yield 'the table has row-level security, which COPY cannot obey: use strategy="staged"'
+        if self.strategy == "prepared" and target.rules:
+            yield f'the table has the rule {target.rules[0]}, which COPY passes over: use strategy="staged"'
         if row(connection, "SELECT pg_is_in_recovery()")[0]:
             yield "the server is a read-only standby"
         rights = self.rights(target, strategy)
@@ -107,8 +108,15 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
         for statement in dict.fromkeys(statements):
             yield f"a right is missing; an owner has to run: {statement}"
 
-    def hides_rows(self, target: Target) -> bool:
-        return bool(self.merge.delete_marker) and target.row_security
+    def unseen_rows(self, target: Target) -> Iterable[str]:
+        """Why an upsert or a delete may not find the row of its key."""
+        if self.merge.delete_marker and target.row_security:
+            yield HIDES_ROWS
+        if self.merge.keys and target.heirs:
+            yield (
+                f"{target.heirs[0]} inherits from it, and no index of it binds rows there, so that an upsert may add a "
+                "key once more: make it a partition, or write to a table that none inherits from"
+            )
 
     def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
         if self.merge.mode == "upsert":
@@ -117,6 +125,8 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
             return self.strategy, "as configured"
         if target.row_security:
             return "staged", "the table has row-level security"
+        if target.rules:
+            return "staged", f"the table has the rule {target.rules[0]}, which COPY passes over"
         limit = _limit(connection)
         if limit == 0:
             return "staged", "the server has max_prepared_transactions = 0"

@@ -16,7 +16,7 @@ from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.catalog import Target
 from sinks.postgres.copying import CopyTransaction
-from sinks.postgres.dialect import HIDES_ROWS, PostgresDialect
+from sinks.postgres.dialect import PostgresDialect
 from sinks.postgres.failures import describe, explained
 from sinks.postgres.server import Connection
 from sinks.postgres.types import Column, target_type
@@ -145,8 +145,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
         for column in target.columns:
             if column.name not in written and not (column.nullable or column.has_default or column.generated):
                 yield f'its column "{column.name}" is NOT NULL, and the rows have none: give it a default'
-        if self.hides_rows(target):
-            yield HIDES_ROWS
+        yield from self.unseen_rows(target)
         if self.merge.keys and not target.is_unique(self.merge.keys):
             yield f"it has no unique index on ({', '.join(self.merge.keys)}) any more: create it"
 

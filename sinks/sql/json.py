@@ -44,6 +44,8 @@ def to_json(array: pa.Array) -> pa.Array:
         return _enclosed('"', moments, 'Z"' if kind.tz else '"')
     if at.is_date32(kind):
         return _enclosed('"', _dated(array, pa.int32(), 146_097), '"')
+    if at.is_time(kind):
+        return _enclosed('"', array.cast(pa.time64("us")).cast(pa.string()), '"')
     if at.is_duration(kind):
         return _each(array.cast(pa.duration("us")).cast(pa.int64()), _span)
     return _string(array.cast(pa.string()))

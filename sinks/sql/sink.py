@@ -179,7 +179,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
                 plan = self._planned()
             except ConfigurationError as error:
                 return _not_the_same(error, "It was there when the rows were prepared")
-            return self._two_phase.commit(plan.ledger, committable)
+            return self._two_phase.commit(plan, committable)
         except Exception as error:
             self._look_again(error)
             raise

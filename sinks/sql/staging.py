@@ -194,7 +194,7 @@ class StagingTables(Staged[C, TargetT, T]):
         self.finish(transaction, plan)
         self.dialect.seal(transaction)
         columns = columns_digest(transaction.context.schema.names)
-        return Committable(transaction.identity, proof=plan.ledger.proof() | {"columns": columns})
+        return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})
 
     def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
         """At-least-once: move the rows in the transaction that staged them."""

@@ -53,6 +53,10 @@ class Strategy(ABC, Generic[C, TargetT, T]):
             plan.ledger.require_same(transaction.connection)
         return rows
 
+    def proof(self, plan: Plan[C, TargetT]) -> dict[str, object]:
+        """What committables carry: which ledger speaks for them, and which table their rows were written for."""
+        return plan.ledger.proof() | {"target": plan.target.label}
+
     def require_meant(self, connection: C, plan: Plan[C, TargetT]) -> None:
         """Raise ConfigurationError if something new alters the rows of the target, which the transaction has locked."""
         target = plan.target
@@ -78,7 +82,7 @@ class TwoPhase(Strategy[C, TargetT, T]):
         key = self.dialect.key(transaction.identity)
         sums = {key: replace(transaction.summed, rows=rows)} if transaction.summed else None
         with transaction.explained():
-            proof = ledger.proof() | self.dialect.evidence(transaction)
+            proof = self.proof(plan) | self.dialect.evidence(transaction)
             if not ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True, sums=sums):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
         self.dialect.prepare(transaction, ledger.schema)
@@ -88,7 +92,8 @@ class TwoPhase(Strategy[C, TargetT, T]):
         self.finish(transaction, plan)
         self.dialect.commit_unprepared(transaction, plan.ledger.schema)
 
-    def commit(self, ledger: Ledger[C], committable: Committable) -> CommitOutcome:
+    def commit(self, plan: Plan[C, TargetT], committable: Committable) -> CommitOutcome:
+        ledger = plan.ledger
         with self.server.lend() as connection:
             try:
                 self.dialect.await_release(connection, committable.proof)
@@ -97,10 +102,11 @@ class TwoPhase(Strategy[C, TargetT, T]):
                     return CommitOutcome.unknown(undone) if undone else CommitOutcome.COMMITTED
             except ConfigurationError as refused:
                 return CommitOutcome.unknown(str(refused))
-            return self._outcome_of_gone(connection, ledger, committable)
+            return self._outcome_of_gone(connection, plan, committable)
 
-    def _outcome_of_gone(self, connection: C, ledger: Ledger[C], committable: Committable) -> CommitOutcome:
+    def _outcome_of_gone(self, connection: C, plan: Plan[C, TargetT], committable: Committable) -> CommitOutcome:
         """Not prepared: committed, rolled back by somebody, or not prepared yet. The ledger tells, see there."""
+        ledger = plan.ledger
         key = self.dialect.key(committable.transaction)
         committed = ledger.states(connection, [key]).get(key)
         if committed is None:
@@ -117,10 +123,13 @@ class TwoPhase(Strategy[C, TargetT, T]):
             committed = ledger.states(connection, [key])[key]
         if committed:
             return CommitOutcome.COMMITTED
-        return CommitOutcome.lost(
+        lost = (
             f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger {ledger.label} has a "
             "tombstone in place of its row"
         )
+        if astray := committable.astray(plan.target.label):
+            return CommitOutcome.unknown(f"{lost}; {astray}")
+        return CommitOutcome.lost(lost)
 
     def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None:
         key = self.dialect.key(identity)
@@ -220,6 +229,9 @@ class Staged(Strategy[C, TargetT, T]):
         states = ledger.states(connection, list(by_id))
         ledger.require_intact(connection)
         undecided = [c for text, c in by_id.items() if text not in states]
+        for text, c in by_id.items():
+            if not states.get(text) and (astray := c.astray(plan.target.label)):
+                raise TargetRefuses(f"{text}: {astray}")
         intact = self.intact(connection, plan, undecided)
         outcomes: dict[str, CommitOutcome] = {}
 

@@ -152,9 +152,12 @@ def would_be_rounded(declared: str) -> str:
     return f"would be rounded to {declared}{ROUNDING}"
 
 
-def refuse_strangers(texts: pa.Array, members: Sequence[str], declared: str, *, several: bool) -> None:
+def refuse_strangers(
+    texts: pa.Array, members: Sequence[str], declared: str, *, several: bool, rounding: bool = False
+) -> None:
     """Refuse what is no member of an enumeration (or, with `several`, members with commas in between): databases take
-    a number for a member's position, and a text that compares equal, such as one in capitals, for the member."""
+    a number for a member's position, and a text that compares equal, such as one in capitals, for the member. Of
+    several they keep each once, in the order of the declaration: what is written otherwise is for `rounding`."""
     texts, known = texts.cast(pa.string()), pa.array(members, pa.string())
     words, rows = texts, pa.array(range(len(texts)))
     if several:
@@ -164,6 +167,11 @@ def refuse_strangers(texts: pa.Array, members: Sequence[str], declared: str, *, 
     if pc.any(strange).as_py():
         index = rows[pc.index(strange, True).as_py()].as_py()
         raise RefusedValue(index, f"{short(texts[index])} is no member of {declared}")
+    if several and not rounding:
+        for text in texts.unique().drop_null().to_pylist():
+            given = text.split(",")
+            if text != (kept := ",".join(member for member in members if member in given)):
+                raise RefusedValue(pc.index(texts, text).as_py(), f"{short(text)} would be kept as {kept!r}{ROUNDING}")
 
 
 def refuse(array: pa.Array, bad: pa.Array, reason: str) -> None:

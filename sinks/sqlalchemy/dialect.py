@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy import exc
+from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import SchemaType, TypeEngine
@@ -146,6 +147,8 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
     def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
         if self.merge.keys and not self._is_unique(connection, target.table):
             yield f"upsert by ({', '.join(self.merge.keys)}) needs a primary key or unique index on just these columns"
+        names: dict[type, str] = {mysql.ENUM: "enum", mysql.SET: "set"}
+        yield from self.merge.orders_by_members({c.name: names.get(type(c.kind), "") for c in target.columns})
         engine = target.table.kwargs.get(f"{self.server.dialect}_engine", "InnoDB")
         if engine != "InnoDB":
             yield f"its engine {engine} has no transactions: ALTER TABLE {target.label} ENGINE=InnoDB"

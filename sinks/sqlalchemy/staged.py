@@ -81,7 +81,7 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
         transaction.seal()
         columns = columns_digest(transaction.context.schema.names)
-        return Committable(transaction.identity, proof=plan.ledger.proof() | {"columns": columns})
+        return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})
 
     def commit_directly(self, transaction: InsertTransaction, plan: Plan) -> None:
         """At-least-once: move the rows in the transaction that staged them."""

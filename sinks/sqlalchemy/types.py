@@ -106,7 +106,8 @@ def _text(convert: Convert, kind: sa.String, rounding: bool) -> Convert:
     def exact(array: pa.Array) -> pa.Array:
         texts = convert(array)
         if members:
-            refuse_strangers(texts, members, repr(kind), several=isinstance(kind, mysql.SET))
+            several = isinstance(kind, mysql.SET)
+            refuse_strangers(texts, members, repr(kind), several=several, rounding=rounding)
         if isinstance(kind, sa.CHAR) and not rounding:
             refuse(texts, pc.ends_with(texts, " "), f"ends with a space, which CHAR drops: use VARCHAR{ROUNDING}")
         if length is not None and not rounding and pc.any(blank := pc.ends_with(texts, " ")).as_py():

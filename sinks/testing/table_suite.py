@@ -219,6 +219,27 @@ class TableSuite:
         assert db.ids() == [1, 2]
         assert db.pending() == 0
 
+    def test_no_row_goes_into_another_table_than_it_was_written_for(
+        self, db: Database, sink: TableSink[Any, Any, Any]
+    ) -> None:
+        """The sink was given another table while a checkpoint was in doubt: what is to be moved, or was rolled back and
+        is to be written again, waits until it has the old one."""
+        db.run("CREATE TABLE others (id bigint NOT NULL, name varchar(100))")
+        staged = sink.strategy == "staged"
+        first, second = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+        if not staged:
+            self.end_prepared(second, db, "ROLLBACK")
+        elsewhere = self.make(db, strategy=sink.strategy, table="others", name=sink.name)
+        for _ in range(2):
+            outcomes = elsewhere.commit_all(checkpoint(), [first, second])
+            assert re.search(r"written for .*orders, and the sink writes to .*others now", why_unknown(outcomes[1]))
+            assert (staged and why_unknown(outcomes[0]) != "") or outcomes[0] == COMMITTED
+        outcomes = sink.commit_all(checkpoint(), [first, second])
+        assert outcomes[0] == COMMITTED
+        assert outcomes[1] == COMMITTED if staged else outcomes[1].state is CommitState.LOST  # type: ignore[union-attr]
+        assert elsewhere.commit_all(checkpoint(), [first]) == [COMMITTED]
+        assert (db.ids(), db.ids("others")) == ([1, 2] if staged else [1], [])
+
     def test_an_emptied_ledger_proves_nothing(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         """A replay would write what is committed a second time."""
         committable = pre_commit(sink, rows_of(1))

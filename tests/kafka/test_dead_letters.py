@@ -87,6 +87,7 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
         {"key": b"no partition", "value": b"", "partition": 99},
         {"key": b"negative", "value": b"", "partition": -1},
         {"key": b"no time", "value": b"", "timestamp": moment.as_py()},
+        {"key": b"no header", "value": b"", "headers": [{"key": "h", "value": b""}, {"key": None, "value": b""}]},
         {"key": b"plain", "value": None, "partition": 0, "headers": []},
         {"key": b"nowhere", "value": b"", "topic": ""},
     ]
@@ -104,6 +105,7 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
         (b"no partition", "NoPartition", 0),
         (b"negative", "NoPartition", 0),
         (b"no time", "NoTimestamp", 0),
+        (b"no header", "BadHeader", 0),
         (b"nowhere", "NoTopic", 0),
     ]
     with letters_of(sink, tmp_path) as replay:

@@ -88,6 +88,17 @@ def test_a_timestamp_that_stands_for_none_is_refused(sink: KafkaSink, millisecon
         pre_commit(sink, timed(datetime.fromtimestamp(milliseconds / 1000, timezone.utc)))
 
 
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.mark.parametrize("header", [None, {"key": None, "value": b"v"}, {"key": "k\0x", "value": b"v"}])
+def test_a_header_without_a_whole_key_is_refused(sink: KafkaSink, header: Any) -> None:
+    """The client would send the key "None", or what stands before the NUL."""
+    rows = {"value": ["a", "b"], "headers": pa.array([None, [{"key": "", "value": None}, header]], HEADERS)}
+    with pytest.raises(BadValue, match=r"row 2 of a batch: a header is null, or its key is, or holds a NUL"):
+        pre_commit(sink, pa.RecordBatch.from_pydict(rows))
+
+
 def test_a_topic_that_has_a_time_of_its_own_takes_no_timestamps(kafka: KafkaService) -> None:
     moment = datetime(2026, 2, 3, tzinfo=timezone.utc)
     with kafka.topic(config={"message.timestamp.type": "LogAppendTime"}) as topic:
@@ -417,6 +428,19 @@ def test_aborted_stays_lost(sink: KafkaSink, again: bool) -> None:
     found = outcome(sink, committable)
     assert found.state is CommitState.LOST
     assert "aborted" in found.reason
+
+
+def test_what_was_lost_is_not_written_again_to_another_topic(kafka: KafkaService, sink: KafkaSink) -> None:
+    """The sink was given another one while a checkpoint was in doubt."""
+    elsewhere = sink_of(kafka, "others", name=sink.name)
+    lost, kept = pre_commit(sink, texts("a")), pre_commit(sink, texts("b"), subtask=1)
+    sink.abort(lost.transaction)
+    found = outcome(elsewhere, lost)
+    assert found.state is CommitState.UNKNOWN
+    assert f"written for topic {sink.topic!r}, and the sink writes to topic 'others' now" in found.reason
+    assert outcome(elsewhere, kept) == CommitOutcome.COMMITTED
+    assert outcome(sink, lost).state is CommitState.LOST
+    elsewhere.close()
 
 
 def test_a_transaction_whose_time_is_up_is_lost(kafka: KafkaService, kafka_topic: str) -> None:

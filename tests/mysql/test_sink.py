@@ -679,6 +679,15 @@ def test_another_unique_index_of_an_upsert_is_no_key_and_is_tried_before_the_dec
 
 
 # ---------------------------------------------------------------------- like every table
+@pytest.mark.parametrize("kind", ["enum", "set"])
+def test_no_order_by_an_enumeration(db: Observer, kind: str) -> None:
+    """Of one staging table the server takes the last member for the last change, of two the greatest text."""
+    db.run(f"CREATE TABLE states (id bigint PRIMARY KEY, at {kind}('new', 'done', 'archived'))")
+    schema = pa.schema([("id", pa.int64()), ("at", pa.string())])
+    with pytest.raises(ConfigurationError, match=f"order_by names the column 'at', which is {kind}"):
+        make(db, table="states", check=schema, mode="upsert", keys=["id"], order_by="at")
+
+
 @pytest.mark.parametrize("length", [2000, 5000])
 def test_an_order_by_that_is_long_text(db: Observer, length: int) -> None:
     """By default the server sorts by the first 1,024 bytes, and by none of the rest."""

@@ -247,6 +247,8 @@ BAD = [
     (pa.array(["a", "a "]), "enum('a', 'b')", "row 2.*'a ' is no member"),
     (pa.array(["a", "a,c"]), "set('a', 'b')", "row 2.*'a,c' is no member"),
     (pa.array(["", "b,A"]), "set('a', 'b')", "row 2.*'b,A' is no member"),
+    (pa.array(["a,b", "b,a"]), "set('a', 'b')", "row 2.*'b,a' would be kept as 'a,b'"),
+    (pa.array([None, "a,a"]), "set('a', 'b')", "row 2.*'a,a' would be kept as 'a'"),
     (pa.array(["{}", "{bad"]), "json", "c0|JSON"),
     (pa.array([0, -719_163], pa.int32()).cast(pa.date32()), "date", "row 2.*outside the years 0001 to 9999"),
     (pa.array([0, 2_932_897], pa.int32()).cast(pa.date32()), "date", "row 2.*outside the years"),

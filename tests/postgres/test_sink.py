@@ -549,6 +549,37 @@ def test_row_security_judges_rows_and_excludes_prepared(db: Observer) -> None:
         db.run(f"DROP ROLE {role}")
 
 
+def test_a_rule_is_obeyed_and_excludes_prepared(db: Observer) -> None:
+    """COPY would pass it over, and leave in the table what the rule has elsewhere."""
+    db.run("CREATE TABLE archive (LIKE orders)")
+    db.run(
+        "CREATE RULE archived AS ON INSERT TO orders WHERE NEW.id < 10 DO INSTEAD INSERT INTO archive VALUES (NEW.*)"
+    )
+    with pytest.raises(ConfigurationError, match="the rule archived, which COPY passes over"):
+        make(db, strategy="prepared")
+    sink = make(db)
+    committable = pre_commit(sink, rows_of(5, 50))
+    sink.validate_all(checkpoint(), [committable])
+    assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
+    assert (db.ids(), db.ids("archive")) == ([50], [5])
+
+
+def test_no_upserts_into_a_table_that_others_inherit_from(db: Observer) -> None:
+    """The key of a row there would be added once more."""
+    db.run("CREATE TABLE parents (id bigint PRIMARY KEY, name text)")
+    upserts: dict[str, Any] = {"table": "parents", "mode": "upsert", "keys": ["id"]}
+    sink = make(db, **upserts)
+    committable = pre_commit(sink, rows_of(1))
+    db.run("CREATE TABLE children () INHERITS (parents)")
+    db.run("INSERT INTO children VALUES (1, 'old')")
+    with pytest.raises(ConfigurationError, match="children inherits from it, and no index of it binds rows there"):
+        sink.validate_all(checkpoint(), [committable])
+    with pytest.raises(ConfigurationError, match="children inherits from it"):
+        make(db, **upserts)
+    append = make(db, table="parents", name="append")
+    assert append.commit_all(checkpoint(), [pre_commit(append, rows_of(2))]) == [COMMITTED]
+
+
 @pytest.mark.parametrize("strategy", ["prepared", "staged"])
 def test_defaults_identities_and_generated_columns(db: Observer, strategy: str) -> None:
     db.run(

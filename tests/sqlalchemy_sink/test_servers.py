@@ -248,6 +248,15 @@ def test_what_compares_equal_to_a_member_is_none(maria: Server, value: str) -> N
         maria.pre_commit(sink, schema, [(1, "a"), (2, value)])
 
 
+@pytest.mark.parametrize("kind", ["enum", "set"])
+def test_no_order_by_an_enumeration_of_mariadb(maria: Server, kind: str) -> None:
+    maria.run(f"CREATE TABLE t (id bigint PRIMARY KEY, at {kind}('new', 'done'))")
+    with pytest.raises(ConfigurationError, match=f"order_by names the column 'at', which is {kind}"):
+        maria.sink("t", mode="upsert", keys=["id"], order_by="at").check(
+            pa.schema([("id", pa.int64()), ("at", pa.string())])
+        )
+
+
 def test_an_empty_text_is_no_null_whatever_mode_the_server_is_in(maria: Server) -> None:
     maria.run("CREATE TABLE orders (id bigint NOT NULL, name varchar(100))")
     url = f"{maria.url}?init_command=SET sql_mode='EMPTY_STRING_IS_NULL', sql_select_limit=1"

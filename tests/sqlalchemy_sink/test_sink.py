@@ -442,6 +442,18 @@ def test_a_staging_table_that_was_dropped_is_a_loss(db: Play) -> None:
     assert [outcome.state for outcome in db.commit(sink, committable)] == [CommitState.LOST]
 
 
+def test_no_row_goes_into_another_table_than_it_was_written_for(db: Play) -> None:
+    sink, elsewhere = db.sink(), db.sink("others", name="orders")
+    db.run("CREATE TABLE others (id bigint NOT NULL, name varchar(100))")
+    sink.check(ORDERS)
+    committable = db.pre_commit(sink, ORDERS, [(1, "a")])
+    (outcome,) = elsewhere.commit_all(Checkpoint("job", "l1", 0), [committable])
+    assert "written for orders, and the sink writes to others now" in why_unknown(outcome)
+    assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
+    assert elsewhere.commit_all(Checkpoint("job", "l1", 0), [committable]) == [CommitOutcome.COMMITTED]
+    assert (db.run("SELECT id FROM orders"), db.run("SELECT id FROM others")) == ([(1,)], [])
+
+
 @pytest.mark.parametrize("how", ["DROP TABLE", "DELETE FROM"])
 def test_another_ledger_proves_nothing(db: Play, how: str) -> None:
     sink = db.sink()
