@@ -26,6 +26,8 @@ def test_times(given: Any, seconds: float) -> None:
         ({"interval": 0}, "interval must be more than 0 seconds, not 0"),
         ({"interval": "10 parsecs"}, "interval must be a time such as 10, '10 s' or '5 min', not '10 parsecs'"),
         ({"timeout": -1}, "timeout must be more than 0"),
+        ({"interval": float("nan")}, "interval must be a finite number of seconds, not nan"),
+        ({"commit_timeout": float("inf")}, "commit_timeout must be a finite number of seconds, not inf"),
         ({"commit_timeout": 0}, "commit_timeout must be more than 0"),
         ({"sweep_interval": 0}, "sweep_interval must be more than 0"),
         ({"min_pause": -1}, "min_pause must be 0 seconds or more"),

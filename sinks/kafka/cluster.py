@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from logging import getLogger
 from threading import Lock
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdReq
 
 from sinks.kafka.memory import GroupOffsets
 from sinks.transaction import Identity
+
+getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)  # has passwords
 
 READ_COMMITTED = 1
 COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")

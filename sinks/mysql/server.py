@@ -222,6 +222,8 @@ def parameters(dsn: str) -> dict[str, Any]:
     try:
         url = urlsplit(dsn)
         port = url.port
+        if "@" in url.path:
+            raise ValueError
     except ValueError:
         raise ValueError(f"the DSN cannot be read; {form}") from None
     if url.scheme.split("+")[0] not in ("mysql", "mariadb"):

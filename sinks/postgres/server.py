@@ -97,6 +97,9 @@ class Server(servers.PooledServer[Connection]):
                 f"({', '.join(map(repr, options)) or 'none given'}); a DSN is postgresql://user@host:5432/database or "
                 "host=… port=… dbname=… user=…, with special characters of a URL percent-encoded"
             ) from None
+        authority, _, path = dsn.partition("?")[0].partition("://")[2].partition("/")
+        if authority.count("@") > 1 or "@" in path:  # libpq takes a part of the password for the host or the database
+            raise ConfigurationError(f"sink {name!r}: the DSN holds an '@' too many: {servers.PERCENT_ENCODED}")
         defaults = {
             "application_name": f"tpc {name}"[:63],
             "connect_timeout": 10,

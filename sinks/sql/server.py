@@ -10,6 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 IDLE_CONNECTIONS = 4
+PERCENT_ENCODED = (
+    "write '@', ':', '/', '?', '#' and '%' in user, password and database as %40, %3A, %2F, %3F, %23 and %25"
+)
 _INSERTED_TOGETHER = 1000
 
 Opaque: TypeAlias = Any

@@ -15,7 +15,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.sql.questions import MYSQL_TRIGGERS, POSTGRES_TRIGGERS
-from sinks.sql.server import LEDGER_COLUMNS, SUMS, LedgerRow, Row, Server
+from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, SUMS, LedgerRow, Row, Server
 
 _LOCK_SECONDS = 10
 _SQLITE_SECONDS = 60  # one writer at a time, so a task waits for all of another's partition
@@ -81,6 +81,8 @@ class Database(Server[Connection]):
                 f"sink {name!r}: SQLAlchemy cannot read the URL; write "
                 "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE with special characters percent-encoded"
             ) from None
+        if "@" in (self.url.host or ""):
+            raise ConfigurationError(f"sink {name!r}: the host of the URL holds an '@': {PERCENT_ENCODED}")
         self.dialect = self.url.get_backend_name()
         if any(re.search("local_?infile", option, re.IGNORECASE) for option in self.url.query):
             raise ConfigurationError(

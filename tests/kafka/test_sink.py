@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -12,6 +13,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.serialization import SerializationContext
+from kafka.errors import KafkaError
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
@@ -273,6 +275,14 @@ def test_an_option_that_librdkafka_does_not_know(kafka: KafkaService, kafka_topi
 def test_the_password_is_in_no_representation(kafka: KafkaService) -> None:
     sink = KafkaSink("h:1", "t", options={"sasl.password": "secret"})
     assert "secret" not in repr(sink)
+
+
+def test_a_password_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    connected = cluster.Cluster({"bootstrap_servers": "127.0.0.1:1", "sasl_plain_password": "secret"}, 1)
+    with pytest.raises(KafkaError):
+        _ = connected.admin
+    assert "secret" not in caplog.text
 
 
 # ---------------------------------------------------------------------- what the broker does not take

@@ -749,7 +749,7 @@ MUTANTS = (
         "coordinator/spark",
         "return sink.transform(self._df) if sink.transform else self._df",
         "return self._df",
-        KILLED,
+        ("tests/spark/test_shared.py", *KILLED),
     ),
     Mutant(
         "Spark: a task is known by its number among all tasks",

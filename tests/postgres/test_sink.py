@@ -431,6 +431,13 @@ def test_an_unreadable_dsn_is_refused_without_being_shown(dsn: str) -> None:
     assert caught.value.__suppress_context__
 
 
+@pytest.mark.parametrize("dsn", ["postgresql://u:my@s3cret@h/d", "postgresql://u:my/s3cret@h/d?user=a@b"])
+def test_a_password_that_is_not_encoded_is_not_taken_for_the_address(dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"holds an '@' too many: write '@', .* as %40") as caught:
+        PostgresSink(dsn, "orders")
+    assert "s3cret" not in str(caught.value)
+
+
 def test_a_wrong_password_is_not_shown(db: Observer) -> None:
     with pytest.raises(ConfigurationError, match="password authentication failed") as caught:
         make(db, connect_options={"password": SECRET})

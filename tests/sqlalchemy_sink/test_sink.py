@@ -233,6 +233,7 @@ def test_an_upsert_needs_a_unique_index(db: Play) -> None:
         ({"strategy": "xa"}, "is not one of"),
         ({"url": "no url:secret@"}, "cannot read the URL"),
         ({"url": "nosuchdb://u:secret@h/d"}, "no dialect or driver"),
+        ({"url": "mysql+pymysql://u:my@secret@h/d"}, r"host of the URL holds an '@': write '@', .* as %40"),
         ({"url": "sqlite://"}, "in memory"),
     ],
 )

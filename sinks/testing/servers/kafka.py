@@ -459,7 +459,7 @@ def _listeners(ports: Mapping[str, int], secured: bool) -> dict[str, str]:
 
 def _security(home: Path) -> dict[str, str]:
     """The settings of a cluster with users; makes its certificate, which is its own authority: ca.pem."""
-    keystore, password = home / "keystore.p12", secrets.token_urlsafe(12)
+    keystore, password = home / "keystore.p12", secrets.token_hex(12)  # no option of keytool
     store = ["-alias", "kafka", "-keystore", str(keystore), "-storetype", "PKCS12", "-storepass", password]
     names = ["-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1,dns:localhost"]
     _keytool("-genkeypair", *store, *names, "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "30")
