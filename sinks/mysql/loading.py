@@ -83,8 +83,7 @@ class LoadTransaction(RowTransaction[Connection]):
         """Wait for the last LOAD DATA."""
         if self._loading:
             rows, self._loading = self._loading, 0
-            loaded = local_infile.result(self.connection)
-            self._judge(rows, loaded.rows, loaded.warnings)
+            self._judge(rows, *local_infile.result(self.connection))
 
     def _insert(self, data: memoryview, rows: int) -> None:
         without_comma = self._statement.encode() + data[:-1]

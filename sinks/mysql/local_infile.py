@@ -8,8 +8,6 @@ module speaks the protocol through three methods of its connection, two of them 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pymysql
 from pymysql.constants import COMMAND
 from pymysql.protocol import OKPacketWrapper
@@ -17,14 +15,6 @@ from pymysql.protocol import OKPacketWrapper
 from sinks.mysql.server import Connection
 
 _PACKET = 2**20
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What the server says of one statement."""
-
-    rows: int
-    warnings: int
 
 
 def send(connection: Connection, statement: str, data: memoryview) -> None:
@@ -38,7 +28,7 @@ def send(connection: Connection, statement: str, data: memoryview) -> None:
     connection.write_packet(b"")
 
 
-def result(connection: Connection) -> Loaded:
-    """Wait for the end of what `send` began."""
+def result(connection: Connection) -> tuple[int, int]:
+    """Wait for the end of what `send` began: how many rows the server took, and how many warnings it has."""
     packet = OKPacketWrapper(connection._read_packet())  # type: ignore[no-untyped-call]
-    return Loaded(packet.affected_rows, packet.warning_count)
+    return packet.affected_rows, packet.warning_count

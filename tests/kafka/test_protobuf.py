@@ -223,7 +223,7 @@ def test_names_keep_their_numbers_and_new_ones_get_new_ones() -> None:
     assert numbers(first.text) == {"a": 1, "b": 2, "id": 3}
     second = merge([NOTE, ID, pa.field("b", pa.struct([("y", pa.bool_()), ("x", pa.int64())]))], first.text)
     assert numbers(second.text) == {"a": 1, "b": 2, "id": 3, "note": 4}  # `a` is no column any more
-    assert [(one.field, one.step) for one in second.changes] == [("note", "add"), ("b.y", "add")]
+    assert [(one.column, one.step) for one in second.changes] == [("note", "add"), ("b.y", "add")]
     assert "    optional int64 x = 1;\n    optional bool y = 2;\n" in shown(second.text)
     assert merge([ID, NOTE], second.text) == Merged(second.text)
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.arrow_types import is_bytes, is_list, is_moment, is_text
-from sinks.kafka.serialization.schema import Change, Merged, below, is_int, no_type, unnameable
+from sinks.diagnosis import SchemaChange
+from sinks.kafka.serialization.schema import Merged, below, change, is_int, no_type, unnameable
 
 Schema = Any
 """Of Avro, as JSON: a dict, a name, or a list, which is a union."""
@@ -107,7 +108,7 @@ _PRIMITIVES: list[tuple[Any, Mapping[str, Any]]] = [
 class _Merge:
     def __init__(self, named: Mapping[str, Schema]) -> None:
         self.named = named
-        self.changes: list[Change] = []
+        self.changes: list[SchemaChange] = []
         self.unfit: list[str] = []
 
     def record(self, schema: Mapping[str, Any], kind: pa.StructType, path: str) -> Schema:
@@ -133,7 +134,7 @@ class _Merge:
             namespace = ".".join(part for part in (schema.get("namespace"), schema["name"]) if part)
             kind_of_it = ["null", _derived(column, where, name, namespace, self.unfit)]
             fields.append({"name": name, "type": kind_of_it, "default": None})
-            self.changes.append(Change(where, "add", f"add the field {where}: {json.dumps(kind_of_it)}"))
+            self.changes.append(change(where, "add", f"add the field {where}: {json.dumps(kind_of_it)}"))
         return {**schema, "fields": fields}
 
     def of(self, schema: Schema, kind: pa.DataType, path: str) -> Schema:
@@ -181,7 +182,7 @@ class _Merge:
         if wanted and (_kind(form) == _kind(wanted) or (_kind(wanted), _kind(form)) in _NARROWER):
             return schema
         if wanted and (_kind(form), _kind(wanted)) in _NARROWER:
-            self.changes.append(Change(path, "widen", f"widen the field {path}: {form['type']} to {wanted['type']}"))
+            self.changes.append(change(path, "widen", f"widen the field {path}: {form['type']} to {wanted['type']}"))
             return {**schema, "type": wanted["type"]} if isinstance(schema, dict) else wanted["type"]
         self.unfit.append(f"column {path!r} is {kind}, and the field is {json.dumps(schema)}")
         return schema
@@ -196,7 +197,7 @@ class _Merge:
             )
         elif precision > form["precision"]:
             what = f"widen the field {path}: decimal({form['precision']},{scale}) to decimal({precision},{scale})"
-            self.changes.append(Change(path, "widen", what))
+            self.changes.append(change(path, "widen", what))
             return {**form, "precision": precision}
         return form
 

@@ -36,7 +36,7 @@ class Writer:
 
         Raises SchemaMismatch for columns that it has no place for: rows that were kept may be of an earlier query."""
         merged = self.format.merged(self.text, column.type, "", lambda: ())
-        if lacking := [*merged.unfit, *(change.what for change in merged.changes)]:
+        if lacking := [*merged.unfit, *(change.statement for change in merged.changes)]:
             raise SchemaMismatch(f"the schema number {self.schema_id} does not take the rows: {'; '.join(lacking)}")
         encode = self.format.encoder(self.text, column.type)
         prefix = MAGIC + self.schema_id.to_bytes(4, "big") + self.format.prefix

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.arrow_types import is_bytes, is_list, is_moment, is_text
+from sinks.diagnosis import SchemaChange
 from sinks.extras import needs_extra
-from sinks.kafka.serialization.schema import Change, Merged, alike, below, is_int, no_type, unnameable
+from sinks.kafka.serialization.schema import Merged, alike, below, change, is_int, no_type, unnameable
 
 with needs_extra("protobuf"):
     from google.protobuf import descriptor_pool, duration_pb2, timestamp_pb2
@@ -165,7 +166,7 @@ class _Merge:
 
     def __init__(self, file: File, earlier: Callable[[], Sequence[str]]) -> None:
         self.file, self.messages = file, dict(_messages(file))
-        self.changes: list[Change] = []
+        self.changes: list[SchemaChange] = []
         self.unfit: list[str] = []
         self._earlier = earlier
         self._once_there: dict[str, list[Field]] | None = None
@@ -184,7 +185,7 @@ class _Merge:
                 field = message.field.add(name=column.name, number=number, label=Field.LABEL_OPTIONAL)
                 self._new(message, full_name, field, column.type, where)
                 self._as_once(full_name, field, where)
-                self.changes.append(Change(where, "add", f"add the field {where}: {_shown(field, full_name)}"))
+                self.changes.append(change(where, "add", f"add the field {where}: {_shown(field, full_name)}"))
         if len(message.field) > len(known):
             self._reserve(message, full_name)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.arrow_types import is_list
+from sinks.diagnosis import SchemaChange
 
 
 class ValidationError(ValueError):
@@ -23,13 +24,9 @@ Encode = Callable[[Any, IO[bytes]], None]
 """Writes one row, as `Writer` has it, or raises what is wrong with it."""
 
 
-@dataclass(frozen=True)
-class Change:
+def change(field: str, step: str, what: str) -> SchemaChange:
     """What a registered schema needs for the rows. `step` is the `schema_evolution` that does it."""
-
-    field: str
-    step: str
-    what: str
+    return SchemaChange(field, what, step, locks="nothing", rewrites=False)
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Merged:
     """A schema that takes the rows: the registered one with `changes`, or a first one. `unfit` is what none mends."""
 
     text: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SchemaChange, ...] = ()
     unfit: tuple[str, ...] = ()
 
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.arrow_types import is_list
-from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
+from sinks.diagnosis import Finding, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.kafka.serialization.encoding import Writer
 from sinks.kafka.serialization.registry import RefusedSchema, Registry
-from sinks.kafka.serialization.schema import Format, Merged
+from sinks.kafka.serialization.schema import Format, Merged, change
 from sinks.sql.evolution import STEPS, SchemaEvolution
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Values:
                     schema_id = registry.register(text)
                 except RefusedSchema as refused:
                     raise self._incompatible(plan, f"{registry.compatibility()}; it says: {refused}") from refused
-                changes = "; ".join(change.what for change in plan.merged.changes) or "its first version"
+                changes = "; ".join(change.statement for change in plan.merged.changes) or "its first version"
                 logger.info("sink %r: subject %r has schema %d now: %s", self.sink, self.subject, schema_id, changes)
             self._require_same(registry, {schema_id: self.format.hash_of(text)})
         self.writer = Writer(self.format, schema_id, text)
@@ -110,11 +110,11 @@ class Values:
                     notes.append(f"the registry calls it {said} with the latest version (compatibility {rule})")
                     if not takes:
                         unfit.append(f"the registry refuses the new schema, by its compatibility {rule}")
-        changes = [(change.field, change.what, change.step) for change in plan.merged.changes]
+        changes = plan.merged.changes
         if plan.before is None and not unfit:
-            changes = [("", f"register the first version of {self.subject}", "add")]
+            changes = (change("", "add", f"register the first version of {self.subject}"),)
         allowed = self._allowed()
-        told = tuple(SchemaChange(*change, "nothing", False, change[2] in allowed) for change in changes)
+        told = tuple(replace(each, automatic=each.step in allowed) for each in changes)
         return SchemaDiff(told, tuple(unfit), tuple(notes))
 
     def diagnose(self) -> Iterable[Finding]:
@@ -178,14 +178,14 @@ class Values:
             raise SchemaMismatch(f"{where}. These rows do not fit: {'; '.join(plan.merged.unfit)}")
         if not plan.steps <= set(self._allowed()):
             needed = "widen" if "widen" in plan.steps else "add"
-            what = "; ".join(change.what for change in plan.merged.changes) or "it needs a first version"
+            what = "; ".join(change.statement for change in plan.merged.changes) or "it needs a first version"
             raise SchemaMismatch(
                 f"{where}. For these rows: {what}. Register this schema, or set schema_evolution={needed!r} and the "
                 f"sink does: {self.format.shown(plan.merged.text)}"
             )
 
     def _incompatible(self, plan: _Plan, rule: str) -> SchemaMismatch:
-        what = "; ".join(change.what for change in plan.merged.changes)
+        what = "; ".join(change.statement for change in plan.merged.changes)
         return SchemaMismatch(
             f"sink {self.sink!r}: the schema registry does not take what these rows need into subject "
             f"{self.subject!r}: {what}. Its compatibility is {rule}. Drop or cast the columns, let the subject have "
@@ -238,7 +238,7 @@ class Keys(Values):
         merged = super()._merged(registered, value, registry)
         other = [f"column {name!r} is a map, whose entries come in any order" for name in _maps(value, "key")]
         if registered is not None:
-            other += [f"{change.what}: a key's schema is never changed" for change in merged.changes]
+            other += [f"{change.statement}: a key's schema is never changed" for change in merged.changes]
         unfit = [f"{each}, so equal keys would be other bytes" for each in other]
         return replace(merged, changes=(), unfit=(*merged.unfit, *unfit)) if unfit else merged
 
