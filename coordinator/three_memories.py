@@ -20,6 +20,10 @@ class Memory:
     verdict: str
     agrees: bool
 
+    @property
+    def shown(self) -> str:
+        return "?" if self.newest is None else "none" if self.newest == -1 else str(self.newest)
+
 
 def side_by_side(store: CheckpointStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
     """Storage is asked last but for the checkpointLocation, which a driver that runs writes after it."""
@@ -39,14 +43,10 @@ def side_by_side(store: CheckpointStore, sinks: Mapping[str, Sink], location: st
 def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
     """A sentence on each sink that remembers other checkpoints than storage. Who cannot be asked is left out."""
     return [
-        f"{memory.name}: newest checkpoint {_number(memory.newest)}, {memory.verdict} (docs/runbook.md)."
+        f"{memory.name}: newest checkpoint {memory.shown}, {memory.verdict} (docs/runbook.md)."
         for memory in side_by_side(store, sinks, None)
         if not memory.agrees and memory.newest is not None
     ]
-
-
-def _number(checkpoint: int) -> str:
-    return "none" if checkpoint == -1 else str(checkpoint)
 
 
 def _of_location(location: str, history: Sequence[Complete]) -> Memory:

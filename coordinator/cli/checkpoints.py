@@ -123,7 +123,7 @@ def _show(record: Record, about: dict[str, Any], memories: Sequence[Memory]) -> 
     )
     show_table(
         ["memory", "newest checkpoint", "beside storage"],
-        [[m.name, "?" if m.newest is None else "none" if m.newest < 0 else m.newest, m.verdict] for m in memories],
+        [[memory.name, memory.shown, memory.verdict] for memory in memories],
     )
     show_losses(about["accepted"])
 

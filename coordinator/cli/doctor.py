@@ -77,8 +77,7 @@ def _guarded(findings: Iterable[Finding], mend: str) -> Iterable[Finding]:
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
     for memory in side_by_side(coordinator.protocol.store, coordinator.sinks, location):
-        newest = "?" if memory.newest is None else "none" if memory.newest < 0 else memory.newest
-        what = f"newest checkpoint of {memory.name}: {newest}{memory.verdict and ', '}{memory.verdict}"
+        what = f"newest checkpoint of {memory.name}: {memory.shown}{memory.verdict and ', '}{memory.verdict}"
         if memory.agrees:
             yield Finding.ok(what)
         elif memory.newest is None:

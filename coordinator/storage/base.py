@@ -82,9 +82,8 @@ class CheckpointStorage(ABC):
         `coordinator.Guarantee` when a query starts. Default: nothing."""
         return ()
 
-    @abstractmethod
-    def close(self) -> None:
-        """Release connections. May be called twice."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release connections. May be called twice. Default: there are none."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uri!r})"

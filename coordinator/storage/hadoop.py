@@ -144,9 +144,6 @@ class HadoopStorage(CheckpointStorage):
             for status in self._files.util().globStatus(self._path(f"{key}#*")) or ():
                 self._files.delete(status.getPath(), False)
 
-    def close(self) -> None:
-        pass
-
     def _path(self, name: str) -> Any:
         return self._fs.Path(f"{self.uri}/{name}".rstrip("/"))
 

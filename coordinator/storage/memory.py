@@ -44,6 +44,3 @@ class MemoryStorage(CheckpointStorage):
 
     def weaknesses(self) -> Sequence[str]:
         return ["it is gone with the driver's process"]
-
-    def close(self) -> None:
-        pass

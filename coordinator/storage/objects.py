@@ -126,9 +126,6 @@ class ObjectStorage(CheckpointStorage):
         with self._errors("cannot delete", check_key(key)), suppress(FileNotFoundError):
             self._retrying()(obstore.delete, self._store, key)
 
-    def close(self) -> None:
-        pass
-
     @contextmanager
     def _errors(self, action: str, key: str = "") -> Iterator[None]:
         try:

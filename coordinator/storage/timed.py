@@ -45,6 +45,3 @@ class TimedStorage(CheckpointStorage):
 
     def weaknesses(self) -> Sequence[str]:
         return self._storage.weaknesses()
-
-    def close(self) -> None:
-        pass
