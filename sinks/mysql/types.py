@@ -27,7 +27,6 @@ from sinks.sql.values import (
     ROUNDING,
     Convert,
     CreatedTypes,
-    RefusedValue,
     Unfit,
     checked,
     created_type,
@@ -39,9 +38,9 @@ from sinks.sql.values import (
     require_moments,
     require_wall_clock,
     same,
-    short,
     to_scale,
     to_unit,
+    within,
 )
 
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
@@ -135,23 +134,14 @@ def _integer(arrow: pa.DataType, column: Column) -> Convert:
         bounds = 0, 2 ** _BITS[column.type] - 1
     else:
         bounds = -(2 ** (_BITS[column.type] - 1)), 2 ** (_BITS[column.type] - 1) - 1
-    return lambda array: _string(_within(array, bounds, f"is out of range of {column.declared or column.type}"))
-
-
-def _within(array: pa.Array, bounds: tuple[int, int], complaint: str) -> pa.Array:
-    low, high = bounds
-    found = pc.min_max(array).as_py()
-    if found["min"] is not None and not (low <= found["min"] and found["max"] <= high):
-        index = next(i for i, value in enumerate(array.to_pylist()) if value is not None and not low <= value <= high)
-        raise RefusedValue(index, f"{short(array[index])} {complaint}")
-    return array
+    return lambda array: _string(within(array, bounds, f"is out of range of {column.declared or column.type}"))
 
 
 def _year(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if not at.is_integer(arrow):
         raise Unfit("cast it to an integer type in Spark")
     # 0 to 99 would be years of two digits
-    return lambda array: _string(_within(array, (1901, 2155), "is outside the years of YEAR, which are 1901 to 2155"))
+    return lambda array: _string(within(array, (1901, 2155), "is outside the years of YEAR, which are 1901 to 2155"))
 
 
 def _decimal(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
@@ -164,7 +154,7 @@ def _decimal(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
         declared = column.declared or "decimal"
         fitting = lambda array: to_scale(array, precision, scale, declared, rounding=rounding)  # noqa: E731
     if column.unsigned:
-        return lambda array: _string(fitting(_within(array, (0, 10**76), "is below 0")))
+        return lambda array: _string(fitting(within(array, (0, 10**76), "is below 0")))
     return lambda array: _string(fitting(array))
 
 

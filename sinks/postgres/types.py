@@ -41,6 +41,7 @@ from sinks.sql.values import (
     require_wall_clock,
     same,
     short,
+    within,
 )
 
 INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
@@ -62,6 +63,7 @@ _PLAIN = {
 # not get to it: counted from 2000 they wrap around, or are what it takes for -infinity.
 _MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
 _DAYS = (-2_440_588, 2_145_042_905)
+_NO_YEAR = "from 1970 is outside the years of PostgreSQL"
 _HEADER = 19  # bytes before the first row of COPY BINARY
 _EPOCH = 946_684_800_000_000
 """2000-01-01, PostgreSQL's zero, in microseconds from 1970."""
@@ -137,16 +139,6 @@ def _plain(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     raise Unfit(f"PostgreSQL type {name} is not supported; use a text, jsonb or bytea column, or a view with a cast")
 
 
-def _within(whole: pa.Array, bounds: tuple[int, int], what: str) -> pa.Array:
-    low, high = bounds
-    found = pc.min_max(whole).as_py()
-    if found["min"] is not None and not (low <= found["min"] and found["max"] <= high):
-        outside = pc.or_(pc.less(whole, low), pc.greater(whole, high))
-        index = pc.index(outside, True).as_py()
-        raise RefusedValue(index, f"{whole[index]} {what} from 1970 is outside the years of PostgreSQL")
-    return whole
-
-
 def _text(arrow: pa.DataType, *, json: bool) -> Convert:
     if is_text(arrow):
         return _without_nul
@@ -196,7 +188,7 @@ def _date(arrow: pa.DataType) -> Convert:
         raise Unfit("cast it to date in Spark")
 
     def convert(array: pa.Array) -> pa.Array:
-        _within(array.view(pa.int32()), _DAYS, "days")
+        within(array.view(pa.int32()), _DAYS, f"days {_NO_YEAR}")
         return array
 
     return convert
@@ -221,7 +213,7 @@ def _timestamp(arrow: pa.DataType) -> Convert:
 
 def _moments(array: pa.Array) -> pa.Array:
     whole = checked(array, pa.timestamp("us", array.type.tz)).view(pa.int64())
-    return _within(whole, _MICROSECONDS, "microseconds").view(pa.timestamp("us"))
+    return within(whole, _MICROSECONDS, f"microseconds {_NO_YEAR}").view(pa.timestamp("us"))
 
 
 _UUID = re.compile(r"(\{)?[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}(?(1)\})")

@@ -181,6 +181,16 @@ def refuse(array: pa.Array, bad: pa.Array, reason: str) -> None:
         raise RefusedValue(index, f"{short(array[index])} {reason}")
 
 
+def within(array: pa.Array, bounds: tuple[int, int], complaint: str) -> pa.Array:
+    """The same array. Refuses what is not within the bounds."""
+    low, high = bounds
+    found = pc.min_max(array).as_py()
+    if found["min"] is not None and not (low <= found["min"] and found["max"] <= high):
+        index = next(i for i, value in enumerate(array.to_pylist()) if value is not None and not low <= value <= high)
+        raise RefusedValue(index, f"{short(array[index])} {complaint}")
+    return array
+
+
 def require_moments(arrow: pa.DataType) -> None:
     """Raises Unfit for what are no points in time."""
     if not at.is_timestamp(arrow) or arrow.tz is None:
