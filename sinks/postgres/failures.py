@@ -40,37 +40,37 @@ def explained(table: str, where: str, aliases: dict[str, str] | None = None) -> 
 def explain(error: psycopg.Error, table: str, where: str, aliases: dict[str, str]) -> SinkError | None:
     """The SinkError for an error of the server, or None if it is about something else (a lost connection)."""
     text = describe(error, aliases)
-    state = error.sqlstate or ""
+    state, who = error.sqlstate or "", f"table {table}: {where}"
     if isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected):
         index = _INDEX.search(error.diag.context or "")
         held = f" on {index[1]}" if index else ""
         return TransactionBlocked(
-            f"table {table}: {where} waited for a lock{held} until its limit ({text}). Somebody else's open "
+            f"{who} waited for a lock{held} until its limit ({text}). Somebody else's open "
             "transaction holds it, or an orphaned one of this job (the coordinator aborts those and tries again), or "
             "two partitions of this batch write the same unique value; lock_timeout= of the sink is the limit"
         )
     if state in ("53200", "55000") and "prepared transactions" in text:
         return ConfigurationError(
-            f"table {table}: {where} cannot prepare its transaction: {text}. Every partition of every sink holds one "
+            f"{who} cannot prepare its transaction: {text}. Every partition of every sink holds one "
             "prepared transaction until its checkpoint is committed: set max_prepared_transactions on the server at "
             'least as high (and restart it), write fewer partitions, or use strategy="staged", which needs none'
         )
     if isinstance(error, errors.FeatureNotSupported) and "PREPARE" in text:
         return ConfigurationError(
-            f"table {table}: {where} cannot prepare its transaction: {text}. A trigger or rule of the table does that, "
+            f"{who} cannot prepare its transaction: {text}. A trigger or rule of the table does that, "
             'and PostgreSQL cannot prepare such a transaction; use strategy="staged"'
         )
     if isinstance(error, errors.FeatureNotSupported) and "row-level security" in text:
         return ConfigurationError(
-            f"table {table}: {where} was refused: {text}. COPY cannot obey the row-level security that the table has "
+            f"{who} was refused: {text}. COPY cannot obey the row-level security that the table has "
             'got: start the query again with strategy="auto" or "staged", or let the role pass it (BYPASSRLS)'
         )
     if isinstance(error, errors.InsufficientPrivilege):
-        return ConfigurationError(f"table {table}: {where} lacks a right: {text}")
+        return ConfigurationError(f"{who} lacks a right: {text}")
     if isinstance(error, _CHANGED):
-        return ConfigurationError(f"table {table}: {where} found the table changed since it was checked: {text}")
+        return ConfigurationError(f"{who} found the table changed since it was checked: {text}")
     if state[:2] in ("22", "23") or isinstance(error, errors.RaiseException):
-        bad = BadValue(f"table {table}: {where} was refused{_position(error)}: {text}")
+        bad = BadValue(f"{who} was refused{_position(error)}: {text}")
         return bad.because(text, type(error).__name__)
     return None
 
