@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from confluent_kafka import Message
 
 from sinks.dead_letters import Refusal
-from sinks.kafka.messages import LARGEST_PARTITION, NO_HEADER, by_topic, without_headers
+from sinks.kafka.messages import LARGEST_PARTITION, NO_HEADER, by_topic, milliseconds, without_headers
 from sinks.spark_types import schema_of_json
 
 RECORDS = pa.schema(
@@ -146,7 +146,7 @@ def refused(
             lambda at: f"it asks for partition {wanted[at]}, and the topic has {count[at]}",
         )
     if "timestamp" in names:
-        moment = batch["timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+        moment = milliseconds(batch["timestamp"])
         none = pc.or_(pc.equal(moment, 0), pc.equal(moment, -1))
         say(none, "NoTimestamp", lambda at: "the timestamp stands for none in Kafka, which would put the present there")
     say(pc.is_in(places, without_headers(batch).cast(pa.int64())), "BadHeader", lambda at: NO_HEADER)

@@ -25,6 +25,13 @@ def no_partition(number: int) -> BadValue:
     )
 
 
+def milliseconds(moments: pa.Array) -> pa.Array:
+    """From 1970, rounded, which is what Kafka keeps of points in time, in whatever zone."""
+    counts = moments.cast(pa.timestamp("us", moments.type.tz)).view(pa.int64())
+    whole = (counts.fill_null(0).to_numpy() + 500) // 1000
+    return pa.array(whole, mask=counts.is_null().to_numpy(zero_copy_only=False))
+
+
 NO_HEADER = "a header is null, or its key is, or holds a NUL, at which it would be cut off"
 
 

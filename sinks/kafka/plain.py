@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -26,7 +25,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.memory import PARTITION, Mark
-from sinks.kafka.messages import LARGEST_PARTITION, NO_HEADER, no_partition, without_headers
+from sinks.kafka.messages import LARGEST_PARTITION, NO_HEADER, milliseconds, no_partition, without_headers
 from sinks.kafka.producer import (
     MARK_TIMEOUT,
     METADATA_TIMEOUT,
@@ -95,6 +94,8 @@ class PlainProducer(TransactionalProducer):
     def write(self, batch: pa.RecordBatch) -> None:
         if len(bad := without_headers(batch)):
             raise BadValue(f"row {bad[0].as_py() + 1} of a batch: {NO_HEADER}")
+        if (at := batch.schema.get_field_index("timestamp")) >= 0:
+            batch = batch.set_column(at, "timestamp", milliseconds(batch.column(at)))
         rows = batch.to_pylist()
         for row in rows:
             topic = self._topic_of(row)
@@ -123,7 +124,12 @@ class PlainProducer(TransactionalProducer):
         if row.get("headers"):
             record["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
         if row.get("timestamp") is not None:
-            record["timestamp"] = _milliseconds(row["timestamp"])
+            if row["timestamp"] in (0, -1):
+                raise BadValue(
+                    f"a timestamp of {row['timestamp']} ms from 1970 stands for none in Kafka, which would put the "
+                    "present time there: make it NULL, or another one"
+                )
+            record["timestamp"] = row["timestamp"]
             self._timed.add(topic)
         while True:
             try:
@@ -248,16 +254,6 @@ class PlainProducer(TransactionalProducer):
         self._raise_failure()
         cause: KafkaError = error.args[0]
         return failure(cause.name(), cause.str(), f"{call} of {self.transactional_id}")
-
-
-def _milliseconds(moment: datetime) -> int:
-    milliseconds = round(moment.timestamp() * 1000)
-    if milliseconds in (0, -1):
-        raise BadValue(
-            f"the timestamp {moment.isoformat()} stands for none in Kafka, which would put the present time there: "
-            "make it NULL, or another one"
-        )
-    return milliseconds
 
 
 @cache

@@ -26,6 +26,14 @@ class MergeOptions:
     rounding: str = "refuse"
     keep_newer: bool = False
 
+    def __str__(self) -> str:
+        if self.mode == "append":
+            return self.mode
+        parts = [f"{self.mode} by {', '.join(self.keys)}"]
+        parts += [f"the last by {self.order_by}"] if self.order_by else []
+        parts += [f"deletes by {self.delete_marker}"] if self.delete_marker else []
+        return "; ".join([*parts, *["newer rows stay"] * self.keep_newer])
+
     def contradictions(self, strategy: str, two_phase: str) -> Iterable[str]:
         """What cannot be meant, told without asking the server. `two_phase` is the name of the strategy in which each
         participant has a transaction of its own on the table, which is for appends only."""

@@ -54,8 +54,12 @@ class Strategy(ABC, Generic[C, TargetT, T]):
         return rows
 
     def proof(self, plan: Plan[C, TargetT]) -> dict[str, object]:
-        """What committables carry: which ledger speaks for them, and which table their rows were written for."""
-        return plan.ledger.proof() | {"target": plan.target.label}
+        """What committables carry: which ledger speaks for them, and what their rows were written for."""
+        return plan.ledger.proof() | {"target": self.aim(plan)}
+
+    def aim(self, plan: Plan[C, TargetT]) -> str:
+        """Where rows go, and how."""
+        return f"{plan.target.label} ({self.dialect.merge})"
 
     def require_meant(self, connection: C, plan: Plan[C, TargetT]) -> None:
         """Raise ConfigurationError if something new alters the rows of the target, which the transaction has locked."""
@@ -127,7 +131,7 @@ class TwoPhase(Strategy[C, TargetT, T]):
             f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger {ledger.label} has a "
             "tombstone in place of its row"
         )
-        if astray := committable.astray(plan.target.label):
+        if astray := committable.astray(self.aim(plan)):
             return CommitOutcome.unknown(f"{lost}; {astray}")
         return CommitOutcome.lost(lost)
 
@@ -230,7 +234,7 @@ class Staged(Strategy[C, TargetT, T]):
         ledger.require_intact(connection)
         undecided = [c for text, c in by_id.items() if text not in states]
         for text, c in by_id.items():
-            if not states.get(text) and (astray := c.astray(plan.target.label)):
+            if not states.get(text) and (astray := c.astray(self.aim(plan))):
                 raise TargetRefuses(f"{text}: {astray}")
         intact = self.intact(connection, plan, undecided)
         outcomes: dict[str, CommitOutcome] = {}

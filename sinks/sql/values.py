@@ -262,7 +262,7 @@ def short(value: object) -> str:
     if isinstance(value, pa.Scalar):
         try:
             value = value.as_py()
-        except (ValueError, OverflowError):  # Python has no such year
+        except (ValueError, OverflowError, KeyError):  # Python has no such year, or zone
             value = getattr(value, "value", "…")
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -232,13 +232,22 @@ class TableSuite:
         elsewhere = self.make(db, strategy=sink.strategy, table="others", name=sink.name)
         for _ in range(2):
             outcomes = elsewhere.commit_all(checkpoint(), [first, second])
-            assert re.search(r"written for .*orders, and the sink writes to .*others now", why_unknown(outcomes[1]))
+            told = r"written for .*orders \(append\), and the sink writes to .*others \(append\) now"
+            assert re.search(told, why_unknown(outcomes[1]))
             assert (staged and why_unknown(outcomes[0]) != "") or outcomes[0] == COMMITTED
         outcomes = sink.commit_all(checkpoint(), [first, second])
         assert outcomes[0] == COMMITTED
         assert outcomes[1] == COMMITTED if staged else outcomes[1].state is CommitState.LOST  # type: ignore[union-attr]
         assert elsewhere.commit_all(checkpoint(), [first]) == [COMMITTED]
         assert (db.ids(), db.ids("others")) == ([1, 2] if staged else [1], [])
+
+    def test_no_row_is_moved_in_another_way_than_it_was_written_for(self, keyed: Database) -> None:
+        append = self.make(keyed, strategy="staged")
+        upsert = self.make(keyed, mode="upsert", keys=["id"], order_by="name")
+        committable = pre_commit(append, rows_of(1))
+        (outcome,) = upsert.commit_all(checkpoint(), [committable])
+        assert "orders (upsert by id; the last by name) now: give it" in why_unknown(outcome)
+        assert append.commit_all(checkpoint(), [committable]) == [COMMITTED]
 
     def test_an_emptied_ledger_proves_nothing(self, db: Database, sink: TableSink[Any, Any, Any]) -> None:
         """A replay would write what is committed a second time."""

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
         {"key": b"no partition", "value": b"", "partition": 99},
         {"key": b"negative", "value": b"", "partition": -1},
         {"key": b"no time", "value": b"", "timestamp": moment.as_py()},
+        {"key": b"a time", "value": b"", "timestamp": moment.as_py() + timedelta(microseconds=600)},
         {"key": b"no header", "value": b"", "headers": [{"key": "h", "value": b""}, {"key": None, "value": b""}]},
         {"key": b"plain", "value": None, "partition": 0, "headers": []},
         {"key": b"nowhere", "value": b"", "topic": ""},
@@ -97,7 +99,7 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
         [*((name, pa.binary()) for name in bytes_of), ("topic", pa.string()), ("partition", pa.int32()), *others]
     )
     run(tmp_path, sink, [[pa.Table.from_pylist(rows, schema=schema)]])
-    assert {one.key() for one in messages(kafka, topic)} == {b"fits", b"plain"}
+    assert {one.key() for one in messages(kafka, topic)} == {b"fits", b"plain", b"a time"}
     found = Observer(url).run("SELECT key, error_class, length(value) FROM dead ORDER BY row_number")
     assert found == [
         (b"too large", "RecordTooLarge", 2000),
@@ -114,7 +116,7 @@ def test_records_go_to_a_table_with_key_and_value_as_they_are(tmp_path: Path, ka
         mended[str(refused[b"no partition"].id)]["partition"] = None
         for expected in (Replayed(written=1, refused=1), Replayed(before=2)):
             assert replace(replay.replay(mended=mended), reasons=()) == expected
-    assert sorted(one.key() for one in messages(kafka, topic)) == [b"fits", b"no partition", b"plain"]
+    assert sorted(one.key() for one in messages(kafka, topic)) == [b"a time", b"fits", b"no partition", b"plain"]
     assert Observer(url).run("SELECT error_class FROM dead WHERE job <> 'job'") == [("RecordTooLarge",)]
 
 

@@ -90,6 +90,17 @@ def test_a_timestamp_that_stands_for_none_is_refused(sink: KafkaSink, millisecon
         pre_commit(sink, timed(datetime.fromtimestamp(milliseconds / 1000, timezone.utc)))
 
 
+@pytest.mark.parametrize(("micros", "kept"), [(1_499, 1), (1_500, 2), (-1_501, -2), (-(10**15) - 1, -(10**12))])
+def test_a_timestamp_is_rounded_whatever_zone_it_is_in(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, micros: int, kept: int
+) -> None:
+    """Python knows no zone of this name, which Spark takes."""
+    rows = {"value": ["a"], "timestamp": pa.array([micros], pa.timestamp("us", "GMT+8"))}
+    assert sink.commit(pre_commit(sink, pa.RecordBatch.from_pydict(rows))) == CommitOutcome.COMMITTED
+    settled(kafka.bootstrap)
+    assert [one.timestamp()[1] for one in read(kafka.client_options(), kafka_topic)] == [kept]
+
+
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 

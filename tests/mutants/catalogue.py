@@ -563,14 +563,14 @@ MUTANTS = (
     Mutant(
         "what is staged for one table is moved into another",
         "sinks/sql",
-        "if not states.get(text) and (astray := c.astray(plan.target.label)):",
+        "if not states.get(text) and (astray := c.astray(self.aim(plan))):",
         "if astray := None:",
         SQLALCHEMY,
     ),
     Mutant(
         "what was rolled back in one table is written again into another",
         "sinks/sql",
-        "if astray := committable.astray(plan.target.label):",
+        "if astray := committable.astray(self.aim(plan)):",
         "if astray := None:",
         POSTGRES,
     ),

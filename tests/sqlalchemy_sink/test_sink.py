@@ -449,7 +449,7 @@ def test_no_row_goes_into_another_table_than_it_was_written_for(db: Play) -> Non
     sink.check(ORDERS)
     committable = db.pre_commit(sink, ORDERS, [(1, "a")])
     (outcome,) = elsewhere.commit_all(Checkpoint("job", "l1", 0), [committable])
-    assert "written for orders, and the sink writes to others now" in why_unknown(outcome)
+    assert "written for orders (append), and the sink writes to others (append) now" in why_unknown(outcome)
     assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
     assert elsewhere.commit_all(Checkpoint("job", "l1", 0), [committable]) == [CommitOutcome.COMMITTED]
     assert (db.run("SELECT id FROM orders"), db.run("SELECT id FROM others")) == ([(1,)], [])
