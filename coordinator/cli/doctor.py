@@ -76,6 +76,7 @@ def _guarded(findings: Iterable[Finding], mend: str) -> Iterable[Finding]:
 
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
+    coordinator.protocol.load()  # raises UnknownSink
     for memory in side_by_side(coordinator.protocol.store, coordinator.sinks, location):
         what = f"newest checkpoint of {memory.name}: {memory.shown}{memory.verdict and ', '}{memory.verdict}"
         if memory.agrees:

@@ -134,7 +134,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
         sealed = json.loads(data)
         version, checksum, body = sealed["format"], sealed["sha256"], sealed["body"]
     except (ValueError, TypeError, KeyError) as error:
-        raise CorruptRecord(f"{where} is truncated or not a record of this library ({error!r}). {mend}") from error
+        raise CorruptRecord(f"{where} is truncated or not a record of this library ({error}). {mend}") from error
     if version != FORMAT:
         raise CorruptRecord(f"{where} has format {version}, this version reads format {FORMAT}. Use the newer library.")
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != checksum:
@@ -188,7 +188,7 @@ def jobs_in(storage: CheckpointStorage) -> list[str]:
     """The names of all jobs that were ever started on a storage."""
     found = {key.partition("/")[0]: key for key in storage.list("") if "/generation/" in key}
     claims = [(key, storage.get(key)) for key in found.values()]
-    return sorted(unseal(data, f"record {key} in {storage.uri}")["job"] for key, data in claims if data)
+    return sorted(unseal(data, f"record {key} in {storage.uri}")["job"] for key, data in claims if data is not None)
 
 
 class CheckpointStore:
@@ -273,7 +273,7 @@ class CheckpointStore:
             if not number:
                 return Claim()
             key = self._generation_key(number)
-            if data := self._calls.get(key):  # None: so many have been claimed since that it is deleted
+            if (data := self._calls.get(key)) is not None:  # None: so many have been claimed since that it is deleted
                 body = unseal(data, self._where(key))
                 self._require_own(body["job"], key)
                 try:
@@ -324,7 +324,7 @@ class CheckpointStore:
         folder = f"{self._root}/alive"
         own = f"{folder}/{claim.generation:010d}."
         while keys := [key for key in self._calls.list(folder) if key.startswith(own)]:
-            if data := self._calls.get(keys[-1]):  # None: a newer one has just taken its place
+            if (data := self._calls.get(keys[-1])) is not None:  # None: a newer one has just taken its place
                 return SignOfLife(**unseal(data, self._where(keys[-1]))["sign"])
         return claim.sign
 
@@ -370,7 +370,7 @@ class CheckpointStore:
     def statistics_in(self, key: str) -> list[Mapping[str, Any]]:
         """Oldest first; some may be in another object, too."""
         data = self._calls.get(key)
-        body = unseal(data, self._where(key)) if data else {"job": self.job, "checkpoints": []}
+        body = unseal(data, self._where(key)) if data is not None else {"job": self.job, "checkpoints": []}
         self._require_own(str(body["job"]), key)
         return list(body["checkpoints"])
 
@@ -446,7 +446,7 @@ class CheckpointStore:
         """Every record, of any lineage, that gives participants up, oldest first."""
         found = {}
         for key in self._calls.list(f"{self._root}/loss"):
-            if data := self._calls.get(key):
+            if (data := self._calls.get(key)) is not None:
                 record = Record.from_bytes(data, self._where(key))
                 self._require_own(record.job, key)
                 found[record.lineage, record.checkpoint_id, record.round] = record

@@ -209,12 +209,12 @@ def address_of(storage_uri: str, id: str) -> str:
 
 def full_address(address: str, roots: Sequence[str]) -> str:
     """The URI of a savepoint that is given by its id alone, in the first of `roots`, or by the URI that is shown of it,
-    in one of them: their passwords are filled in."""
+    in one of them: their passwords are filled in. Raises SavepointError for what is neither."""
     if re.fullmatch(_ID, address) and roots:
         return address_of(roots[0], address)
-    parts = _ADDRESS.fullmatch(address)
-    found = within(parts["storage"] + (parts["options"] or ""), roots) if parts else None
-    return address_of(found, parts["id"]) if parts and found else address
+    storage, id = _parts(address)
+    found = within(storage, roots)
+    return address_of(found, id) if found else address
 
 
 @contextmanager
@@ -231,8 +231,14 @@ def opened(uri: str | CheckpointStorage, *, as_found: bool = False) -> Iterator[
 
 @contextmanager
 def opened_savepoint(uri: str) -> Iterator[tuple[CheckpointStorage, str]]:
+    of, id = _parts(uri)
+    with opened(of, as_found=True) as storage:
+        yield storage, id
+
+
+def _parts(uri: str) -> tuple[str, str]:
+    """The URI of the storage, and the id."""
     parts = _ADDRESS.fullmatch(uri)
     if not parts:  # repeats nothing: it may hold a password
         raise SavepointError("not the URI of a savepoint: its last part has to be savepoint-…, as it was answered")
-    with opened(parts["storage"] + (parts["options"] or ""), as_found=True) as storage:
-        yield storage, parts["id"]
+    return parts["storage"] + (parts["options"] or ""), parts["id"]

@@ -49,7 +49,8 @@ _CONFIGURATION = {
     "_AUTHENTICATION": "the brokers refuse user name, password or certificate",
 }
 _BAD_VALUES = {
-    "MSG_SIZE_TOO_LARGE": "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes",
+    "MSG_SIZE_TOO_LARGE": "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, "
+    "or so are all that go together, which options={'batch.size': …} (bytes) bounds",
     "INVALID_RECORD": "the broker refuses a record of this kind in this topic (a compacted topic needs keys)",
     "INVALID_TIMESTAMP": "the timestamp of a record is out of the range that the topic allows",
 }

@@ -50,6 +50,13 @@ def test_a_sound_job(file_job: Job) -> None:
     assert list((file_job.folder / "rows").iterdir()) == [], "a sink's proof of the abort is purged"
 
 
+def test_a_sink_that_has_another_name_now(file_job: Job) -> None:
+    file_job.run(1)
+    file_job.file.write_text(file_job.file.read_text() + '\nname = "renamed"\n')
+    findings = file_job.json("doctor", code=1)
+    assert "written by sink(s) ['files'], which this coordinator does not have" in about(findings, "memories", "error")
+
+
 @pytest.mark.parametrize(
     ("module", "version", "told"),
     [

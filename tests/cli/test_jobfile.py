@@ -100,6 +100,7 @@ def test_a_sink_that_passes_keys_on_to_its_base(tmp_path: Path, monkeypatch: pyt
         (f'job = "a"\n[[sinks]]\n{PG}\ndead_letters = "x"', r"sink 1, dead_letters lacks type ="),
         (f'job = "a"\n[[sinks]]\n{PG}\ntabel = "x"', r"\(postgres\): unknown key 'tabel'; did you mean 'table'\?"),
         ('job = "a"\n[[sinks]]\ntype = "postgres"\ntable = "x"', r"sink 1: .*'dsn'"),
+        ('job = "a"\n[[sinks]]\ntype = "postgres"\ndsn = 5\ntable = "x"', r"sink 1: dsn has to be a text"),
         (f'job = "a"\nstorage = "memory:x"\n[[sinks]]\n{PG}\nmode = "merge"', r"mode='merge' is not one of"),
         (f'job = "a"\n[[sinks]]\n{PG}', r"needs a storage"),
         (f'job = "a"\n[checkpointing]\nintervall = 1\n[[sinks]]\n{PG}', r"did you mean 'interval'"),

@@ -270,6 +270,15 @@ def test_a_damaged_record_is_an_error_never_a_guess(job: Job, damage: Callable[[
     job.assert_exactly_once()
 
 
+def test_an_empty_claim_is_damaged_and_not_a_listing_that_lags(job: Job) -> None:
+    job.run()
+    key = max(key for key in job.storage.list("") if "/generation/" in key)
+    job.storage.delete(key)
+    job.storage.put_if_absent(key, b"")
+    with pytest.raises(CorruptRecord, match="truncated"):
+        job.coordinator().recover()
+
+
 def test_records_copied_from_another_job_are_refused(job: Job) -> None:
     job.run()
     for key in job.storage.list(""):
