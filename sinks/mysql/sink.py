@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sinks.base import Sink
 from sinks.mysql import catalog
 from sinks.mysql.catalog import Target
+from sinks.mysql.dialect import MySQLDialect
 from sinks.mysql.loading import LoadTransaction
 from sinks.mysql.server import Connection, Server
 from sinks.mysql.staging import MySQLStaging
@@ -15,7 +16,6 @@ from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
-from sinks.sql.staging import StagingTables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,10 +92,10 @@ class MySQLSink(TableSink[Connection, Target, LoadTransaction]):
         problems = list(merge.contradictions(strategy, "xa"))
         if lock_timeout <= 0:
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
-        dialect = MySQLStaging(server, merge, strategy)
+        dialect = MySQLDialect(server, merge, strategy)
         planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
         super().__init__(
-            planner, StagingTables(dialect), problems, transform, checkpoint_column, dead_letters, max_dead_letters
+            planner, MySQLStaging(dialect), problems, transform, checkpoint_column, dead_letters, max_dead_letters
         )
 
     def weaknesses(self) -> Sequence[str]:

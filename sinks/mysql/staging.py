@@ -22,10 +22,11 @@ from sinks.mysql.catalog import Target
 from sinks.mysql.dialect import MySQLDialect
 from sinks.mysql.failures import SHAPE, Writing, code_of, describe, refuses
 from sinks.mysql.loading import LoadTransaction
-from sinks.mysql.server import SORTED_BYTES, Connection, execute, literal, query, quoted
+from sinks.mysql.server import SORTED_BYTES, Connection, Server, execute, listed, literal, query, quoted
 from sinks.mysql.types import Column, target_type
 from sinks.sql.dialect import Plan
-from sinks.sql.staging import StagedTypes, StagingDialect, by_table, identity_of
+from sinks.sql.names import staging_table
+from sinks.sql.staging import StagedTypes, StagingTables, by_table, identity_of
 from sinks.transaction import TransactionContext
 
 logger = logging.getLogger(__name__)
@@ -36,13 +37,16 @@ _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
 
 
-class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, LoadTransaction]):
+class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
+    dialect: MySQLDialect
+    server: Server
+
     MATCHING = "JOIN {table} AS target ON {condition}"
 
     # ------------------------------------------------------------------ in the task
-    def stage(self, plan: Plan[Connection, Target], context: TransactionContext, name: str) -> LoadTransaction:
+    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> LoadTransaction:
         """Nothing can undo CREATE TABLE but DROP TABLE. The types are those of the target."""
-        target = plan.target
+        target, name = plan.target, staging_table(context.transaction_id)
         table = quoted(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
@@ -52,7 +56,7 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, LoadTransact
                 written = self.merge.written(context.schema.names, target.names)
                 target = catalog.current(transaction.connection, target, written)
             columns = self._staging_columns(target, context)
-            encoder = self.encoder(context, columns, target)
+            encoder = self.dialect.encoder(context, columns, target)
             transaction.execute(
                 f"CREATE TABLE {table} ({', '.join(self._declarations(name, columns, target))}) ENGINE=InnoDB"
                 f" COMMENT={literal(context.transaction_id)}"
@@ -118,7 +122,7 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, LoadTransact
         required = [c.name for c in asked if not c.nullable and c.name in written]
         reasons += self._nulls(connection, target, list(staged), required)
         reasons += catalog.unsafe_triggers(connection, target)
-        rights = self.rights(target, "staged")
+        rights = self.dialect.rights(target, "staged")
         reasons += catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
         if upsert and not target.is_unique(self.merge.keys):
             reasons.append(f"it has no unique index on ({', '.join(self.merge.keys)}) any more: add it")
@@ -149,16 +153,16 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, LoadTransact
             )
 
     # ------------------------------------------------------------------ the move
-    def move(
+    def transfer(
         self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
     ) -> None:
         with connection.at_work():
-            super().move(connection, target, staging, written, rows)
+            super().transfer(connection, target, staging, written, rows)
 
     def append(
         self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
     ) -> None:
-        names = self.quoted(written)
+        names = listed(written)
         into = f"INSERT INTO {target.identifier} ({names}) SELECT {names} FROM"
         moved = sum(execute(connection, f"{into} {table}") for table in staging)
         if moved != rows:
@@ -185,12 +189,12 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, LoadTransact
     def _last(self, staging: Sequence[str], written: Sequence[str]) -> str:
         """The last change of each key, over all participants."""
         columns, order = self.changes(written)
-        names = self.quoted(columns)
+        names = listed(columns)
         if not self.merge.order_by:  # validated: every key is there once
             return self.union(staging, names)
         ranks = ", ".join(f"{quoted(column)} DESC" for column in order)  # NULL is below all else
         return (
-            f"SELECT {names} FROM (SELECT {names}, ROW_NUMBER() OVER (PARTITION BY {self.quoted(self.merge.keys)}"
+            f"SELECT {names} FROM (SELECT {names}, ROW_NUMBER() OVER (PARTITION BY {listed(self.merge.keys)}"
             f" ORDER BY {ranks}) AS `tpc rank` FROM ({self.union(staging, names)}) AS staged) AS ranked"
             " WHERE `tpc rank` = 1"
         )
@@ -226,7 +230,7 @@ class MySQLStaging(MySQLDialect, StagingDialect[Connection, Target, LoadTransact
     def _insert(self, target: Target, last: str, written: Sequence[str]) -> str:
         columns = ", ".join(f"last.{quoted(column)}" for column in written)
         return (
-            f"INSERT INTO {target.identifier} ({self.quoted(written)}) SELECT {columns} FROM ({last}) AS last"
+            f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {columns} FROM ({last}) AS last"
             f" LEFT JOIN {target.identifier} AS target ON {self.equal('target', 'last', self.merge.keys)}"
             f"{self._kept(f'target.{quoted(self.merge.keys[0])} IS NULL')}"
         )

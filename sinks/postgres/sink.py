@@ -10,13 +10,13 @@ from sinks.diagnosis import InDoubt
 from sinks.postgres import catalog
 from sinks.postgres.catalog import Target
 from sinks.postgres.copying import CopyTransaction
+from sinks.postgres.dialect import PostgresDialect
 from sinks.postgres.server import Connection, Server
 from sinks.postgres.staging import PostgresStaging
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
-from sinks.sql.staging import StagingTables
 from sinks.transaction import Identity
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
         problems = list(merge.contradictions(strategy, "prepared"))
         if lock_timeout <= 0:
             problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
-        dialect = PostgresStaging(server, merge, strategy)
+        dialect = PostgresDialect(server, merge, strategy)
         planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
         super().__init__(
             planner,
-            StagingTables(dialect),
+            PostgresStaging(dialect),
             problems,
             transform,
             dead_letters=dead_letters,

@@ -18,11 +18,12 @@ from sinks.postgres.catalog import Target
 from sinks.postgres.copying import CopyTransaction
 from sinks.postgres.dialect import PostgresDialect
 from sinks.postgres.failures import describe, explained
-from sinks.postgres.server import Connection
+from sinks.postgres.server import Connection, Server
 from sinks.postgres.types import Column, target_type
 from sinks.sql.dialect import Plan
 from sinks.sql.evolution import holds
-from sinks.sql.staging import StagedTypes, StagingDialect, by_table, identity_of
+from sinks.sql.names import staging_table
+from sinks.sql.staging import StagedTypes, StagingTables, by_table, identity_of
 from sinks.transaction import TransactionContext
 
 # Staging tables dropped in one transaction. Each drop takes some five locks out of the server's shared table (64 x
@@ -39,13 +40,16 @@ _MENDS: dict[type[psycopg.Error], str] = {
 }
 
 
-class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTransaction]):
+class PostgresStaging(StagingTables[Connection, Target, CopyTransaction]):
+    dialect: PostgresDialect
+    server: Server
+
     MATCHING = "WHERE EXISTS (SELECT FROM {table} AS target WHERE {condition})"
 
     # ------------------------------------------------------------------ in the task
-    def stage(self, plan: Plan[Connection, Target], context: TransactionContext, name: str) -> CopyTransaction:
+    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> CopyTransaction:
         """The staging table has the types, NOT NULL and CHECKs of the target."""
-        target = plan.target
+        target, name = plan.target, staging_table(context.transaction_id)
         table = sql.Identifier(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         transaction = CopyTransaction(self.server, context, target.label, identity)
@@ -54,7 +58,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
                 target = catalog.current(transaction.connection, target)
             columns, declarations = self._staging_columns(target, context)
             try:
-                encoder = self.encoder(context, columns, target)
+                encoder = self.dialect.encoder(context, columns, target)
             except SchemaMismatch as mismatch:
                 raise catalog.changed(mismatch, plan.target.columns, target.columns) from None
             transaction.execute(f"CREATE TABLE {table.as_string()} ({', '.join(declarations)})")
@@ -117,7 +121,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
 
     def _missing_rights(self, connection: Connection, plan: Plan[Connection, Target]) -> list[str]:
         target, ledger = plan.target, plan.ledger
-        rights = self.rights(target, "staged")
+        rights = self.dialect.rights(target, "staged")
         missing = catalog.missing_rights(connection, target.schema, target.name, rights, create=False)
         needed = ("SELECT", "INSERT", "DELETE")
         return missing + catalog.missing_rights(connection, ledger.schema, ledger.name, needed, create=False)
@@ -145,7 +149,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
         for column in target.columns:
             if column.name not in written and not (column.nullable or column.has_default or column.generated):
                 yield f'its column "{column.name}" is NOT NULL, and the rows have none: give it a default'
-        yield from self.unseen_rows(target)
+        yield from self.dialect.unseen_rows(target)
         if self.merge.keys and not target.is_unique(self.merge.keys):
             yield f"it has no unique index on ({', '.join(self.merge.keys)}) any more: create it"
 
@@ -166,7 +170,7 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
 
     def sample(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
         """Rights of defaults and the like show with the first row only."""
-        one = f"SELECT {self.quoted(written)} FROM {staging[0]}{self._kept(staging[0])} LIMIT 1"
+        one = f"SELECT {self.dialect.quoted(written)} FROM {staging[0]}{self._kept(staging[0])} LIMIT 1"
         # judged already; and a deferrable index takes no ON CONFLICT
         conflict = " ON CONFLICT DO NOTHING" if all(unique.arbiter for unique in target.uniques) else ""
         self.server.execute(connection, f"{self._into(target, written)} {one}{conflict}")
@@ -175,11 +179,11 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
     def one_at_a_time(self, connection: Connection, job: str, sink: str) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"tpc {job} {sink}"])
 
-    def move(
+    def transfer(
         self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
     ) -> None:
         """Deferred constraints judge the rows now."""
-        super().move(connection, target, staging, written, rows)
+        super().transfer(connection, target, staging, written, rows)
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def append(
@@ -187,13 +191,14 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
     ) -> None:
         moved, into = 0, self._into(target, written)
         for start in range(0, len(staging), _MOVED_TOGETHER):
-            some = self.union(staging[start : start + _MOVED_TOGETHER], self.quoted(written))
+            some = self.union(staging[start : start + _MOVED_TOGETHER], self.dialect.quoted(written))
             moved += self.server.execute(connection, f"{into} {some}")
         if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
             self.count(connection, staging, rows)
 
     def upsert(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
         last, keys, marker = self._last(staging, written), self.merge.keys, self.merge.delete_marker
+        names = self.dialect.quoted(written)
         quote, table = self.server.quote, self.server.quote(target.schema, target.name)
         if marker:
             same = self.equal("target", "last", keys)
@@ -207,13 +212,13 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
         action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changed else "NOTHING"
         self.server.execute(
             connection,
-            f"{self._into(target, written)} SELECT {self.quoted(written)} FROM ({last}) AS last{self._kept('last')}"
-            f" ON CONFLICT ({self.quoted(keys)}) DO {action}",
+            f"{self._into(target, written)} SELECT {names} FROM ({last}) AS last{self._kept('last')}"
+            f" ON CONFLICT ({self.dialect.quoted(keys)}) DO {action}",
         )
 
     def _into(self, target: Target, written: Sequence[str]) -> str:
         table = self.server.quote(target.schema, target.name)
-        return f"INSERT INTO {table} AS target ({self.quoted(written)}){target.overriding(written)}"
+        return f"INSERT INTO {table} AS target ({self.dialect.quoted(written)}){target.overriding(written)}"
 
     def _kept(self, table: str) -> str:
         """The condition for rows that are no deletes. Without a WHERE the parser takes ON CONFLICT for a join's."""
@@ -223,12 +228,12 @@ class PostgresStaging(PostgresDialect, StagingDialect[Connection, Target, CopyTr
     def _last(self, staging: Sequence[str], written: Sequence[str]) -> str:
         """The last change of each key, over all participants."""
         columns, order = self.changes(written)
-        union = self.union(staging, self.quoted(columns))
+        names, keys = self.dialect.quoted(columns), self.dialect.quoted(self.merge.keys)
+        union = self.union(staging, names)
         if not self.merge.order_by:  # validated: every key is there once
             return union
-        keys = self.quoted(self.merge.keys)
         ranks = ", ".join(f"{self.server.quote(column)} DESC NULLS LAST" for column in order)
-        return f"SELECT DISTINCT ON ({keys}) {self.quoted(columns)} FROM ({union}) AS staged ORDER BY {keys}, {ranks}"
+        return f"SELECT DISTINCT ON ({keys}) {names} FROM ({union}) AS staged ORDER BY {keys}, {ranks}"
 
     def explained(self, target: Target, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         return explained(target.label, where, dict.fromkeys(tables, target.label))

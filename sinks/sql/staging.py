@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, TypeAlias
 
 from sinks.errors import BadValue, SinkError
-from sinks.sql.dialect import Dialect, Plan, TargetT
+from sinks.sql.dialect import Plan, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import altered, columns_digest, of_sink, staging_table
 from sinks.sql.server import C, Row
@@ -22,16 +22,19 @@ StagedTypes: TypeAlias = Mapping[str, Mapping[str, str]]
 """By staging table, its columns in order, each with its type as the server writes it."""
 
 
-class StagingDialect(Dialect[C, TargetT, T]):
-    """What a database does with staging tables. Those are given by name, or, for statements, as quoted names; `written`
-    are the columns of the target that the batch has."""
+class StagingTables(Staged[C, TargetT, T]):
+    """Tables that were moved and are still there are told by the ledger. Were that emptied, they could not be moved
+    again: rows are counted, and whoever moves a table without dropping it leaves it with another number of rows.
+
+    What a database does with staging tables is for a subclass to say. They are given by name, or, for statements, as
+    quoted names; `written` are the columns of the target that the batch has."""
 
     MATCHING: ClassVar[str]
     """What follows FROM (…) AS staged for rows to which {table} AS target has one that meets {condition}."""
 
     @abstractmethod
-    def stage(self, plan: Plan[C, TargetT], context: TransactionContext, name: str) -> T:
-        """Open the participant's transaction, which writes into a new table of this name. Its comment is the
+    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
+        """Open the participant's transaction, which writes into a new table, its `staging_table`. Its comment is the
         transaction's id."""
 
     @abstractmethod
@@ -106,7 +109,9 @@ class StagingDialect(Dialect[C, TargetT, T]):
         return reasons + (list(target.referenced_by) if self.merge.mode == "upsert" else [])
 
     # ------------------------------------------------------------------ alike
-    def move(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
+    def transfer(
+        self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str], rows: int
+    ) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction."""
         if self.merge.mode == "append":
             self.append(connection, target, staging, written, rows)
@@ -128,7 +133,7 @@ class StagingDialect(Dialect[C, TargetT, T]):
                 self._taken(connection, target, staging, unique.columns, rule)
 
     def _twice(self, connection: C, target: TargetT, staging: Sequence[str], columns: Sequence[str], rule: str) -> None:
-        names = self.quoted(columns)
+        names = self.dialect.quoted(columns)
         known = " AND ".join(f"{self.server.quote(column)} IS NOT NULL" for column in columns)
         rows = self.server.query(
             connection,
@@ -142,7 +147,7 @@ class StagingDialect(Dialect[C, TargetT, T]):
         names = ", ".join(f"staged.{self.server.quote(column)}" for column in columns)
         table = self.server.quote(target.schema, target.name)
         matching = self.MATCHING.format(table=table, condition=self.equal("target", "staged", columns))
-        staged = self.union(staging, self.quoted(columns))
+        staged = self.union(staging, self.dialect.quoted(columns))
         for row in self.server.query(connection, f"SELECT {names} FROM ({staged}) AS staged {matching} LIMIT 1"):
             raise BadValue(f"table {target.label}: {rule}: {_key(columns, row)} is in the table already")
 
@@ -179,65 +184,54 @@ class StagingDialect(Dialect[C, TargetT, T]):
         names = map(self.server.quote, columns)
         return " AND ".join(f"{left}.{name} = {right}.{name}" for name in names)
 
-
-class StagingTables(Staged[C, TargetT, T]):
-    """Tables that were moved and are still there are told by the ledger. Were that emptied, they could not be moved
-    again: rows are counted, and whoever moves a table without dropping it leaves it with another number of rows."""
-
-    dialect: StagingDialect[C, TargetT, T]
-
     # ------------------------------------------------------------------ in the task
-    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
-        return self.dialect.stage(plan, context, staging_table(context.transaction_id))
-
     def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
         self.finish(transaction, plan)
-        self.dialect.seal(transaction)
+        self.seal(transaction)
         columns = columns_digest(transaction.context.schema.names)
         return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})
 
     def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
         """At-least-once: move the rows in the transaction that staged them."""
-        rows, dialect, connection = self.finish(transaction, plan), self.dialect, transaction.connection
+        rows, connection = self.finish(transaction, plan), transaction.connection
         name = staging_table(transaction.context.transaction_id)
         with transaction.explained():
             target, [table], written = self._locked(connection, plan, [name])
-            if dialect.merge.mode == "upsert":
-                dialect.clashes(connection, target, [table], written)
-            dialect.move(connection, target, [table], written, rows)
-        dialect.seal(transaction, table)
+            if self.merge.mode == "upsert":
+                self.clashes(connection, target, [table], written)
+            self.transfer(connection, target, [table], written, rows)
+        self.seal(transaction, table)
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, plan: Plan[C, TargetT], checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Raise what would keep the rows from being moved: a table that was changed since they were staged, and values
         that it would refuse and no staging table could. For an append to a table without constraints it only looks at
         the table, or tries one row; the same for an upsert with `order_by` to a table with none but its key."""
-        dialect = self.dialect
         with self.server.lend() as connection:
-            there = dialect.existing(connection, plan.target.schema, names_of(committables))
+            there = self.existing(connection, plan.target.schema, names_of(committables))
             tables = [name for name in names_of(committables) if name in there]
             if not tables:
                 return
             where = f"checkpoint {checkpoint.checkpoint_id}"
-            with dialect.explained(plan.target, where, tables), self.server.trial(connection):
+            with self.explained(plan.target, where, tables), self.server.trial(connection):
                 target, staging, written = self._locked(connection, plan, tables, committables)
-                if dialect.merge.mode == "upsert" or target.judges:
-                    dialect.clashes(connection, target, staging, written)
-                    if dialect.constraints(target, written):
+                if self.merge.mode == "upsert" or target.judges:
+                    self.clashes(connection, target, staging, written)
+                    if self.constraints(target, written):
                         rows = sum(c.fingerprint.rows for c in committables)
-                        dialect.move(connection, target, staging, written, rows)
+                        self.transfer(connection, target, staging, written, rows)
                         return
-                dialect.sample(connection, target, staging, written)
+                self.sample(connection, target, staging, written)
 
     def settle(
         self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]
     ) -> dict[str, CommitOutcome]:
         one = TransactionId.parse(committables[0].transaction["transaction_id"])
-        self.dialect.one_at_a_time(connection, one.job, one.sink)
+        self.one_at_a_time(connection, one.job, one.sink)
         return super().settle(connection, plan, committables)
 
     def intact(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> list[str]:
-        there = self.dialect.existing(connection, plan.target.schema, names_of(committables))
+        there = self.existing(connection, plan.target.schema, names_of(committables))
         ids = [c.transaction["transaction_id"] for c in committables]
         return [text for text in ids if staging_table(text) in there]
 
@@ -253,28 +247,28 @@ class StagingTables(Staged[C, TargetT, T]):
         target, tables = plan.target, names_of(committables)
         try:
             target, staging, written = self._locked(connection, plan, tables, committables)
-            self.dialect.move(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+            self.transfer(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
         except SinkError:
             raise
         except Exception as error:
-            reason = self.dialect.refusal(error, target, tables)
+            reason = self.refusal(error, target, tables)
             if reason is None:
                 raise
             raise TargetRefuses(f"table {target.label} refuses rows{reason}") from error
-        self.dialect.mark_moved(connection, plan.target.schema, tables)
+        self.mark_moved(connection, plan.target.schema, tables)
 
     def tidy(self, connection: C, schema: str, ids: Sequence[str]) -> None:
-        self.dialect.drop_unused(connection, schema, self._existing(connection, schema, ids))
+        self.drop_unused(connection, schema, self._existing(connection, schema, ids))
 
     def forget(self, connection: C, schema: str, identity: Identity) -> None:
-        self.dialect.drop(connection, schema, self._existing(connection, schema, [identity["transaction_id"]]))
+        self.drop(connection, schema, self._existing(connection, schema, [identity["transaction_id"]]))
 
     def _existing(self, connection: C, schema: str, ids: Sequence[str]) -> list[str]:
-        return sorted(self.dialect.existing(connection, schema, [staging_table(text) for text in ids]))
+        return sorted(self.existing(connection, schema, [staging_table(text) for text in ids]))
 
     def staged(self, connection: C, schema: str, ledger: Ledger[C] | None, job: str, sink: str) -> dict[str, Identity]:
         prefix = TransactionId.prefix(job)
-        found = self.dialect.comments(connection, schema, prefix)
+        found = self.comments(connection, schema, prefix)
         mine = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
         return {text: identity_of(schema, text) for text in mine}
 
@@ -287,15 +281,15 @@ class StagingTables(Staged[C, TargetT, T]):
     ) -> tuple[TargetT, list[str], list[str]]:
         """The target, locked; the staging tables, quoted; and the columns that they have for it. Raises SinkError if
         one of `committables` has other columns than its task gave it."""
-        staged = self.dialect.staged_types(connection, plan.target.schema, tables)
+        staged = self.staged_types(connection, plan.target.schema, tables)
         for committable in committables:
             there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
             if there and committable.proof.get("columns", columns_digest(there)) != columns_digest(there):
                 raise altered(committable.transaction["table"], there)
-        target = self.dialect.locked(connection, plan, staged)
+        target = self.locked(connection, plan, staged)
         self.require_meant(connection, plan)
         quoted = [self.server.quote(target.schema, name) for name in tables]
-        return target, quoted, self.dialect.merge.written(list(staged.get(tables[0], ())), target.names)
+        return target, quoted, self.merge.written(list(staged.get(tables[0], ())), target.names)
 
 
 def identity_of(schema: str, transaction_id: str) -> Identity:

@@ -30,8 +30,7 @@ from sinks.transaction import (
 
 class Strategy(ABC, Generic[C, TargetT, T]):
     def __init__(self, dialect: Dialect[C, TargetT, T]) -> None:
-        self.dialect = dialect
-        self.server = dialect.server
+        self.dialect, self.server, self.merge = dialect, dialect.server, dialect.merge
 
     @abstractmethod
     def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T: ...

@@ -55,7 +55,6 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
     def __init__(self, dialect: SqlAlchemyDialect) -> None:
         super().__init__(dialect)
         self.database = dialect.server
-        self.merge = dialect.merge
 
     def begin(self, plan: Plan, context: TransactionContext) -> InsertTransaction:
         target, text = plan.target, context.transaction_id

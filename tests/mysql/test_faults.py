@@ -19,8 +19,8 @@ from sinks import CommitOutcome
 from sinks.errors import CommittedError, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql import server as mysql_server
+from sinks.mysql.dialect import MySQLDialect
 from sinks.mysql.staging import MySQLStaging
-from sinks.sql.options import MergeOptions
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
@@ -220,9 +220,9 @@ class Overtaken(MySQLStaging):
 def test_an_upsert_whose_key_somebody_else_inserts_meanwhile_is_asked_again(db: Observer) -> None:
     db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
     sink = MySQLSink(db.dsn, "orders", mode="upsert", keys=["id"])
-    dialect = Overtaken(sink._server, MergeOptions("upsert", ("id",)), "staged")
-    dialect.db = db
-    sink._staged.dialect = dialect
+    staged = Overtaken(sink._dialect)
+    staged.db = db
+    sink._staged = staged
     sink.check(SCHEMA)
     committable = pre_commit(sink, rows_of(1))
     (answer,) = sink.commit_all(checkpoint(), [committable])
@@ -255,7 +255,7 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Obs
     input = example_input(1)
     sink = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
     stopped = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
-    stopped._staged.dialect = StopsInTheMiddle(stopped._server, MergeOptions(), "staged")
+    stopped._staged = StopsInTheMiddle(stopped._dialect)
     storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=120)
     zombie = SoonIdle("job", stopped, storage, tmp_path / "query", input, config=config).start()
     assert zombie.pid
@@ -294,17 +294,17 @@ def test_a_commit_that_the_server_answers_and_does_not_do_is_no_commit(db: Obser
     if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
         pytest.skip("the answer is MariaDB's")
 
-    class Answered(MySQLStaging):
+    class Answered(MySQLDialect):
         def end(self, connection: Any, schema: str, how: str, identity: Any) -> bool:
             return True
 
     committable = pre_commit(sink, rows_of(1))
     dialect = sink._planner.dialect
-    assert isinstance(dialect, MySQLStaging)
+    assert isinstance(dialect, MySQLDialect)
     dialect.__class__ = Answered
     [outcome] = sink.commit_all(checkpoint(), [committable])
     assert "answered XA COMMIT" in why_unknown(outcome)
-    dialect.__class__ = MySQLStaging
+    dialect.__class__ = MySQLDialect
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     assert db.ids() == [1]
 
@@ -318,7 +318,7 @@ def test_a_rollback_that_the_server_answers_and_does_not_do_is_told(
         pytest.skip("the answer is MariaDB's")
     identity = pre_commit(sink, rows_of(1)).transaction
     with monkeypatch.context() as answered:
-        answered.setattr(MySQLStaging, "end", lambda *_: True)
+        answered.setattr(MySQLDialect, "end", lambda *_: True)
         with pytest.raises(SinkError, match=r"answered XA ROLLBACK .* until the server is restarted"):
             sink.abort(identity)
     sink.abort(identity)

@@ -21,7 +21,6 @@ from sinks import CommitOutcome
 from sinks.postgres import PostgresSink
 from sinks.postgres import server as postgres_server
 from sinks.postgres.staging import PostgresStaging
-from sinks.sql.options import MergeOptions
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.servers.postgres import PostgresServer
@@ -147,7 +146,7 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Obs
     input = example_input(1)
     sink = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
     stopped = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
-    stopped._staged.dialect = StopsInTheMiddle(stopped._server, MergeOptions(), "staged")
+    stopped._staged = StopsInTheMiddle(stopped._dialect)
     storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=120)
     zombie = SoonIdle("job", stopped, storage, tmp_path / "query", input, config=config).start()
     assert zombie.pid
