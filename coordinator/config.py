@@ -76,7 +76,8 @@ class CheckpointConfig:
     replay: SPOOL keeps the rows of each checkpoint until it is visible, so that what is lost can be written again also
         of a query that gives other rows each time; RECOMPUTE lets Spark compute them again, and stops if they differ.
     spool_dir: the storage where SPOOL keeps them; by default that of the checkpoints.
-    adopt: accept a query that has already run without this coordinator, at its next batch.
+    adopt: accept a query that has already run without this coordinator, at its next batch; or, for the first batch of a
+        start, Kafka topics of its sources that were made anew, at the offsets of the old ones.
     """
 
     interval: float | None = None

@@ -23,7 +23,7 @@ import pyarrow as pa
 from coordinator.config import CheckpointConfig, Replay
 from coordinator.errors import CheckpointError, CheckpointLocationMismatch, DeadLetterError
 from coordinator.listener import CheckpointListener, Listeners
-from coordinator.protocol.batch import BatchFacts, Sink
+from coordinator.protocol.batch import BatchFacts, Sink, TopicIds
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.dead_letters import with_dead_letters
 from coordinator.protocol.protocol import CheckpointProtocol
@@ -496,6 +496,9 @@ class _Batch:
 
     def weaknesses(self, *, recomputed: bool) -> list[str]:
         return []
+
+    def topic_ids(self) -> TopicIds:
+        return ()
 
     def drain(self) -> None: ...
 

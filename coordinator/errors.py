@@ -28,6 +28,10 @@ class StorageBehind(CheckpointError):
     """Storage was set back or emptied: an external system remembers later checkpoints than it."""
 
 
+class SourceReplaced(CheckpointError):
+    """A topic that the query reads was deleted and made anew: Spark would pass over its first records."""
+
+
 class WrongJob(CheckpointError):
     """The records in storage belong to another job."""
 

@@ -34,6 +34,7 @@ FATAL = (
     errors.NotExactlyOnce,
     NotMeant,
     errors.ReplayMismatch,
+    errors.SourceReplaced,
     errors.StorageBehind,
     errors.Superseded,
     errors.UnknownSink,

@@ -11,6 +11,10 @@ import pyarrow as pa
 from sinks.base import Sink as Sink
 from sinks.task import Ack, SinkTask
 
+TopicIds = Sequence[Mapping[str, str]]
+"""Per source, in the order of `BatchFacts.offsets`: the ids of the topics that it reads, by name. None for other than
+Kafka's."""
+
 
 @dataclass(frozen=True)
 class BatchFacts:
@@ -81,6 +85,9 @@ class MicroBatch(Protocol):
     def raise_stopped(self) -> NoReturn:
         """For the batch of a query that is being stopped, unprocessed: raises what counts as a clean stop, so that the
         next start hands the batch over again."""
+
+    def topic_ids(self) -> TopicIds:
+        """As the brokers tell them now; () where no source can be seen. Raises what keeps them from it."""
 
     def drain(self) -> None:
         """Compute the batch without writing it."""

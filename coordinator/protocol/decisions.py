@@ -16,10 +16,11 @@ from coordinator.errors import (
     FirstCheckpointError,
     InDoubtError,
     ReplayMismatch,
+    SourceReplaced,
     UnknownSink,
     reason,
 )
-from coordinator.protocol.batch import BatchFacts
+from coordinator.protocol.batch import BatchFacts, TopicIds
 from coordinator.protocol.records import Acceptance, Record
 from sinks.errors import BadValue, SinkError
 from sinks.task import Ack
@@ -162,6 +163,21 @@ def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
         "Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?). Restore the "
         "newest checkpointLocation; counting this batch as done would lose its rows."
     )
+
+
+def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
+    """R19: batch `n` goes on in the topics that the batch before was read from. A topic that is new to it does no harm:
+    Spark begins it at its beginning."""
+    pairs = zip(before, now, strict=False)
+    replaced = sorted({topic for then, ids in pairs for topic in then.keys() & ids if then[topic] != ids[topic]})
+    if replaced:
+        raise SourceReplaced(
+            f"batch {n} goes on in {', '.join(map(repr, replaced))} at the offsets of a topic that is gone: it was "
+            "deleted and made anew (its id is another one), so that the first records of the new one would never be "
+            "read. The batch was not completed. To read the new topic from its beginning, start the query under a new "
+            "job name and with a new checkpointLocation. If it holds the old records under the old offsets (a copy, "
+            "another cluster), or what it has before them is not wanted, start once with CheckpointConfig(adopt=True)."
+        )
 
 
 def require_known(complete: Complete) -> None:

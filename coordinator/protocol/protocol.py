@@ -1,5 +1,5 @@
 """The two-phase-commit protocol: `process` is it on one screen, the rest are its steps. Their numbers, and those of the
-rules (R1 to R18): docs/protocol.md#the-rules"""
+rules (R1 to R19): docs/protocol.md#the-rules"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coordinator.errors import (
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions, memories
 from coordinator.protocol.acks import Acks
-from coordinator.protocol.batch import MicroBatch, Query, Sink
+from coordinator.protocol.batch import MicroBatch, Query, Sink, TopicIds
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.dead_letters import apart, require_few, writers
 from coordinator.protocol.deadline import deadline
@@ -84,6 +84,8 @@ class CheckpointProtocol:
         """Each sink's part of the newest checkpoint with rows for it that this run has made visible."""
         self._predecessors: Mapping[str, int] | None = None
         """As in `Record`."""
+        self._topic_ids: TopicIds = ()
+        """R19: those that the next checkpoint has to find."""
         self._agreed = False
         """What storage, Spark and the sinks remember fits together (R15). Until then nothing is aborted (R16)."""
         self._checked: dict[str, pa.Schema] = {}
@@ -106,7 +108,8 @@ class CheckpointProtocol:
 
     def _see_through(self, call: Call, batch: MicroBatch) -> None:
         if call is Call.WRITE:
-            record = self._pre_commit(batch)  # 4.-5. phase one
+            self._topic_ids = self._same_topics(batch)
+            record = self._read_from_them(self._pre_commit(batch), batch)  # 4.-5. phase one
             permit = self.decide(record)  # 6.-7. THE COMMIT POINT
             decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
             self._delete_older_records(permit)
@@ -145,6 +148,7 @@ class CheckpointProtocol:
 
     def _take_up(self, batch: MicroBatch) -> None:
         self.load_and_commit(batch)
+        self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
@@ -486,6 +490,29 @@ class CheckpointProtocol:
             dead_letters=self._writers,
             row_hash=self._row_hash(batch, number),
         )
+
+    def _read_from_them(self, record: Record, batch: MicroBatch) -> Record:
+        """Ids never come again, so topics that have theirs before and after the tasks are what the tasks have read."""
+        try:
+            self._topic_ids = self._same_topics(batch)
+        except Exception:
+            self._abort(record.committables)
+            raise
+        return replace(record, topic_ids=self._topic_ids)
+
+    def _same_topics(self, batch: MicroBatch) -> TopicIds:
+        """R19. Where nobody tells, the query goes on, and what was known last is compared with what is told next."""
+        doing = "tell the ids of its topics"
+        try:
+            now = batch.topic_ids()
+        except Exception as error:
+            if not batch.active:
+                raise
+            self._outages.failed("the source", doing, error)
+            return self._topic_ids
+        self._outages.over("the source", doing)
+        decisions.require_same_topics(batch.facts.checkpoint_id, self._topic_ids, now)
+        return now
 
     # ------------------------------------------------------------------ 6.-7. the commit point
     def decide(self, record: Record, before: Complete | None = None) -> CommitPermit:

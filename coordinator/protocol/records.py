@@ -64,7 +64,8 @@ class Record:
     participants that are given up: no round replaces them. `predecessors` are the lineages of the job before this one,
     and the newest checkpoint that the external systems may have of each; None: whatever they have at the next start.
     `dead_letters`: by sink of dead letters, the sink that refused its rows. `row_hash`: how the rows of fingerprints
-    and dead letters were hashed, "" as in version 0.1; a replay hashes them so again.
+    and dead letters were hashed, "" as in version 0.1; a replay hashes them so again. `topic_ids`: per source, those
+    of the Kafka topics that it read, by name; () if they are not known.
     """
 
     job: str
@@ -88,6 +89,7 @@ class Record:
     batch_rows: int | None = None
     dead_letters: Mapping[str, str] = field(default_factory=dict)
     row_hash: str = ""
+    topic_ids: Sequence[Mapping[str, str]] = ()
 
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {

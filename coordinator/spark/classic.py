@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
-from coordinator.protocol.batch import Query, Sink
+from coordinator.protocol.batch import Query, Sink, TopicIds
 from coordinator.spark import arrow
 from coordinator.spark.arrow import Passage
 from coordinator.spark.dataframe import DataFrameBatch
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _DESCRIPTION = "spark.job.description"
+_NO_OFFSET = "-"
+"""Of a source that has none yet, in Spark's offset log."""
+_NO_ID = "A" * 22
+"""Kafka's text for zeros."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -88,6 +93,20 @@ class SparkBatch(DataFrameBatch):
         deterministic = self._execution.is_deterministic(self._df)
         found += guarantee.of_order(self._execution.order_dependent(self._df)) if recomputed else []
         return found + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
+
+    def topic_ids(self) -> TopicIds:
+        kinds = [kind for kind, _ in self._execution.sources()]
+        sources = zip(kinds, self.facts.offsets, strict=True)
+        return [
+            self._ids(at, offsets) if kind.startswith("Kafka") else {} for at, (kind, offsets) in enumerate(sources)
+        ]
+
+    def _ids(self, source: int, offsets: str) -> dict[str, str]:
+        topics = json.loads(offsets) if offsets != _NO_OFFSET else {}
+        ids = self._execution.topic_ids(source, topics)
+        if _NO_ID in ids.values():
+            raise CheckpointError("Kafka before 2.8 has no such ids")
+        return ids
 
     def _shuffles_are_checked(self) -> bool:
         try:

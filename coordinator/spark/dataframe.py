@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from coordinator.protocol.batch import Sink
+from coordinator.protocol.batch import Sink, TopicIds
 from coordinator.spark import small
 from coordinator.spark.arrow import Passage, setting
 from coordinator.spark.internals import arrow_schema
@@ -104,6 +104,9 @@ class DataFrameBatch(ABC):
     def cancel(self) -> None:
         if writing := self._on_driver:
             writing.cancel()
+
+    def topic_ids(self) -> TopicIds:
+        return ()
 
     def drain(self) -> None:
         self._df.write.format("noop").mode("overwrite").save()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -45,13 +45,19 @@ def _internal(what: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 from pyspark import __version__
 
                 raise UnsupportedSpark(
-                    f"Spark {__version__} is not supported here: {what} is gone or is another one there ({error}). "
-                    f"It was read in Spark {READ_IN}; use one of these, or a newer release of this library."
+                    f"Spark {__version__} is not supported here: {what} is gone or is another one there "
+                    f"({_in_short(error)}). It was read in Spark {READ_IN}; use one of these, or a newer "
+                    "release of this library."
                 ) from error
 
         return call
 
     return decorate
+
+
+def _in_short(error: Exception) -> str:
+    """Without the JVM's stack."""
+    return " ".join(str(error).partition("\n\tat ")[0].split())
 
 
 def _says_gone(error: Exception) -> bool:
@@ -156,6 +162,14 @@ class StreamExecution:
         found = self._execution.sources()
         each = [found.apply(i) for i in range(found.size())]
         return [(str(source.getClass().getSimpleName()), str(source.toString())) for source in each]
+
+    @_internal("KafkaMicroBatchStream.kafkaOffsetReader().admin()")
+    def topic_ids(self, source: int, topics: Collection[str]) -> dict[str, str]:
+        """As the brokers of a Kafka source, by its place among all, tell them. Raises Py4JJavaError as Kafka does, as
+        late as for any question of Spark's (`kafka.default.api.timeout.ms`). Read in 4.2.0."""
+        admin = self._execution.sources().apply(source).kafkaOffsetReader().admin()
+        found = admin.describeTopics(list(topics)).allTopicNames().get()
+        return {topic: str(found[topic].topicId().toString()) for topic in topics}
 
     @_internal("StreamExecution.logicalPlan() and Dataset.queryExecution().analyzed(), with deterministic()")
     def is_deterministic(self, df: DataFrame) -> bool:

@@ -23,7 +23,7 @@ from coordinator import guarantee
 from coordinator.config import Replay
 from coordinator.errors import CheckpointError, ReplayMismatch, UnsupportedSpark
 from coordinator.jobfile import load_job
-from coordinator.protocol.batch import BatchFacts, Query, Sink
+from coordinator.protocol.batch import BatchFacts, Query, Sink, TopicIds
 from coordinator.protocol.halves import HalvedProtocol, Prepared
 from coordinator.spark.internals import task_of_query, to_arrow
 from coordinator.spark.location import facts_in
@@ -253,6 +253,9 @@ class _WrittenBatch:
 
     def raise_stopped(self) -> NoReturn:
         raise NotImplementedError("nobody tells that the query is being stopped")
+
+    def topic_ids(self) -> TopicIds:
+        return ()
 
     def drain(self) -> None: ...
 

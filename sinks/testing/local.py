@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from coordinator import CheckpointCoordinator
-from coordinator.protocol.batch import BatchFacts
+from coordinator.protocol.batch import BatchFacts, TopicIds
 from sinks.base import TwoPhaseCommitSink
 from sinks.task import HASH_COLUMN, Ack, SinkTask
 
@@ -37,6 +37,7 @@ class LocalBatch:
         self.location = str(query.folder)
         self.query = query
         self.active = not query.stopped
+        self.topic_ids = query.topic_ids
         self.rows: int | None = sum(rows.num_rows for rows in partitions)
         self._partitions = partitions
         self._attempts = 0
@@ -107,6 +108,8 @@ class LocalQuery:
             identity.write_text(json.dumps({"id": str(uuid.uuid4())}))
         self.query_id = json.loads(identity.read_text())["id"]
         self.stopped = False
+        self.topic_ids: Callable[[], TopicIds] = tuple
+        """As `MicroBatch` has it."""
         self._batch: LocalBatch | None = None
         self._ended = threading.Event()
         self._ended.set()

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+from confluent_kafka.cimpl import NewTopic
 
 from sinks.kafka import KafkaSink
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaService
+from sinks.testing.table import eventually
 from sinks.transaction import Committable, Fingerprint, TransactionContext, TransactionId
 
 TEXTS = pa.schema([("key", pa.string()), ("value", pa.string())])
@@ -85,3 +87,13 @@ def pre_commit(sink: KafkaSink, *batches: pa.RecordBatch, **about: Any) -> Commi
         sink.rollback(transaction)
         raise
     return committable.of(sink.name, about.get("subtask", 0), Fingerprint(sum(batch.num_rows for batch in batches)))
+
+
+def anew(kafka: KafkaService, topic: str, *, create: bool = True) -> None:
+    """Delete a topic, and make it again."""
+    admin = kafka.admin()
+    admin.delete_topics([topic])[topic].result(120)
+    eventually(lambda: topic not in admin.list_topics(timeout=120).topics)
+    if create:
+        admin.create_topics([NewTopic(topic, 3)])[topic].result(120)
+        eventually(lambda: topic in admin.list_topics(timeout=120).topics)

@@ -23,7 +23,7 @@ from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
-from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
+from tests.kafka.play import LINEAGE, TEXTS, anew, begun, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
 
 
@@ -612,15 +612,6 @@ def _raise_epoch_to(sink: KafkaSink, name: str, epoch: int) -> int:
 
 
 # ---------------------------------------------------------------------- topics that are made anew
-def anew(kafka: KafkaService, topic: str, *, create: bool = True) -> None:
-    admin = kafka.admin()
-    admin.delete_topics([topic])[topic].result(120)
-    eventually(lambda: topic not in admin.list_topics(timeout=120).topics)
-    if create:
-        admin.create_topics([NewTopic(topic, 3)])[topic].result(120)
-        eventually(lambda: topic in admin.list_topics(timeout=120).topics)
-
-
 @pytest.mark.usefixtures("way")
 def test_a_topic_made_anew_after_the_pre_commit_is_lost_and_written_again(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink

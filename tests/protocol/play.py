@@ -7,12 +7,13 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow.parquet as pq
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import CheckpointStorage, open_storage
@@ -93,6 +94,8 @@ class Job:
         self.input: Sequence[Partitions] = example_input(batches)
         self.storage = open_storage(f"memory:{uuid.uuid4().hex}")
         self.clock = clock or Clock()
+        self.topics: TopicIds = ()
+        """What brokers would tell of its source."""
 
     def coordinator(self, sink: Any = None, storage: Any = None, **options: Any) -> CheckpointCoordinator:
         config = CheckpointConfig(retained_checkpoints=2, commit_timeout=2, **options.pop("config", {}))
@@ -100,7 +103,9 @@ class Job:
         return CheckpointCoordinator("job", [sink or self.sink], storage, config, clock=self.clock, **options)
 
     def query(self, batches: int | None = None) -> LocalQuery:
-        return LocalQuery(self.folder / "query", self.input[:batches])
+        query = LocalQuery(self.folder / "query", self.input[:batches])
+        query.topic_ids = lambda: self.topics
+        return query
 
     def run(self, batches: int | None = None, **options: Any) -> None:
         self.query(batches).run(self.coordinator(**options))
@@ -146,7 +151,7 @@ class Recording(FileSink):
         return super().begin_transaction(context)
 
 
-def fail() -> None:
+def fail() -> NoReturn:
     raise OSError("not today")
 
 

@@ -12,6 +12,7 @@ from coordinator.errors import (
     FirstCheckpointError,
     InDoubtError,
     ReplayMismatch,
+    SourceReplaced,
 )
 from coordinator.protocol.batch import BatchFacts
 from coordinator.protocol.decisions import (
@@ -25,6 +26,7 @@ from coordinator.protocol.decisions import (
     require_same_layout,
     require_same_offsets,
     require_same_rows,
+    require_same_topics,
     still_asked,
 )
 from coordinator.protocol.records import Record
@@ -119,6 +121,17 @@ def test_lost_transactions_of_c_when_spark_is_past_it_are_read_again_first():
     assert call(4, newest, reloaded=False) is Call.RELOAD
     with pytest.raises(InDoubtError, match="Spark has moved on"):
         call(4, newest)
+
+
+def test_a_batch_goes_on_in_the_topics_of_the_batch_before():
+    """R19. A topic that is new to a source does no harm, nor one that it no longer has; what was never told is not
+    compared."""
+    before = [{"orders": "a", "gone": "b"}, {}]
+    require_same_topics(4, before, [{"orders": "a", "new": "c"}, {"orders": "z"}])
+    require_same_topics(4, (), [{"orders": "b"}])
+    require_same_topics(4, before, ())
+    with pytest.raises(SourceReplaced, match=r"batch 4 goes on in 'orders'.*new job name.*adopt=True"):
+        require_same_topics(4, before, [{"orders": "b", "new": "c"}, {}])
 
 
 @pytest.mark.parametrize("offset", ['{"logOffset":7}', '{"topic":{"0":7}}'])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,9 +17,11 @@ from coordinator.errors import (
     CorruptRecord,
     InDoubtError,
     ReplayMismatch,
+    SourceReplaced,
     Superseded,
 )
 from coordinator.protocol import protocol
+from coordinator.protocol.batch import TopicIds
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
@@ -774,3 +776,73 @@ def test_recover_tells_of_an_outcome_that_nobody_knows(job: Job) -> None:
     next(path for path in job.sink.folder.iterdir()).unlink()
     with pytest.raises(InDoubtError, match="neither hidden, visible nor withdrawn"):
         job.coordinator().recover()
+
+
+def test_r19_a_topic_made_anew_between_two_batches_is_refused_before_a_row_is_written(job: Job) -> None:
+    """R19 not before the tasks; adopt: not for the first batch, or for more than that"""
+    job.topics = [{"orders": "first"}]
+    job.run(batches=1)
+    job.topics = [{"orders": "second"}]
+    steps = Steps()
+    with pytest.raises(SourceReplaced, match=r"batch 1 goes on in 'orders' .*adopt=True"):
+        job.run(listeners=[steps])
+    assert Step.TRIGGERED not in steps_of(steps)
+
+    class MakeAnew(CheckpointListener):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            if step is Step.DONE:
+                job.topics = [{"orders": "third"}]
+
+    with pytest.raises(SourceReplaced, match="batch 2 "):
+        job.run(config={"adopt": True}, listeners=[MakeAnew()])
+    job.assert_exactly_once(batches=2)
+
+
+def test_r19_a_topic_made_anew_while_its_tasks_run_is_refused_before_the_decision(job: Job) -> None:
+    """R19 not after the tasks; R19 own transactions not aborted"""
+    job.topics = [{"orders": "first"}]
+
+    class MakeAnew(CheckpointListener):
+        def on_step(self, step, checkpoint_id, facts) -> None:
+            if step is Step.PRE_COMMITTED:
+                job.topics = [{"orders": "second"}]
+
+    with pytest.raises(SourceReplaced, match="batch 0 "):
+        job.run(listeners=[MakeAnew()])
+    assert job.coordinator().newest_checkpoint() == {}
+    assert job.visible() == Counter()
+    assert list(job.sink.in_doubt("job")) == []
+
+
+def test_r19_where_nobody_tells_ids_the_next_batch_is_compared_with_what_was_known_last(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R19 ids forgotten where nobody tells. Checkpoint 0 is of a version that did not ask."""
+    job.run(batches=1)
+    job.topics = [{"orders": "first"}]
+    job.run(batches=2)
+    silent = job.query()
+    silent.topic_ids = fail
+    silent.run(job.coordinator())
+    assert caplog.text.count("the source fails to tell the ids of its topics, and is asked again: not today") == 1
+    assert job.coordinator().newest_checkpoint()["topic_ids"] == [{"orders": "first"}]
+    job.assert_exactly_once()
+
+
+def test_r19_a_query_that_is_stopped_amid_the_question_decides_nothing(job: Job) -> None:
+    """R19 own transactions not aborted"""
+    batch = job.query().batch(0, "run")
+
+    def asked_before_the_tasks() -> TopicIds:
+        batch.topic_ids = stopped
+        return [{"orders": "first"}]
+
+    def stopped() -> NoReturn:
+        batch.active = False
+        fail()
+
+    batch.topic_ids = asked_before_the_tasks
+    with pytest.raises(OSError, match="not today"):
+        job.coordinator().process(batch)
+    assert job.coordinator().newest_checkpoint() == {}
+    assert list(job.sink.in_doubt("job")) == []

@@ -189,6 +189,8 @@ def test_a_method_or_class_of_the_jvm_that_is_gone(spark: SparkSession) -> None:
         _ = execution.active
     with pytest.raises(UnsupportedSpark, match=r"StreamExecution\.sources\(\) is gone"):
         execution.sources()
+    with pytest.raises(UnsupportedSpark, match=r"kafkaOffsetReader\(\)\.admin\(\) is gone"):
+        execution.topic_ids(0, ["orders"])
 
 
 def test_what_hadoop_and_the_gateway_raise_is_passed_on(spark: SparkSession, tmp_path: Path) -> None:

@@ -38,11 +38,14 @@ from sinks.testing.servers.mariadb import MySQLService
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
 from sinks.testing.table import Database
+from tests.kafka.play import anew
 from tests.kafka.reading import read, settled
 from tests.mysql.play import Observer as MySQLObserver
 from tests.postgres.play import Observer as PostgresObserver
 from tests.spark.job import KILLED, KillGroupTogether, Once, SparkJob, write_input
 from tests.spark.kafka import (
+    JOB,
+    PARTITIONS,
     RECORDS,
     IntoKafka,
     IntoPostgres,
@@ -52,6 +55,7 @@ from tests.spark.kafka import (
     finish,
     into_either,
     reading,
+    write_records,
 )
 from tests.spark.kafka import into_kafka as into_kafka
 from tests.spark.kafka import source as source
@@ -431,8 +435,8 @@ def job(folder: Path, query: Query, *listeners: CheckpointListener, **options: A
 
 
 @dataclass
-class CrashBroker(CheckpointListener):
-    """Asks for a crash of the broker, by a file, at each of these moments once; goes on when the broker is dead."""
+class Asking(CheckpointListener):
+    """Has something done outside, by a file, at each of these moments once; goes on when the file is gone."""
 
     request: Path
     moments: list[tuple[Step, int]]
@@ -454,7 +458,7 @@ def test_broker_killed_while_the_job_goes_on(
     """Between two micro-batches, under the tasks, and between the decision and the commit."""
     if not isinstance(kafka, KafkaServer):
         pytest.skip(kafka.unmanaged)
-    crash = CrashBroker(tmp_path / "request", [(Step.DONE, 0), (Step.TRIGGERED, 1), (Step.COMPLETE, 2)])
+    crash = Asking(tmp_path / "request", [(Step.DONE, 0), (Step.TRIGGERED, 1), (Step.COMPLETE, 2)])
     config = CheckpointConfig(commit_timeout=300, tolerable_failed_checkpoints=3)
     only, crashes = reading(tmp_path, source, target, listeners=[crash], config=config), 0
 
@@ -469,6 +473,47 @@ def test_broker_killed_while_the_job_goes_on(
     assert only.run(500, restart_the_broker) == 0, only.output()
     assert crashes == 3
     every_record_once(target)
+
+
+def test_a_topic_that_is_made_anew_is_not_read_on(kafka: KafkaService, tmp_path: Path, into_kafka: IntoKafka) -> None:
+    """R19. Spark would begin it at the offsets of the old one. What the error says to do then is done, both ways."""
+    folders = [tmp_path / name for name in ("old", "new")]
+    for folder in folders:
+        folder.mkdir()
+    request = tmp_path / "request"
+    with kafka.topic(PARTITIONS) as topic:
+        write_records(kafka, topic, range(RECORDS))
+        source = KafkaSource(kafka.bootstrap, topic)
+
+        def job(folder: Path = folders[0], name: str = JOB, **options: Any) -> SparkJob:
+            made = reading(folder, source, into_kafka, **options)
+            made.job = name
+            return made
+
+        def make_anew() -> None:
+            if request.exists():
+                anew(kafka, topic)
+                write_records(kafka, topic, range(RECORDS, 2 * RECORDS))
+                request.unlink()
+
+        amid_the_second = job(listeners=[Asking(request, [(Step.PRE_COMMITTED, 1)])])
+        assert amid_the_second.run(meanwhile=make_anew) == 1
+        again = job()
+        assert again.run() == 1
+        for refused in (amid_the_second, again):
+            assert f"SourceReplaced: batch 1 goes on in '{topic}' at the offsets" in refused.output()
+        first = into_kafka.ids()
+        assert 0 < first.total() < RECORDS
+        assert into_kafka.in_doubt() == 0
+
+        from_the_beginning = job(folders[1], "another-job")
+        assert from_the_beginning.run() == 0, from_the_beginning.output()
+        assert into_kafka.ids() == first + Counter(range(RECORDS, 2 * RECORDS))
+
+        going_on = job(config=CheckpointConfig(adopt=True))
+        assert going_on.run() == 0, going_on.output()
+        passed_over = first.total()
+        assert into_kafka.ids().total() == first.total() + RECORDS + RECORDS - passed_over
 
 
 def fail() -> None:
