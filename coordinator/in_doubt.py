@@ -136,7 +136,8 @@ def remedies(seen: Seen) -> list[Remedy]:
             fenced,
         ),
         Decision.OPEN: (
-            "of the driver that runs, which completes or aborts them. If that is stuck, stop it, and",
+            "of the newest driver, which runs by its last sign of life, and completes or aborts them. If it is stuck "
+            "or gone, stop it, and",
             fenced,
         ),
     }

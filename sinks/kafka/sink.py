@@ -376,7 +376,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 f"sink {self.name!r}: {len(ended)} of {len(committables)} transactions of checkpoint "
                 f"{checkpoint.checkpoint_id} are not open any more, {shown(ended[0].transaction)} for one: the brokers "
                 f"have ended them after transaction_timeout ({self._delivery_timeout:g} s; raise it, if batches take "
-                "longer), or an operator or another driver of this job has"
+                "longer), an operator or another driver of this job has, or a topic that it wrote to was deleted or "
+                "made anew"
             )
 
     def _ended_in_a_partition(self, committables: Sequence[Committable]) -> dict[int, tuple[str, int]]:
