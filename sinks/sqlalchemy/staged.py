@@ -24,6 +24,7 @@ from sinks.sql import strategies
 from sinks.sql.names import altered, columns_digest
 from sinks.sql.options import MergeOptions
 from sinks.sqlalchemy import changes
+from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.dialect import PARTICIPANT, SqlAlchemyDialect, Target
 from sinks.sqlalchemy.ledger import Ledger
 from sinks.sqlalchemy.rows import InsertTransaction
@@ -51,17 +52,14 @@ def identity_of(transaction_id: str, staging: str) -> Identity:
 
 class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
     dialect: SqlAlchemyDialect
-
-    def __init__(self, dialect: SqlAlchemyDialect) -> None:
-        super().__init__(dialect)
-        self.database = dialect.server
+    server: Database
 
     def begin(self, plan: Plan, context: TransactionContext) -> InsertTransaction:
         target, text = plan.target, context.transaction_id
         assert target.staging is not None, "check() comes before the tasks"
         identity, constants = identity_of(text, target.staging.name), {PARTICIPANT: tag(text)}
         return InsertTransaction(
-            self.database,
+            self.server,
             context,
             target.label,
             identity,
@@ -96,7 +94,7 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
     def validate_all(self, plan: Plan, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Raise BadValue for what the target would refuse: move the rows on trial, and roll that back."""
         where = f"table {plan.target.label}: checkpoint {checkpoint.checkpoint_id}"
-        with self.database.explained(where), self.server.lend() as connection, self.server.trial(connection):
+        with self.server.explained(where), self.server.lend() as connection, self.server.trial(connection):
             if tables := _by_table(connection, plan, committables):
                 self._require_same(connection, plan, tables, committables)
                 rows = _gathered(connection, tables)
@@ -125,9 +123,9 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
     def move(self, connection: Connection, plan: Plan, committables: Sequence[Committable]) -> None:
         tables = _by_table(connection, plan, committables)
         try:
-            with self.database.explained(f"table {plan.target.label}"):
+            with self.server.explained(f"table {plan.target.label}"):
                 self._require_same(connection, plan, tables, committables)
-            with self.database.explained(f"table {plan.target.label}: a checkpoint"):
+            with self.server.explained(f"table {plan.target.label}: a checkpoint"):
                 _move(connection, plan.target.table, self.merge, _gathered(connection, tables))
         except ConfigurationError as error:
             raise strategies.TargetRefuses(f"{error}. Change it back") from error
@@ -167,9 +165,9 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
         try:
             return super().commit_all(plan, committables)
         except exc.SQLAlchemyError as error:
-            if not self.database.refuses(error):  # the connection, a lock, a full disk: to be asked again
-                raise self.database.explain(error, f"table {plan.target.label}: a checkpoint") from None
-            reason = f"table {plan.target.label} refuses rows: {self.database.said(error)}"
+            if not self.server.refuses(error):  # the connection, a lock, a full disk: to be asked again
+                raise self.server.explain(error, f"table {plan.target.label}: a checkpoint") from None
+            reason = f"table {plan.target.label} refuses rows: {self.server.said(error)}"
             return self.refused(committables, reason)
 
     def forget(self, connection: Connection, schema: str, identity: Identity) -> None:
