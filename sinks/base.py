@@ -309,9 +309,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
             yield Finding.warning(weakness, "set it otherwise; the job is not exactly-once like this")
         if (schema := self.trial_schema()) is not None:
             name = TransactionId(job, "doctor", 0, self.name, 0, 0, 0, 0, time.time_ns())
-            transaction = self.begin_transaction(
-                TransactionContext(job, "doctor", 0, self.name, 0, "doctor", schema, str(name))
-            )
+            transaction = self.begin_transaction(name.context(schema))
             try:
                 committable = self.snapshot_state(transaction)
             except BaseException:

@@ -132,7 +132,7 @@ class SinkTask:
         if not self._writes(subtask) and not self._writes_letters(subtask):
             _drain(given)
             return Ack(subtask, Fingerprint())
-        rows = self.rows(given, subtask, self._attempt(task_attempt)) if self.rows else given
+        rows = self.rows(given, subtask, self._name(self.sink, subtask, task_attempt).which_try) if self.rows else given
         opened: list[Sink] = []
 
         def open(sink: Sink) -> None:
@@ -155,7 +155,7 @@ class SinkTask:
     def run_on_driver(self, batches: Iterable[pa.RecordBatch]) -> Ack:
         """The one participant of a small batch. With the driver's own sinks, which are open and stay so."""
         try:
-            rows = self.rows(batches, 0, self._attempt(_ON_DRIVER)) if self.rows else iter(batches)
+            rows = self.rows(batches, 0, self._name(self.sink, 0, _ON_DRIVER).which_try) if self.rows else iter(batches)
             return self._participate(rows, 0, _ON_DRIVER, 0, lambda sink: None)
         except SinkError as error:
             logger.warning("checkpoint %d failed on the driver: %s", self.checkpoint_id, error)
@@ -234,33 +234,12 @@ class SinkTask:
             raise too_many(self.sink.name, where, f"more than {most:,}", limit, reasons)
         return refused
 
-    def _attempt(self, task_attempt: int) -> str:
-        return f"g{self.generation}r{self.round}t{self.attempt}a{task_attempt}"
+    def _name(self, sink: Sink, subtask: int, task_attempt: int) -> TransactionId:
+        tries = self.generation, self.round, self.attempt, task_attempt
+        return TransactionId(self.job, self.lineage, self.checkpoint_id, sink.name, subtask, *tries)
 
     def _context(self, sink: Sink, schema: pa.Schema, subtask: int, task_attempt: int, slot: int) -> TransactionContext:
-        name = TransactionId(
-            self.job,
-            self.lineage,
-            self.checkpoint_id,
-            sink.name,
-            subtask,
-            self.generation,
-            self.round,
-            self.attempt,
-            task_attempt,
-        )
-        return TransactionContext(
-            self.job,
-            self.lineage,
-            self.checkpoint_id,
-            sink.name,
-            subtask,
-            self._attempt(task_attempt),
-            schema,
-            str(name),
-            slot,
-            self.exactly_once,
-        )
+        return self._name(sink, subtask, task_attempt).context(schema, slot, exactly_once=self.exactly_once)
 
 
 def _apart(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, pa.Array]:

@@ -61,9 +61,18 @@ class TransactionId:
 
     def __str__(self) -> str:
         return (
-            f"{self.prefix(self.job, self.lineage)}{self.checkpoint}.{token(self.sink)}.{self.subtask}"
-            f".g{self.generation}r{self.round}t{self.attempt}a{self.task_attempt}"
+            f"{self.prefix(self.job, self.lineage)}{self.checkpoint}.{token(self.sink)}.{self.subtask}.{self.which_try}"
         )
+
+    @property
+    def which_try(self) -> str:
+        """Which try to write it this is, as `TransactionContext.attempt`."""
+        return f"g{self.generation}r{self.round}t{self.attempt}a{self.task_attempt}"
+
+    def context(self, schema: pa.Schema, slot: int = 0, *, exactly_once: bool = True) -> TransactionContext:
+        """Of the transaction of this name."""
+        where = self.job, self.lineage, self.checkpoint, self.sink, self.subtask
+        return TransactionContext(*where, self.which_try, schema, str(self), slot, exactly_once)
 
     @staticmethod
     def prefix(job: str, lineage: str | None = None) -> str:
