@@ -34,6 +34,13 @@ class Connection(pymysql.connections.Connection):
         bounds = {"connect_timeout": 10, "read_timeout": ANSWER_SECONDS, "write_timeout": WORK_SECONDS}
         super().__init__(**{**bounds, **options})
 
+    def connect(self, sock: Any = None) -> None:
+        """A SET NAMES in `init_command`, which comes last, is not what PyMySQL encodes texts in: the server would take
+        their bytes for others."""
+        super().connect(sock)
+        if self.init_command:
+            self.set_character_set(self.charset, self.collation)
+
     def may_take(self, seconds: float) -> None:
         """The next statements may take so long, unless `read_timeout` says otherwise."""
         self._read_timeout = self._given or seconds

@@ -568,6 +568,13 @@ MUTANTS = (
         ("tests/postgres/test_sink.py",),
     ),
     Mutant(
+        "MySQL: texts are read by another name of characters than they are written in",
+        "sinks/mysql",
+        "if self.init_command:",
+        "if False:",
+        ("tests/mysql/test_sink.py",),
+    ),
+    Mutant(
         "MySQL: the last change is told by an enumeration",
         "sinks/sql",
         'in ("enum", "set"):',

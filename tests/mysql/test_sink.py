@@ -705,6 +705,16 @@ def test_an_order_by_that_is_long_text(db: Observer, length: int) -> None:
 
 
 @pytest.mark.usefixtures("without_local")
+@pytest.mark.parametrize("names", ["latin1", "utf8mb3"])
+def test_texts_are_what_they_were_whatever_names_an_init_command_sets(db: Observer, names: str) -> None:
+    db.run("ALTER TABLE orders CONVERT TO CHARACTER SET utf8mb4")
+    sink = make(db, connect_options={"init_command": f"SET NAMES {names}"})
+    text = "täglich €\u2028😀"
+    assert sink.commit_all(checkpoint(), [pre_commit(sink, batch([{"id": 1, "name": text}], SCHEMA))]) == [COMMITTED]
+    assert db.visible() == [(1, text)]
+
+
+@pytest.mark.usefixtures("without_local")
 def test_a_zero_keeps_its_sign_in_an_insert(db: Observer) -> None:
     db.run("ALTER TABLE orders ADD amount double")
     schema = pa.schema([("id", pa.int64()), ("amount", pa.float64())])
