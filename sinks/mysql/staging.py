@@ -220,8 +220,11 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         return f"SELECT count(*) FROM ({last}) AS last JOIN {target.identifier} AS target ON {same}{self._kept()}"
 
     def _update(self, target: Target, last: str, written: Sequence[str]) -> str:
-        changes = [column for column in written if column not in self.merge.keys]
-        sets = ", ".join(f"target.{quoted(column)} = last.{quoted(column)}" for column in changes)
+        """A key stays also where the server puts the time into what is not set (ON UPDATE)."""
+        own = [c.name for c in target.columns if c.name in self.merge.keys and c.type in ("timestamp", "datetime")]
+        changes = [(column, "last") for column in written if column not in self.merge.keys]
+        changes += [(column, "target") for column in own]
+        sets = ", ".join(f"target.{quoted(column)} = {row}.{quoted(column)}" for column, row in changes)
         return (
             f"UPDATE {target.identifier} AS target JOIN ({last}) AS last"
             f" ON {self.equal('target', 'last', self.merge.keys)}{self.not_older()} SET {sets}{self._kept()}"

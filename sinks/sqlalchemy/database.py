@@ -37,7 +37,9 @@ _SESSION: dict[str, tuple[str, ...]] = {
     ),
     "mysql": (
         f"SET SESSION innodb_lock_wait_timeout = {_LOCK_SECONDS}, lock_wait_timeout = {_LOCK_SECONDS},"
-        " sql_mode = CONCAT(REPLACE(@@sql_mode, 'EMPTY_STRING_IS_NULL', 'STRICT_ALL_TABLES'),"
+        # drivers may escape bytes by backslashes in whatever mode
+        " sql_mode = CONCAT(REPLACE(REPLACE(@@sql_mode, 'EMPTY_STRING_IS_NULL', 'STRICT_ALL_TABLES'),"
+        " 'NO_BACKSLASH_ESCAPES', 'STRICT_ALL_TABLES'),"
         " ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'),"
         " time_zone = '+00:00', completion_type = 0, sql_safe_updates = 0, sql_select_limit = 18446744073709551615,"
         " max_sort_length = 4096",

@@ -568,6 +568,13 @@ MUTANTS = (
         ("tests/postgres/test_sink.py",),
     ),
     Mutant(
+        "MySQL: an upsert lets the server put the time into a key",
+        "sinks/mysql",
+        'changes += [(column, "target") for column in own]',
+        "changes += []",
+        ("tests/mysql/test_sink.py",),
+    ),
+    Mutant(
         "MySQL: texts are read by another name of characters than they are written in",
         "sinks/mysql",
         "if self.init_command:",

@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -679,6 +680,21 @@ def test_another_unique_index_of_an_upsert_is_no_key_and_is_tried_before_the_dec
 
 
 # ---------------------------------------------------------------------- like every table
+def test_a_key_is_not_updated_to_the_present_time(db: Observer) -> None:
+    """Which the first timestamp of a table gets by itself, unless explicit_defaults_for_timestamp is on."""
+    db.run(
+        "CREATE TABLE readings (at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6),"
+        " sensor bigint, celsius double, PRIMARY KEY (at, sensor))"
+    )
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("sensor", pa.int64()), ("celsius", pa.float64())])
+    sink = make(db, table="readings", check=schema, mode="upsert", keys=["at", "sensor"])
+    for number, celsius in enumerate((20.5, 21.5)):
+        rows = batch([{"at": 1_000_000, "sensor": 7, "celsius": celsius}], schema)
+        assert sink.commit_all(checkpoint(number), [pre_commit(sink, rows, checkpoint=number)]) == [COMMITTED]
+    db.run("SET time_zone = '+00:00'")
+    assert db.run("SELECT * FROM readings") == [(datetime(1970, 1, 1, 0, 0, 1), 7, 21.5)]
+
+
 @pytest.mark.parametrize("kind", ["enum", "set"])
 def test_no_order_by_an_enumeration(db: Observer, kind: str) -> None:
     """Of one staging table the server takes the last member for the last change, of two the greatest text."""

@@ -259,9 +259,9 @@ def test_no_order_by_an_enumeration_of_mariadb(maria: Server, kind: str) -> None
 
 def test_an_empty_text_is_no_null_whatever_mode_the_server_is_in(maria: Server) -> None:
     maria.run("CREATE TABLE orders (id bigint NOT NULL, name varchar(100))")
-    url = f"{maria.url}?init_command=SET sql_mode='EMPTY_STRING_IS_NULL', sql_select_limit=1"
-    maria.write(maria.sink(url=url), ORDERS, [(1, ""), (2, "b")], [(3, "c")])
-    assert maria.run("SELECT * FROM orders ORDER BY id") == [(1, ""), (2, "b"), (3, "c")]
+    url = f"{maria.url}?init_command=SET sql_mode='EMPTY_STRING_IS_NULL,NO_BACKSLASH_ESCAPES', sql_select_limit=1"
+    maria.write(maria.sink(url=url), ORDERS, [(1, ""), (2, "b")], [(3, "\\'c")])
+    assert maria.run("SELECT * FROM orders ORDER BY id") == [(1, ""), (2, "b"), (3, "\\'c")]
 
 
 # ---------------------------------------------------------------------- tables that change while the query runs
