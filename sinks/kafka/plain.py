@@ -67,6 +67,8 @@ class PlainProducer(TransactionalProducer):
         self._admin: AdminClient | None = None
         self._timed = set[str]()
         """Topics of records with timestamps of their own."""
+        self._fatal = False
+        """Whether librdkafka has given up: nothing is acknowledged any more."""
 
     def begin(self, timeout: float) -> None:
         try:
@@ -179,6 +181,9 @@ class PlainProducer(TransactionalProducer):
             self._serve(self._client.flush, 0.5)
         self._check_delivered()
 
+    def _is_awaited(self) -> bool:
+        return super()._is_awaited() and not self._fatal
+
     def _poll(self) -> None:
         self._serve(self._client.poll, 0.1)
 
@@ -212,8 +217,10 @@ class PlainProducer(TransactionalProducer):
         try:
             call(timeout)
         except KafkaException as error:
+            self._fatal = True
             raise self._explained(error.with_traceback(None), "the producer") from error
         except SystemError as error:
+            self._fatal = True
             error.__traceback__ = None
             if isinstance(error.__cause__, KafkaException):
                 raise self._explained(error.__cause__, "the producer") from error
