@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -297,8 +298,10 @@ def inserted(connection: Connection, statement: sa.Executable) -> bool:
         return False
 
 
+@cache
 def ledger_table(name: str, schema: str) -> sa.Table:
-    """`committed` is null while a participant's rows are staged, in the table `staging`."""
+    """`committed` is null while a participant's rows are staged, in the table `staging`. An engine keeps what it has
+    compiled for this object."""
     return sa.Table(
         name,
         sa.MetaData(),
