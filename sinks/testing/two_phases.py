@@ -263,7 +263,7 @@ class TwoPhases(SinkTests):
         for committable in committables:
             self.abort(sink, committable)
         with Clause.DIAGNOSE.kept("diagnose"):
-            findings = list(sink.diagnose(self.job))
+            findings = list(copy_of(sink).diagnose(self.job))
         strange = [one for one in findings if not isinstance(one, Finding)]
         assert strange == [], Clause.DIAGNOSE.broken(f"{strange}")
         for job in (self.job, "doctor"):
