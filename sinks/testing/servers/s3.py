@@ -3,7 +3,7 @@
 It is moto (`pip install "moto[server]"`), in a process of its own on a free loopback port. A lock lets in one request
 at a time, which makes a put with `If-None-Match: *` atomic, as Amazon's S3 is: moto looks for the key and writes it in
 two steps, between which its threads may switch. (Seen without the lock and with sys.setswitchinterval(1e-6): of 400
-keys for which eight processes raced, one was won twice.)
+keys for which eight processes raced, one was won twice.) A list is told in pages of `PAGE` keys.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from collections.abc import Sequence
 
 from sinks.testing.servers.common import ServerProcess
 
-_SERVE = """
-import sys
+PAGE = 100
+"""Of Amazon's 1,000, so that a test meets the second page soon."""
+
+_SERVE = f"""
+import os, sys
+os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "{PAGE}"
 from threading import Lock
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
