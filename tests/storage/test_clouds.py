@@ -19,7 +19,7 @@ from obstore.store import S3Store
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.storage.objects import _RACERS, ObjectStorage, open_bucket
 from sinks.testing.servers.common import free_port
-from sinks.testing.servers.s3 import S3Server
+from sinks.testing.servers.s3 import PAGE, S3Server
 from sinks.testing.storage import ProcessConformance
 from sinks.testing.table import eventually
 from tests.storage.lost_puts import LostPuts
@@ -27,7 +27,8 @@ from tests.storage.proxy import Proxy
 
 
 class TestS3(ProcessConformance):
-    keys = 100
+    keys = 40  # of which eight writers put each: two milliseconds of processor time a put
+    keys_of_threads = 15
     kills = 4
 
     @pytest.fixture
@@ -35,7 +36,7 @@ class TestS3(ProcessConformance):
         return f"{s3_bucket}/check points/ü"
 
     def test_more_keys_than_one_answer_lists(self, storage):
-        keys = [f"a/{number}" for number in range(1005)]
+        keys = [f"a/{number}" for number in range(PAGE + 5)]
         with ThreadPoolExecutor(8) as threads:
             assert all(threads.map(lambda key: storage.put_if_absent(key, b""), keys))
         assert storage.list("") == sorted(keys)

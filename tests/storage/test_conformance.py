@@ -55,6 +55,9 @@ class TestSqlite(ProcessConformance):
 
 
 class TestPostgres(ProcessConformance):
+    keys = 60
+    kills = 4
+
     @pytest.fixture
     def uri(self, pg_database: str) -> str:
         return pg_database

@@ -31,7 +31,7 @@ class TestHdfs(ProcessConformance):
 
     writers = 2  # each with a JVM
     keys = 40
-    keys_of_threads = 10  # eight puts for each, of 70 ms of processor time
+    keys_of_threads = 4  # eight puts for each, of 70 ms of processor time
     kills = 1
 
     @pytest.fixture
