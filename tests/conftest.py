@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if short_loop.is_large(item):
             item.add_marker(pytest.mark.large)
     _in_turn(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays to the end: the garbage collector need not look at it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _in_turn(items: list[pytest.Item]) -> None:
@@ -149,17 +161,18 @@ SERVERS = {
         "sqlalchemy_sink/test_servers",
         "storage/test_failures",
     ),
+    "registry": ("kafka/test_avro", "kafka/test_protobuf", "kafka/test_registry"),
     "both": ("cli/test_in_doubt", "cli/test_verify", "jobs", "test_several_sinks", "test_weaknesses"),
 }
 """Where the tests are that ask for one of these fixtures."""
 
-AT_MOST = 2
+AT_MOST = {"kafka": 2, "mariadb": 2, "registry": 1}
 """Test processes that start such a server, while the others have something else to do."""
 
 
 def _servers(scope: str) -> set[str]:
     found = {name for name, places in SERVERS.items() if scope.removeprefix("tests/").startswith(places)}
-    return {"kafka", "mariadb"} if "both" in found else found
+    return found - {"both"} | {"kafka", "mariadb"} if "both" in found else found
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -181,7 +194,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
             def unsuited(scope: str) -> tuple[bool, bool]:
                 new = _servers(scope) - running[node]
-                return any(started[server] >= AT_MOST for server in new), bool(new) or not _servers(scope)
+                return any(started[server] >= AT_MOST[server] for server in new), bool(new) or not _servers(scope)
 
             return str(min(self.workqueue, key=unsuited))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from typer.testing import CliRunner, Result
 
 from coordinator.cli.app import app
@@ -25,6 +27,9 @@ from tests.cli import driver
 from tests.protocol.play import CrashError, crash_at
 
 INPUT = example_input(3)
+
+# A runner would make all commands anew each time, which takes longer than most of them.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 class Job:

@@ -20,14 +20,14 @@ class Contract(SinkContract):
     @pytest.fixture
     def sink(self, database: str) -> Iterator[SqlAlchemySink]:
         self.url = database
+        self.engine = sa.create_engine(database, poolclass=sa.NullPool)
         self.run("CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)")
         sink = SqlAlchemySink(database, "orders", strategy=self.strategy)
         yield sink
         sink.close()
 
     def run(self, statement: str) -> list[dict[str, Any]]:
-        engine = sa.create_engine(self.url, poolclass=sa.NullPool)
-        with engine.begin() as connection:
+        with self.engine.begin() as connection:
             result = connection.execute(sa.text(statement))
             return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
