@@ -29,7 +29,7 @@ from tests.protocol.play import CrashError, crash_at
 INPUT = example_input(3)
 
 # A runner would make all commands anew each time, which takes longer than most of them.
-typer.testing._get_command = functools.cache(typer.testing._get_command)
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 
 class Job:

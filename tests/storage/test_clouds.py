@@ -27,7 +27,7 @@ from tests.storage.proxy import Proxy
 
 
 class TestS3(ProcessConformance):
-    keys = 40  # of which eight writers put each: two milliseconds of processor time a put
+    keys = 60  # of which eight writers put each: two milliseconds of processor time a put
     keys_of_threads = 15
     kills = 4
 
