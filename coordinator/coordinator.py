@@ -113,6 +113,8 @@ class CheckpointCoordinator:
         self.statistics.guaranteed(self.guarantee.reasons)  # a recovery ends before the batch tells the rest
         self.last_error: Exception | None = None
         """What stopped the query: Spark passes on its text only."""
+        self._raised: tuple[MicroBatch, Exception] | None = None
+        """What the last call ended with, if it was no stop: Spark fails the query with it, and no other batch comes."""
         self._finished_at = self._cut_off_at = -math.inf
         self._one_at_a_time = threading.RLock()
         self._ready = False
@@ -178,6 +180,9 @@ class CheckpointCoordinator:
         from pyspark.sql import is_remote
 
         batch = batch_of(df, batch_id, self.config.checkpoint_location, self._passage, shared=self._shared)
+        if self._raised and self._raised[0].run_id == batch.run_id and self._raised[0].facts != batch.facts:
+            raise self._kept_from_spark(*self._raised)
+        self._raised = None
         try:
             if not is_remote():
                 self._prepare(df)
@@ -185,6 +190,7 @@ class CheckpointCoordinator:
         except Exception as error:
             self.last_error, self._cut_off_at = error, self._clock.monotonic()
             if batch.active:
+                self._raised = batch, error
                 raise
             logger.info("batch %d was cut off, since the query is being stopped; the next start has it", batch_id)
             logger.debug("it was cut off here", exc_info=True)
@@ -193,6 +199,20 @@ class CheckpointCoordinator:
             self._closed.clear()
             self._sweeper = threading.Thread(target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True)
             self._sweeper.start()
+
+    def unheard(self) -> CheckpointError | None:
+        """Of a query that has ended: an error that the function which called this object has kept from Spark."""
+        return self._kept_from_spark(*self._raised) if self._raised and not self._raised[0].query.exception() else None
+
+    def _kept_from_spark(self, batch: MicroBatch, error: Exception) -> CheckpointError:
+        kept = CheckpointError(
+            f"batch {batch.facts.checkpoint_id} failed, and Spark takes it for done, since the function that calls the "
+            f"coordinator of job {self.job!r} has kept the error: {type(error).__name__}: {error}. Rows of it are "
+            "missing. Let the errors of the coordinator pass, and start the query again; where it then misses a "
+            "checkpoint, Spark has gone on to later batches, and a savepoint or a new job name is the way back."
+        )
+        kept.__cause__ = error
+        return kept
 
     def _prepare(self, df: DataFrame) -> None:
         """Once, and before anything is written: what a batch would fail on, deep in Spark's stacks. With Connect in the
@@ -449,16 +469,19 @@ class CheckpointCoordinator:
         """Stop the query, then `close`. Raises what the query failed with, even if nobody waited for it; but not again
         where the block was told by `awaitTermination()` or `exception()` of what `write_stream(…).start()` returned,
         and ends all the same. An error of Spark that passes on the text of what stopped the query gives way to that
-        error itself."""
-        unseen = None
+        error itself. Raises also what the function around this object kept from Spark."""
+        unseen = unheard = None
         told = error or (self._started and self._started.has_told())
         try:
             for query in (self._started and self._started.query, self._query):
                 if query:  # the first also if no batch of it has come; the second also if somebody else started it
                     self.stop(query)
                     unseen = None if told else query.exception()
+            unheard = self.unheard()
         finally:
             self.close()
+        if unheard and not error:
+            raise unheard
         stopped_by, raised = self.last_error, error or unseen
         if stopped_by and raised and stopped_by is not raised and str(stopped_by) in str(raised):
             cause = stopped_by.__cause__

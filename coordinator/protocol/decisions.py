@@ -113,7 +113,8 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
         raise FirstCheckpointError(
             f"Spark asks for batch {n}, but checkpoint storage holds no checkpoint of this job. Either the storage was "
             "wiped or points elsewhere (restore it, or rows may be doubled), or the query ran without this coordinator "
-            "before: then start once with CheckpointConfig(adopt=True)."
+            "before: then start once with CheckpointConfig(adopt=True). Or your function "
+            "around the coordinator left out the batches before, or kept their errors: hand over each, empty ones too."
         )
     c = newest.record
     if batch.query_id != c.query_id:
@@ -136,7 +137,8 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
             f"Spark asks for batch {n}, but the newest complete checkpoint in storage is {c.checkpoint_id}: "
             f"{n - c.checkpoint_id - 1} checkpoint(s) are missing. Storage is older than Spark's checkpointLocation: "
             "restore the storage that belongs to it. Or StreamingCheckpointManager.repartition has added a batch "
-            "of its own there, which Spark hands to no sink; that is not supported."
+            "of its own there, which Spark hands to no sink; that is not supported. Or your function around "
+            "the coordinator left them out, or kept their errors: it has to hand over each batch, empty ones too."
         )
     if n == c.checkpoint_id + 1:
         return Call.WRITE

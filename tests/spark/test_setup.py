@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from coordinator import CheckpointCoordinator, CheckpointListener, Step
-from coordinator.errors import CheckpointFailed, WorkersNotReady
+from coordinator.errors import CheckpointError, CheckpointFailed, WorkersNotReady
 from examples.custom_sink import FileSink
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
@@ -128,6 +128,28 @@ def test_the_end_of_the_block_stops_a_query_that_has_had_no_batch(spark: SparkSe
     with CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri()) as coordinator:
         query = start(coordinator.write_stream(numbers(spark)), tmp_path)
     assert not query.isActive
+
+
+def test_an_error_that_the_function_around_keeps_from_spark_is_raised_at_the_end(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "rows").mkdir()
+    coordinator = CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri())
+    kept = dict[int, str]()
+
+    def keeping(df: DataFrame, n: int) -> None:
+        try:
+            coordinator(df.where("value % 2 = 0"), n)
+            coordinator(df.where("value % 2 = 1"), n)
+        except CheckpointError as error:
+            kept[n] = str(error)
+
+    coordinator.__enter__()
+    start(numbers(spark).writeStream.foreachBatch(keeping), tmp_path)
+    wait_for(lambda: len(kept) > 1)
+    assert "batch 0 failed, and Spark takes it for done" in kept[1]
+    with pytest.raises(CheckpointError, match=r"Spark takes it for done.*has kept the error: .*called twice"):
+        coordinator.__exit__(None, None, None)
 
 
 def wrong(dsn: str) -> str:
