@@ -40,6 +40,7 @@ from coordinator.ui.facts import JobFacts
 from coordinator.ui.visitors import Visitors
 from coordinator.verifier import Verifier
 from sinks import dead_letters
+from sinks.base import TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -83,6 +84,8 @@ class CheckpointCoordinator:
         self._made_of = (job, sinks, storage, config, listeners)
         if not job:
             raise ValueError("a job needs a name: it is how a restarted driver finds its checkpoints again")
+        if not isinstance(sinks, Sequence) or not all(isinstance(one, TwoPhaseCommitSink) for one in sinks):
+            raise TypeError(f"sinks has to be a list of sinks, not {sinks!r}")
         if not sinks:
             raise ValueError("a coordinator needs at least one sink")
         self.sinks = with_dead_letters(sinks)

@@ -300,6 +300,12 @@ def test_sinks_need_different_names(job: Job) -> None:
         CheckpointCoordinator("job", [job.sink, FileSink(job.folder)], job.storage)
 
 
+@pytest.mark.parametrize("sinks", [5, ["postgres"], "postgres"])
+def test_sinks_come_in_a_list(job: Job, sinks: Any) -> None:
+    with pytest.raises(TypeError, match="has to be a list of sinks, not"):
+        CheckpointCoordinator("job", sinks, job.storage)
+
+
 def test_a_listener_that_fails_changes_nothing(job: Job) -> None:
     class Failing(CheckpointListener):
         def on_step(self, step, checkpoint_id, facts) -> None:
