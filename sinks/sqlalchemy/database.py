@@ -91,6 +91,11 @@ class Database(Server[Connection]):
             raise ConfigurationError(
                 f"sink {name!r}: local_infile lets the server read files of this machine: leave it out"
             )
+        if (level := _isolation(options)) in ("AUTOCOMMIT", "READ UNCOMMITTED"):
+            raise ConfigurationError(
+                f"sink {name!r}: with isolation_level={level!r} the sink has no transactions, or takes what others may "
+                "yet roll back for committed: leave it out"
+            )
         if self.dialect == "sqlite" and (self.url.database or ":memory:") == ":memory:":
             raise ConfigurationError(f"sink {name!r}: tasks cannot see a SQLite database in memory; give it a file")
         self._options = dict(options)
@@ -275,6 +280,11 @@ class Database(Server[Connection]):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_engines": {}}
+
+
+def _isolation(options: Mapping[str, Any]) -> str:
+    level = options.get("isolation_level") or (options.get("execution_options") or {}).get("isolation_level")
+    return str(level or "").upper().replace("_", " ")
 
 
 def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:

@@ -568,6 +568,13 @@ MUTANTS = (
         ("tests/postgres/test_sink.py",),
     ),
     Mutant(
+        "SqlAlchemySink: an engine that commits by itself is taken",
+        "sinks/sqlalchemy",
+        'if (level := _isolation(options)) in ("AUTOCOMMIT", "READ UNCOMMITTED"):',
+        'if (level := _isolation(options)) == "NONE":',
+        ("tests/sqlalchemy_sink/test_sink.py",),
+    ),
+    Mutant(
         "MySQL: an upsert lets the server put the time into a key",
         "sinks/mysql",
         'changes += [(column, "target") for column in own]',

@@ -248,6 +248,20 @@ def test_two_phase_is_refused_where_it_is_not_to_be_had(db: Play) -> None:
         db.sink(strategy="two_phase").check(ORDERS)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"isolation_level": "AUTOCOMMIT"},
+        {"isolation_level": "read_uncommitted"},
+        {"execution_options": {"isolation_level": "AUTOCOMMIT"}},
+    ],
+)
+def test_an_engine_without_transactions_is_refused(db: Play, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="the sink has no transactions"):
+        db.sink(engine_options=options)
+    db.sink(engine_options={"isolation_level": "SERIALIZABLE"}).check(ORDERS)
+
+
 def test_a_password_is_never_shown() -> None:
     sink = SqlAlchemySink("postgresql+psycopg://app:s3cret@127.0.0.1:1/shop?connect_timeout=2", "orders")
     with pytest.raises(ConfigurationError, match=r"app:\*\*\*@127.0.0.1:1/shop") as caught:
