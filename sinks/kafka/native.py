@@ -22,8 +22,10 @@ from sinks.kafka.memory import PARTITION, Mark
 from sinks.kafka.messages import by_topic, messages
 from sinks.kafka.options import DEFAULTS
 from sinks.kafka.producer import (
+    LOOK_TIMEOUT,
     MARK_TIMEOUT,
     METADATA_TIMEOUT,
+    NO_TOPIC,
     STATS_INTERVAL_MS,
     TransactionalProducer,
     failure,
@@ -139,6 +141,7 @@ class NativeProducer(TransactionalProducer):
             left["err"] = 0
             rows = left
             self._serve(100)
+            self._look_for_topics()
             self._raise_failure()
 
     def partitions(self, topic: str) -> int:
@@ -205,8 +208,13 @@ class NativeProducer(TransactionalProducer):
         thread = self._beside(flush, "kafka-flush")
         while goes_on():
             self._serve(100)
+            self._look_for_topics()
         thread.join()
         self._check_delivered()
+
+    def _is_missing(self, topic: str) -> bool:
+        error, _ = self._metadata(self._topics[topic][0], LOOK_TIMEOUT)
+        return _name(error) in NO_TOPIC
 
     def _poll(self) -> None:
         self._serve(100)

@@ -27,8 +27,10 @@ from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.memory import PARTITION, Mark
 from sinks.kafka.messages import LARGEST_PARTITION, NO_HEADER, milliseconds, no_partition, without_headers
 from sinks.kafka.producer import (
+    LOOK_TIMEOUT,
     MARK_TIMEOUT,
     METADATA_TIMEOUT,
+    NO_TOPIC,
     STATS_INTERVAL_MS,
     TransactionalProducer,
     failure,
@@ -138,6 +140,7 @@ class PlainProducer(TransactionalProducer):
                 self._client.produce(topic, **record)
             except BufferError:
                 self._serve(self._client.poll, 0.1)
+                self._look_for_topics()
                 self._raise_failure()
                 continue
             except KafkaException as error:
@@ -179,10 +182,18 @@ class PlainProducer(TransactionalProducer):
         deadline = time.monotonic() + timeout
         while self._is_awaited() and time.monotonic() < deadline:
             self._serve(self._client.flush, 0.5)
+            self._look_for_topics()
         self._check_delivered()
 
     def _is_awaited(self) -> bool:
         return super()._is_awaited() and not self._fatal
+
+    def _is_missing(self, topic: str) -> bool:
+        try:
+            error = self._client.list_topics(topic, timeout=LOOK_TIMEOUT).topics[topic].error
+        except KafkaException:  # no broker answers
+            return False
+        return error is not None and error.name() in NO_TOPIC
 
     def _poll(self) -> None:
         self._serve(self._client.poll, 0.1)

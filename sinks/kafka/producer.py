@@ -28,6 +28,9 @@ MARK_TIMEOUT = 30.0
 
 _SETTLE_TIMEOUT = 5.0
 _STATISTICS_TIMEOUT = 10.0
+LOOK_INTERVAL = 10.0
+"""Seconds without an acknowledgement until a producer looks for its topics."""
+LOOK_TIMEOUT = 1.0
 
 NO_RIGHTS_ON_GROUP = (
     "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read on groups with the "
@@ -55,6 +58,7 @@ _BAD_VALUES = {
     "INVALID_TIMESTAMP": "the timestamp of a record is out of the range that the topic allows",
 }
 
+NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
 _PURGED = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")
 
 _FENCED = (
@@ -92,6 +96,7 @@ class TransactionalProducer(ABC):
         self._cluster = ""
         self._producer: tuple[int, int] | None = None
         self._witness: tuple[str, int, int] | None = None
+        self._progress, self._next_look, self._missing = -1, 0.0, set[str]()
         self._spans: dict[tuple[str, int], list[int]] = {}
 
     @abstractmethod
@@ -117,6 +122,10 @@ class TransactionalProducer(ABC):
     @abstractmethod
     def flush(self, timeout: float) -> None:
         """Return when every record sent was acknowledged by the broker, or raise what went wrong with one."""
+
+    @abstractmethod
+    def _is_missing(self, topic: str) -> bool:
+        """Whether a broker says, soon, that there is no such topic."""
 
     @abstractmethod
     def _poll(self) -> None:
@@ -205,6 +214,19 @@ class TransactionalProducer(ABC):
             self._witness = topic, partition, offset
         span = self._spans.setdefault((topic, partition), [offset, offset])
         span[:] = min(span[0], offset), max(span[1], offset + records)
+
+    def _look_for_topics(self) -> None:
+        """While records wait: librdkafka waits for a topic that was deleted as for a broker, and says nothing. One that
+        is missing at two looks does not come back by itself."""
+        now = time.monotonic()
+        if self.delivered != self._progress:
+            self._progress, self._next_look, self._missing = self.delivered, now + LOOK_INTERVAL, set()
+        if now < self._next_look:
+            return
+        missing = {topic for topic in self.topic_ids if self._is_missing(topic)}
+        for topic in missing & self._missing:
+            self._failure = self._failure or ConfigurationError(f"topic {topic!r} was deleted while rows went there")
+        self._next_look, self._missing = time.monotonic() + LOOK_INTERVAL, missing
 
     def _is_awaited(self) -> bool:
         """Whether the brokers may still acknowledge what was sent."""

@@ -16,7 +16,7 @@ from confluent_kafka.serialization import SerializationContext
 from kafka.errors import KafkaError
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
-from sinks.kafka import KafkaSink, cluster
+from sinks.kafka import KafkaSink, cluster, producer
 from sinks.kafka.outcome import NotYetKnown
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
@@ -624,6 +624,21 @@ def test_a_topic_made_anew_after_the_pre_commit_is_lost_and_written_again(
     replay = [pre_commit(sink, texts(f"row {n}"), subtask=n) for n in range(2)]
     assert list(sink.commit_all(Checkpoint("job", "l", 0), replay)) == [CommitOutcome.COMMITTED] * 2
     assert values(kafka, kafka_topic) == ["row 0", "row 1"]
+
+
+@pytest.mark.usefixtures("way")
+def test_a_topic_that_is_deleted_while_rows_go_there_is_told(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka waits for it without a word, until the time of the transaction is up."""
+    monkeypatch.setattr(producer, "LOOK_INTERVAL", 0.5)
+    transaction = begun(sink, texts("a"))
+    transaction.flush(120)
+    anew(kafka, kafka_topic, create=False)
+    sink.write(transaction, texts("b"))
+    with pytest.raises(ConfigurationError, match=f"topic '{kafka_topic}' was deleted while rows went there"):
+        sink.pre_commit(transaction)
+    sink.rollback(transaction)
 
 
 def test_one_of_several_topics_made_anew_takes_the_transaction_with_it(kafka: KafkaService) -> None:

@@ -1241,6 +1241,13 @@ MUTANTS = (
         VERSIONS,
     ),
     Mutant(
+        "Kafka: nobody tells that a topic was deleted while rows went there",
+        "sinks/kafka",
+        "for topic in missing & self._missing:",
+        "for topic in ():",
+        ("tests/kafka/test_sink.py::test_a_topic_that_is_deleted_while_rows_go_there_is_told",),
+    ),
+    Mutant(
         "Kafka: a committable without ids of topics is not settled",
         "sinks/kafka",
         'committable.proof.get("topic_ids", {}).items()',
