@@ -169,7 +169,7 @@ def test_state_comes_back(spark: SparkSession, pg_database: str, tmp_path: Path,
     query = play.start(counted, coordinator)
     wait_for(lambda: batches(query) >= 0)
     savepoints = []
-    while batches(query) < 6:
+    while batches(query) < 4:
         savepoints.append(coordinator.trigger_savepoint(play.target))
     savepoints.append(coordinator.stop_with_savepoint(query, play.target))
     assert query.exception() is None

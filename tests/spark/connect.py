@@ -17,6 +17,7 @@ import pyspark
 from coordinator import CheckpointCoordinator
 from sinks.testing.servers.common import free_port
 from tests.spark.job import Kind, SparkJob, end_group
+from tests.spark.workers import WORKERS
 
 
 class ConnectServer:
@@ -48,7 +49,7 @@ class ConnectServer:
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": "2",
             "spark.ui.enabled": "false",
-        }
+        } | WORKERS
         command = [str(home / "bin" / "spark-submit")]
         for key, value in conf.items():
             command += ["--conf", f"{key}={value}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class FillAfterSecond(CheckpointListener):
             fill(self.folder, self.pages_left)
 
 
-def play(small: Path, folder: Path) -> None:
+def play(small: Path, folder: Path, full: Mapping[str, Sequence[int]]) -> None:
     """Prints, for each place that is on the small disk and each time at which that is full, the error and the rows."""
     from pyspark.sql import SparkSession
 
@@ -73,30 +73,32 @@ def play(small: Path, folder: Path) -> None:
         values = sorted(row["value"] for row in visible(FileSink(folder / name)))
         print(json.dumps([name, error, again, before, len(values), values == list(range(len(values)))]))
 
-    for pages_left in range(5):  # a batch writes an offset and a commit, each with a checksum
-        over(f"location-{pages_left}", small, folder, numbers, pages_left)
-    for pages_left in range(2):
-        over(f"storage-{pages_left}", folder, small, numbers, pages_left)
-    over("local-0", folder, folder, numbers.repartition(3), 0)
+    places = {
+        "location": (small, folder, numbers),
+        "storage": (folder, small, numbers),
+        "local": (folder, folder, numbers.repartition(3)),
+    }
+    for place, many in full.items():
+        for pages_left in many:
+            over(f"{place}-{pages_left}", *places[place], pages_left)
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str, int, int, bool]]:
-    folder = tmp_path_factory.mktemp("disk")
-    code = "import sys, pathlib; from tests.spark.test_full_disk import play; play(*map(pathlib.Path, sys.argv[1:]))"
-    printed = in_mount(
-        "tmpfs -o size=8m", folder / "small", [sys.executable, "-c", code, str(folder / "small"), str(folder)]
-    )
-    return [tuple(json.loads(line)) for line in printed.splitlines()]
+# Into its location a batch writes an offset and a commit, each with a checksum.
+SHORT = {"location": (0, 2), "storage": (0, 1), "local": (0,)}
+FURTHER = {"location": (1, 3, 4)}
 
 
 @needs_mount
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["location", "storage", "local"])
-def test_the_query_stops_and_goes_on_when_there_is_space(told: Any, place: str) -> None:
-    mine = [each for each in told if each[0].startswith(place)]
-    assert mine
-    for name, error, again, before, rows, each_once in mine:
+@pytest.mark.parametrize("full", [SHORT, pytest.param(FURTHER, marks=pytest.mark.large)], ids=["short", "further"])
+def test_the_query_stops_and_goes_on_when_there_is_space(tmp_path: Path, full: Mapping[str, Sequence[int]]) -> None:
+    small = tmp_path / "small"
+    call = f"play(Path({str(small)!r}), Path({str(tmp_path)!r}), {full})"
+    code = f"from pathlib import Path; from tests.spark.test_full_disk import play; {call}"
+    printed = in_mount("tmpfs -o size=8m", small, [sys.executable, "-c", code])
+    told = [json.loads(line) for line in printed.splitlines()]
+    assert len(told) == sum(map(len, full.values()))
+    for name, error, again, before, rows, each_once in told:
         assert "No space left on device" in error, name
         assert again == "", name
         assert before >= 20, name
