@@ -87,6 +87,7 @@ class ExactlyOnceSource(DataSource):
 def _opened(job_file: str) -> Iterator[tuple[Sink, HalvedProtocol]]:
     """The job's one sink, and its protocol, in this process."""
     job = load_job(job_file)
+    of, store = job.protocol, job.protocol.store
     [sink, *others] = job.sinks.values()
     for given, what in (
         (sink.dead_letters, "a sink's dead letters"),
@@ -94,11 +95,11 @@ def _opened(job_file: str) -> Iterator[tuple[Sink, HalvedProtocol]]:
         (sink.transform, "a sink's transform"),
         (not job.config.exactly_once, "at-least-once mode"),
         (job.config.replay is Replay.SPOOL, "replay='spool'"),
+        (store.storage.uri.startswith("memory:"), "a storage in memory, of which each process has its own,"),
         (job.config.require, "a required guarantee, since no process sees the source,"),
     ):
         if given:
             raise ConfigurationError(f'{job_file}: {what} is not for format("exactly_once"), but for foreachBatch')
-    of, store = job.protocol, job.protocol.store
 
     def claim(_: Query | None) -> int:
         return store.claim_generation("", next_sign=job.config.timeout)
