@@ -498,7 +498,7 @@ class CheckpointProtocol:
         except Exception:
             self._abort(record.committables)
             raise
-        return replace(record, topic_ids=self._topic_ids)
+        return replace(record, topic_ids=tuple(self._topic_ids))
 
     def _same_topics(self, batch: MicroBatch) -> TopicIds:
         """R19. Where nobody tells, the query goes on, and what was known last is compared with what is told next."""

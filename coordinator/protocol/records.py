@@ -89,7 +89,7 @@ class Record:
     batch_rows: int | None = None
     dead_letters: Mapping[str, str] = field(default_factory=dict)
     row_hash: str = ""
-    topic_ids: Sequence[Mapping[str, str]] = ()
+    topic_ids: tuple[Mapping[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {
@@ -111,6 +111,7 @@ class Record:
                     "offsets": tuple(body["offsets"]),
                     "committables": tuple(Committable.from_json(value) for value in body["committables"]),
                     "accepted": tuple(Acceptance(**value) for value in body.get("accepted", ())),
+                    "topic_ids": tuple(body.get("topic_ids", ())),
                 }
             )
         except (KeyError, TypeError, ValueError) as error:

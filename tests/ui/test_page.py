@@ -111,7 +111,8 @@ def test_a_running_job_and_its_savepoints(job: Job, target: str) -> None:
         assert "computed by this driver, generation 1" in pages["guarantee"].lower()
         assert "it is gone with the driver&#39;s process" in pages["guarantee"]
         assert 'commit_timeout<td class="code">2.0' in pages["configuration"]
-        assert f"<b>{sum(bool(table.num_rows) for table in job.input[2])} open</b>: of the driver" in pages["in-doubt"]
+        opened = sum(bool(table.num_rows) for table in job.input[2])
+        assert f"<b>{opened} open</b>: of the newest driver" in pages["in-doubt"]
         detail = next(text for tab, text in pages.items() if tab.startswith("history/1.1."))
         assert "&#34;end&#34;: 1" in detail
         assert detail.count("<rect") == 4
