@@ -134,7 +134,7 @@ MUTANTS = (
         "coordinator",
         "str(found[topic].topicId().toString())",
         "str(found[topic].name())",
-        KILLED,
+        ("tests/spark/test_killed.py::test_a_topic_that_is_made_anew_is_not_read_on",),
     ),
     Mutant(
         "an empty storage beside a ledger that names the job (R15)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,11 @@ from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Ability, SinkConformance, SinkContract
 
 
+@cache
+def engine(url: str) -> sa.Engine:
+    return sa.create_engine(url, poolclass=sa.NullPool)
+
+
 class Contract(SinkContract):
     url: str
     strategy: Any = "staged"
@@ -20,14 +26,13 @@ class Contract(SinkContract):
     @pytest.fixture
     def sink(self, database: str) -> Iterator[SqlAlchemySink]:
         self.url = database
-        self.engine = sa.create_engine(database, poolclass=sa.NullPool)
         self.run("CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)")
         sink = SqlAlchemySink(database, "orders", strategy=self.strategy)
         yield sink
         sink.close()
 
     def run(self, statement: str) -> list[dict[str, Any]]:
-        with self.engine.begin() as connection:
+        with engine(self.url).begin() as connection:
             result = connection.execute(sa.text(statement))
             return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
