@@ -76,7 +76,6 @@ def _guarded(findings: Iterable[Finding], mend: str) -> Iterable[Finding]:
 
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
-    coordinator.protocol.load()  # raises UnknownSink
     for memory in side_by_side(coordinator.protocol.store, coordinator.sinks, location):
         what = f"newest checkpoint of {memory.name}: {memory.shown}{memory.verdict and ', '}{memory.verdict}"
         if memory.agrees:
@@ -85,6 +84,7 @@ def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Itera
             yield Finding.error(what, "bring it back, or mend what it says, and run the doctor again")
         else:
             yield Finding.error(what, "restore the newest of all three; see docs/storage.md (Backups)")
+    coordinator.protocol.load()  # raises UnknownSink
 
 
 def _packages(coordinator: CheckpointCoordinator) -> Iterable[Finding]:

@@ -27,6 +27,7 @@ class MergeOptions:
     keep_newer: bool = False
 
     def __str__(self) -> str:
+        """Committables keep it, and are compared by it in later versions: the same options, the same text, for ever."""
         if self.mode == "append":
             return self.mode
         parts = [f"{self.mode} by {', '.join(self.keys)}"]

@@ -22,6 +22,7 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from coordinator.wording import of_driver
 from sinks.postgres import PostgresSink
+from sinks.sql.options import MergeOptions
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.table_crashes import run
 from tests.postgres.play import Observer
@@ -218,3 +219,10 @@ def test_a_claim_of_before_lineages_is_refused_by_name(tmp_path: Path, monkeypat
         CorruptRecord, match=r"generation/0000000001 .* lacks or misuses a field: KeyError\('lineage'\)"
     ):
         store(tmp_path).claim_generation()
+
+
+def test_options_are_told_in_committables_as_ever() -> None:
+    """By another text, what is in doubt would count as written for another target."""
+    options = MergeOptions("upsert", ("id", "day"), "version", "deleted", keep_newer=True)
+    assert str(MergeOptions()) == "append"
+    assert str(options) == "upsert by id, day; the last by version; deletes by deleted; newer rows stay"
