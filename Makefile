@@ -15,6 +15,10 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 # Tests start hundreds of interpreters; each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
+# What leads whoever works here to another Spark, PostgreSQL or proxy must not lead these commands there.
+unexport $(filter-out SPARK_LOCAL_IP,$(filter PG% SPARK_% PYSPARK_SUBMIT_ARGS HADOOP_% PYTHONPATH PYTHONHOME,$(.VARIABLES)))
+export no_proxy := 127.0.0.1,127.0.0.2,localhost,$(or $(no_proxy),$(NO_PROXY))
+export NO_PROXY := $(no_proxy)
 
 .PHONY: demo test test-all test-matrix test-pythons mutants lint docs bench chaos model clean java
 .DEFAULT_GOAL := test

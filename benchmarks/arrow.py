@@ -25,7 +25,6 @@ from sinks.task import with_row_hash
 
 SECTIONS = ("throughput", "memory")
 SPARKS, OURS, NONE = "Spark's limit", "bounded by the coordinator", "no bound"
-OLDER = "bounded, and the hash that passes over NULLs"
 
 Way = Callable[[DataFrame], AbstractContextManager[DataFrame]]
 """What to hand to Python of a DataFrame with hashes, while it lasts."""
@@ -74,10 +73,9 @@ def record_batches(df: DataFrame) -> list[tuple[int, int]]:
 class ArrowBench(Bench):
     def throughput(self, shape: Shape) -> None:
         rows = self.options.rows
-        numbers = shape.of(self.spark.range(0, rows, 1, CORES).selectExpr("id AS i"))
-        df, older = with_row_hash(numbers), with_row_hash(numbers, "")
+        df = with_row_hash(shape.of(self.spark.range(0, rows, 1, CORES).selectExpr("id AS i")))
 
-        def run(way: Way, df: DataFrame = df) -> float:
+        def run(way: Way) -> float:
             start = time.perf_counter()
             with way(df) as handed:
                 arrived = sum(rows for rows, _ in record_batches(handed))
@@ -86,13 +84,11 @@ class ArrowBench(Bench):
             return time.perf_counter() - start
 
         by_name = {name: Contender(name, partial(run, way)) for name, way in WAYS.items()}
-        by_name[OLDER] = Contender(OLDER, partial(run, bounded, older))
         rounds(list(by_name.values()), self.options.runs, self.options.warm, tell)
         ours, sparks, none = by_name[OURS], by_name[SPARKS], by_name[NONE]
         aims = [
             ("over Spark's limit", ours, sparks, 1.5),
             ("over no bound", ours, none, 0.9),
-            ("over the older hash", ours, by_name[OLDER], 0.9),
         ]
         report(f"{shape.name}, {rows:,} rows", rows, list(by_name.values()), [("Spark's limit", sparks)], aims)
 

@@ -22,7 +22,7 @@ from sinks.postgres import PostgresSink
 from sinks.postgres import catalog as postgres
 from sinks.sql.sink import TableSink
 from sinks.testing.servers.kafka import KafkaServer
-from sinks.testing.servers.mariadb import mysql_service
+from sinks.testing.servers.mysql import mysql_service
 from sinks.testing.servers.postgres import postgres_service
 from sinks.transaction import Checkpoint, Committable, TransactionContext, TransactionId, token
 
@@ -127,7 +127,7 @@ def measure_postgres(runs: int) -> None:
 
 def measure_mysql(runs: int) -> None:
     with mysql_service() as server, server.database() as dsn:
-        measure("MariaDB", MySQLSink(dsn, "orders", create_table=True), look_at_mysql, runs)
+        measure("MySQL", MySQLSink(dsn, "orders", create_table=True), look_at_mysql, runs)
 
 
 SYSTEMS = {"postgres": measure_postgres, "mysql": measure_mysql, "kafka": measure_kafka}

@@ -1,6 +1,6 @@
-"""MySQLSink on MariaDB beside its peers and its limits, in one run:
+"""MySQLSink on MySQL, or on MariaDB, beside its peers and its limits, in one run:
 
-    python -m benchmarks.mysql [--rows 1000000] [--runs 5] [--only throughput,small,participants]
+    python -m benchmarks.mysql [--server mariadb] [--rows 1000000] [--runs 5] [--only throughput,small,participants]
 
 The tables that are printed are Markdown.
 """
@@ -27,11 +27,15 @@ from benchmarks.measure import Contender, rounds, spread
 from benchmarks.shapes import PLAIN
 from sinks.mysql import MySQLSink
 from sinks.mysql.server import execute, parameters, query
-from sinks.testing.servers.mariadb import VERSION, MariaDBServer
+from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.maven import maven_jars
+from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer
 
 JDBC_DRIVER = "com.mysql:mysql-connector-j:9.4.0"
-SETTINGS = {"innodb_buffer_pool_size": "1G", "innodb_log_file_size": "2G"}
+SERVERS: dict[str, tuple[type[EmbeddedMySQL], dict[str, str]]] = {
+    "mysql": (MySQLServer, {"innodb_buffer_pool_size": "1G", "innodb_redo_log_capacity": "2G"}),
+    "mariadb": (MariaDBServer, {"innodb_buffer_pool_size": "1G", "innodb_log_file_size": "2G"}),
+}
 SECTIONS = ("throughput", "small", "participants")
 TYPES = {"id": "bigint", "name": "varchar(100)", "amount": "double", "qty": "int", "ts": "timestamp(6) NULL"}
 
@@ -53,7 +57,7 @@ def create_table(name: str, *, key: bool = False) -> str:
 class Target:
     """Table `t` in one database. The expected rows come from files that pyarrow's CSV writer made."""
 
-    def __init__(self, server: MariaDBServer, dsn: str, rows: pa.Table, folder: Path, *, key: bool) -> None:
+    def __init__(self, server: EmbeddedMySQL, dsn: str, rows: pa.Table, folder: Path, *, key: bool) -> None:
         self.dsn = dsn
         self._admin = server.connect(dsn, local_infile=True)
         self._server = server
@@ -118,7 +122,7 @@ class Target:
 
 
 class MySQLBench(Bench):
-    def __init__(self, server: MariaDBServer, options: Namespace, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, server: EmbeddedMySQL, options: Namespace, folder: Path, stack: ExitStack) -> None:
         super().__init__(server, options, folder, stack, maven_jars(JDBC_DRIVER, transitive=False))
         self.server = server
 
@@ -223,7 +227,8 @@ def jdbc(dsn: str, batchsize: int, rewrite: bool) -> sparks.Work:
     def work(df: DataFrame, batch_id: int) -> None:
         df.write.format("jdbc").mode("append").options(
             url=f"jdbc:mysql://{parts['host']}:{parts['port']}/{parts['database']}?connectionTimeZone=UTC"
-            f"&forceConnectionTimeZoneToSession=true&rewriteBatchedStatements={str(rewrite).lower()}",
+            f"&forceConnectionTimeZoneToSession=true&rewriteBatchedStatements={str(rewrite).lower()}"
+            "&sslMode=DISABLED&allowPublicKeyRetrieval=true",
             driver="com.mysql.cj.jdbc.Driver",
             user=parts["user"],
             password=parts["password"],
@@ -236,12 +241,20 @@ def jdbc(dsn: str, batchsize: int, rewrite: bool) -> sparks.Work:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = command_line("benchmarks.mysql", __doc__, SECTIONS, ["plain"])
+    parser.add_argument("--server", choices=SERVERS, default="mysql")
     parser.add_argument("--keyless", action="store_true", help="throughput into a table without a primary key")
     options = parser.options(arguments)
     with ExitStack() as stack:
-        server = stack.enter_context(MariaDBServer(SETTINGS))
-        settings = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
-        about = heading(("PyMySQL",), f"MariaDB {VERSION} with {settings}, JDBC driver {JDBC_DRIVER}")
+        kind, chosen = SERVERS[options.server]
+        server = stack.enter_context(kind(chosen))
+        with server.connect() as connection:
+            [(version, binary_log)] = query(connection, "SELECT VERSION(), @@log_bin")
+        settings = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        about = heading(
+            ("PyMySQL",),
+            f"{kind.PRODUCT} {version} with {settings}, binary log {'on' if binary_log else 'off'}, "
+            f"JDBC driver {JDBC_DRIVER}",
+        )
         say(about)
         bench = MySQLBench(server, options, working_folder(stack), stack)
         for section in options.only:

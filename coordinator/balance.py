@@ -17,7 +17,7 @@ from coordinator.protocol.decisions import Complete
 from coordinator.protocol.memories import of_sink
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.audit import Audit, Holding, Part
-from sinks.transaction import Fingerprint, Identity, unnamed
+from sinks.transaction import Fingerprint, unnamed
 
 History = Sequence[tuple[Record, ...]]
 _TRIES = 3
@@ -181,7 +181,7 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
             asked.open()
             in_doubt, memory = list(asked.in_doubt(job)), asked.committed_checkpoints(job)
             for rounds in history:
-                number, part = rounds[0].checkpoint_id, part_of(sink.name, rounds)
+                number, part = rounds[0].checkpoint_id, Complete(rounds).part(sink.name)
                 named = [committable.transaction for committable in part.committables]
                 if len(unnamed(named, in_doubt)) < len(named):
                     why[number] = "transactions of it are in doubt, so not all of it is visible yet"
@@ -196,12 +196,6 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
     except Exception as error:
         reason = f"sink {sink.name!r} cannot be asked: {error}"
         return Answer({}, {rounds[0].checkpoint_id: reason for rounds in history}, Audit([]))
-
-
-def part_of(sink: str, rounds: tuple[Record, ...]) -> Part:
-    mine = Complete(rounds).only(sink)
-    accepted: list[Identity] = [one.transaction for record in rounds for one in record.accepted if one.sink == sink]
-    return Part(rounds[0].lineage, rounds[0].checkpoint_id, list(mine.named.values()), accepted)
 
 
 # ---------------------------------------------------------------------- the books
@@ -223,7 +217,7 @@ def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
 
 
 def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
-    record, part = rounds[0], part_of(sink, rounds)
+    record, part = rounds[0], Complete(rounds).part(sink)
     batch = None if sink in record.dead_letters else record.batch_rows
     dead_lettered = record.dead_lettered.get(sink, 0)
     read = record.rows.get(sink, 0) + dead_lettered
@@ -237,6 +231,10 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
     else:
         remarks = holding.remarks
     differences = [*(holding.differences if holding else ())]
+    differences += [
+        f"{name} was committed, and the record does not name it: its rows are there beside those of the record"
+        for name in (holding.unnamed if holding else ())
+    ]
     if part.committables and read != written.rows + given_up + dead_lettered:
         differences.append(
             f"{read:,} row(s) came to the sink, and its transactions acknowledged {written.rows:,}"

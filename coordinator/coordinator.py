@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
-from coordinator.dead_letters import DeadLetters
 from coordinator.errors import CheckpointError, SavepointError
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
@@ -19,9 +18,10 @@ from coordinator.http.access import token_file
 from coordinator.http.door import Door
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import MicroBatch, Query, Sink
+from coordinator.protocol.batch import BatchFacts, MicroBatch, Query, Sink
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.dead_letters import with_dead_letters, writers
+from coordinator.protocol.decisions import Complete
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.spool import Spool
@@ -29,13 +29,14 @@ from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.model import opened
 from coordinator.spark.arrow import Passage
 from coordinator.spark.connect import batch_of, reduced
-from coordinator.spark.internals import arrow_schema
+from coordinator.spark.internals import StreamExecution, arrow_schema
+from coordinator.spark.location import newest_commit
 from coordinator.spark.preflight import require_packages, require_workers, tell_of_sockets
 from coordinator.spark.start import StartedQuery, noticing
 from coordinator.statistics.history import CheckpointHistory
 from coordinator.statistics.metrics import exposition, open_telemetry, prometheus
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
-from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from coordinator.ui.facts import JobFacts
 from coordinator.ui.visitors import Visitors
 from coordinator.verifier import Verifier
@@ -45,6 +46,7 @@ from sinks.base import TwoPhaseCommitSink
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from coordinator.ui.page import Page
@@ -139,7 +141,7 @@ class CheckpointCoordinator:
             return self.protocol.store.claim_generation(address)
         if self._started:
             self._started.forget()
-        generation = self.protocol.store.claim_generation(address, self.config.heartbeat_interval)
+        generation = self.protocol.store.claim_generation(address, self.config.heartbeat_interval, self.sinks)
         self._heartbeat.begin(generation, query)
         self._verifier.begin(query)
         return generation
@@ -203,16 +205,43 @@ class CheckpointCoordinator:
             self._sweeper = threading.Thread(target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True)
             self._sweeper.start()
 
-    def unheard(self) -> CheckpointError | None:
-        """Of a query that has ended: an error that the function which called this object has kept from Spark."""
-        return self._kept_from_spark(*self._raised) if self._raised and not self._raised[0].query.exception() else None
+    def unheard(self, query: StreamingQuery | None) -> CheckpointError | None:
+        """Of a query that has ended: an error that the function which called this object has kept from Spark, in this
+        run or, if no batch has come in it, in one before."""
+        if self._raised and not self._raised[0].query.exception():
+            return self._kept_from_spark(*self._raised)
+        if query and getattr(self._query, "runId", None) != query.runId:
+            try:
+                self._require_all_batches(query)
+            except CheckpointError as error:
+                return error
+            except Exception:
+                logger.info("job %s: Spark's log and the checkpoints could not be compared", self.job, exc_info=True)
+        return None
+
+    def _require_all_batches(self, query: StreamingQuery) -> None:
+        """Spark takes none for done that is not complete."""
+        from pyspark.sql import is_remote
+
+        location = self.config.checkpoint_location
+        if not is_remote():
+            location = StreamExecution.of(query).location
+        if location is not None:
+            facts = BatchFacts(newest_commit(location) + 1, query.id, ())
+            store = CheckpointStore(self.protocol.store.storage, self.job)
+            rounds = store.load_newest()
+            newest = Complete(rounds) if rounds else None
+            if newest is None or facts.checkpoint_id > newest.checkpoint_id:
+                decisions.on_call(facts, newest, adopt=self.config.adopt, reloaded=True)
+            if newest and store.had_second_call(newest.checkpoint_id) and not self.config.adopt:
+                raise decisions.second_call(newest.checkpoint_id, self.job, asked=facts.checkpoint_id)
 
     def _kept_from_spark(self, batch: MicroBatch, error: Exception) -> CheckpointError:
         kept = CheckpointError(
             f"batch {batch.facts.checkpoint_id} failed, and Spark takes it for done, since the function that calls the "
             f"coordinator of job {self.job!r} has kept the error: {type(error).__name__}: {error}. Rows of it are "
-            "missing. Let the errors of the coordinator pass, and start the query again; where it then misses a "
-            "checkpoint, Spark has gone on to later batches, and a savepoint or a new job name is the way back."
+            "missing. Let the errors of the coordinator pass. To have Spark hand the batch over again: "
+            f"{decisions.hand_over_again(batch.facts.checkpoint_id)}, and start the query again."
         )
         kept.__cause__ = error
         return kept
@@ -272,12 +301,11 @@ class CheckpointCoordinator:
         if done and (done.run_id, done.facts.checkpoint_id) != (batch.run_id, n):
             self._done = None  # Spark keeps what its DataFrame was computed from as long as that is known
         elif done and not batch.same_rows(done):
-            raise CheckpointError(
-                f"the coordinator of job {self.job!r} was called twice for batch {n}, with different DataFrames. It is "
-                "one checkpoint, complete with the rows of the first call; those of the second are not written. Call "
-                "it once a batch, and give each sink what it is to write by its transform=; or write with two "
-                "coordinators, under two job names."
-            )
+            try:
+                self.protocol.store.keep_second_call(n)
+            except StorageError as error:
+                logger.warning("the next start will not say that rows of batch %d are missing: %s", n, error)
+            raise decisions.second_call(n, self.job, asked=n)
 
     def recover(self) -> None:
         """Commit the newest complete checkpoint again, and abort what no record names: what a query's first batch does
@@ -383,13 +411,6 @@ class CheckpointCoordinator:
             live,
         )
 
-    def dead_letters(self, sink: str, listeners: Sequence[CheckpointListener] = ()) -> DeadLetters:
-        """Those of a sink: to look at, and to put through again, also while a query runs. To be closed. Raises
-        ValueError if the sink has none."""
-        if sink not in self.sinks:
-            raise ValueError(f"the job has no sink {sink!r}; there are {', '.join(self.sinks)}")
-        return DeadLetters(self.job, self.sinks[sink], self._storage, self.config, listeners)
-
     def register_metrics(self, registry: CollectorRegistry) -> None:
         """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on. The
         driver's own HTTP server does so at /metrics, for those who have the token."""
@@ -480,7 +501,7 @@ class CheckpointCoordinator:
                 if query:  # the first also if no batch of it has come; the second also if somebody else started it
                     self.stop(query)
                     unseen = None if told else query.exception()
-            unheard = self.unheard()
+            unheard = self.unheard(self._started.query if self._started else None)
         finally:
             self.close()
         if unheard and not error:

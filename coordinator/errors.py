@@ -25,7 +25,7 @@ class FirstCheckpointError(CheckpointError):
 
 
 class StorageBehind(CheckpointError):
-    """Storage was set back or emptied: an external system remembers later checkpoints than it."""
+    """Storage was set back, emptied or moved away: the driver, or an external system, remembers more than it holds."""
 
 
 class SourceReplaced(CheckpointError):
@@ -54,10 +54,6 @@ class WorkersNotReady(CheckpointError):
 
 class SavepointError(CheckpointError):
     """A savepoint cannot be taken, read or restored; nothing was changed."""
-
-
-class DeadLetterError(CheckpointError):
-    """Dead letters cannot be put through again as they are; nothing was changed."""
 
 
 class UnsupportedSpark(CheckpointError):

@@ -69,7 +69,7 @@ class State(str, Enum):
     RUNNING = "running"
     SILENT = "silent"  # no sign for several intervals: it died, is frozen, or cut off from storage
     ENDED = "ended"  # as it said itself
-    UNKNOWN = "unknown"  # its last sign lies in the future (clocks differ too much), or its version gives none
+    UNKNOWN = "unknown"  # its last sign lies in the future (clocks differ too much)
     NONE = "none"  # the newest generation is not a driver's, so whichever runs stops
 
 
@@ -84,6 +84,11 @@ class Driver:
     age: float
     clock: str
 
+    @property
+    def patience(self) -> float:
+        """Seconds without a sign after which it is silent."""
+        return _MISSED * self.sign.next
+
 
 def look_for_driver(store: CheckpointStore) -> Driver | None:
     """None if nobody has ever started the job on this storage."""
@@ -93,9 +98,7 @@ def look_for_driver(store: CheckpointStore) -> Driver | None:
     sign = store.last_sign(claim)
     now = store.storage.clock() if sign.storage_at is not None else None
     age = time.time() - sign.at / 1000 if now is None or sign.storage_at is None else now - sign.storage_at
-    if not sign.who:
-        state = State.UNKNOWN
-    elif not sign.next:
+    if not sign.next:
         state = State.NONE
     elif sign.ended:
         state = State.ENDED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,10 @@ from coordinator.protocol.records import CheckpointStore, Record
 from sinks.diagnosis import InDoubt
 from sinks.progress import progress
 from sinks.transaction import Committable, unnamed
+
+_AT_WORK = 1.0
+"""Seconds in which a driver that runs makes some of what is decided visible."""
+_PAUSE = 0.1
 
 
 class Decision(str, Enum):
@@ -61,9 +66,28 @@ class Seen:
 
 
 def look(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None = None) -> Seen:
-    """Opens the sinks. Generation and records are read after the sinks, so that a decision that was made meanwhile is
-    seen. `claimed`: the generation of this process; while it is the newest, no driver may complete anything. Raises
+    """Opens the sinks. What a driver that runs is about to commit is left out: some of it goes while this looks again.
+    `claimed`: the generation of this process; while it is the newest, no driver may complete anything. Raises
     Superseded if it is not."""
+    seen, until = _look_once(store, sinks, claimed), time.monotonic() + _AT_WORK
+    decided = {one.id: one.sink for one in seen.found if one.decision is Decision.COMMIT}
+    while decided and claimed is None and _runs(seen.driver) and time.monotonic() < until:
+        time.sleep(_PAUSE)
+        seen = _look_once(store, sinks, claimed)
+        left = {one.id for one in seen.found}
+        if any(id not in left and sink not in seen.errors for id, sink in decided.items()):
+            newest = seen.rounds[0].checkpoint_id
+            found = [o for o in seen.found if o.decision is not Decision.COMMIT or o.about.checkpoint != newest]
+            return replace(seen, found=found)
+    return seen
+
+
+def _runs(driver: Driver | None) -> bool:
+    return driver is not None and driver.state is State.RUNNING
+
+
+def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None) -> Seen:
+    """Generation and records are read after the sinks, so that a decision that was made meanwhile is seen."""
     listed: dict[str, Sequence[InDoubt]] = {}
     errors: dict[str, str] = {}
     with progress("ask what is in doubt", len(sinks), "sinks") as advance:
@@ -91,7 +115,7 @@ def _judged(
     sink: str, about: InDoubt, retained: Sequence[Complete], generation: int, driver: Driver | None, *, fenced: bool
 ) -> Pending:
     """`retained`: the newest checkpoint first. One before it is in doubt where the system was set back (R16)."""
-    undecided = Decision.OPEN if driver and driver.state is State.RUNNING else Decision.STRANDED
+    undecided = Decision.OPEN if _runs(driver) else Decision.STRANDED
     if not retained:  # it may be the wrong storage
         return Pending(sink, about, undecided)
     for complete in retained:
@@ -132,7 +156,7 @@ def remedies(seen: Seen) -> list[Remedy]:
         ),
         Decision.STRANDED: (
             "no record names them, and no driver is seen that could complete their checkpoint. They hold their locks "
-            "until the query is started again, which aborts them; at once",
+            "until a start of the query aborts them; at once",
             fenced,
         ),
         Decision.OPEN: (

@@ -334,10 +334,12 @@ def _attempt(
                 break
     except Exception as raised:
         error = raised
-    unheard = coordinator.unheard() if coordinator and not error else None
+    unheard = coordinator.unheard(query) if coordinator and not error else None
     stopped = stopping.asked or not (error or unheard)  # maybe by somebody else
-    if coordinator and coordinator.last_error is not earlier:
-        error = unheard or coordinator.last_error  # of which Spark passes on the text only
+    if unheard:
+        error = unheard
+    elif coordinator and coordinator.last_error is not earlier:
+        error = coordinator.last_error  # of which Spark passes on the text only
     if error and stopped and not isinstance(error, CheckpointError):
         error = None  # of Spark's jobs that were cancelled
     after = _offsets(coordinator)

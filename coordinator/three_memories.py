@@ -9,7 +9,7 @@ from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.memories import Remembered, of_location, of_sink
 from coordinator.protocol.records import CheckpointStore
-from coordinator.spark.location import open_location
+from coordinator.spark.location import newest_commit, open_location
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ def _of_location(location: str, history: Sequence[Complete]) -> Memory:
     name, files = "checkpointLocation", open_location(location).files()
     if not files:
         return Memory(name, None, "there is none: mistyped, or deleted", False)
-    commits = [file.removeprefix("commits/") for file in files if file.startswith("commits/")]
-    next_batch = max((int(number) for number in commits if number.isdecimal()), default=-1) + 1
-    return _of(name, of_location(next_batch, history))
+    return _of(name, of_location(newest_commit(location) + 1, history))
 
 
 def _of(name: str, remembered: Remembered) -> Memory:

@@ -42,15 +42,13 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
     if driver is None:
         there = f" It holds the jobs {', '.join(map(repr, others))}." if others else ""
         return f"Driver: the job has never been started on this storage. Is it the right one?{there}"
-    if not driver.sign.who:
-        return (
-            f"Driver: cannot tell whether one runs: generation {driver.generation} was claimed by an older version of "
-            "this library, which gives no signs of life."
-        )
     sign = f"{time_of(driver.sign.at)}, {duration(max(driver.age, 0))} ago by {driver.clock} clock"
     who = f"generation {driver.generation} ({driver.sign.who})"
     if driver.state is State.RUNNING:
-        return f"Driver: {who} runs; last sign of life {sign}."
+        return (
+            f"Driver: {who} runs as far as storage tells: no sign of life for {duration(max(driver.age, 0))} (since "
+            f"{time_of(driver.sign.at)}, by {driver.clock} clock), taken for dead after {duration(driver.patience)}."
+        )
     if driver.state is State.SILENT:
         return (
             f"Driver: {who} is dead, frozen, or cut off from checkpoint storage; last sign of life {sign}, and one "

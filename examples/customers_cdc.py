@@ -5,7 +5,7 @@
 Customers are created, changed and deleted; the topic has an event for each change, a tombstone after each delete, and,
 as after a crash of the connector, stretches of events a second time. The job gets SIGKILL twice: when all is
 pre-committed but not decided, and when it is decided but not yet committed. At the end both tables are compared with
-what the changes lead to. Kafka, PostgreSQL and MariaDB are started for it unless addresses are given.
+what the changes lead to. Kafka, PostgreSQL and MySQL are started for it unless addresses are given.
 
 A deleted customer stays as a row with `deleted`: a row that is gone could not tell that an older event, delivered
 once more, is older. Readers ask `WHERE NOT deleted`.

@@ -4,7 +4,7 @@
 
 Every order becomes an event in a Kafka topic, a row in PostgreSQL, and, without its amount, a row in MySQL. The job
 gets SIGKILL twice: when all is pre-committed but not decided, and when it is decided but not yet committed anywhere.
-Kafka, PostgreSQL and MariaDB are started for it unless addresses are given.
+Kafka, PostgreSQL and MySQL are started for it unless addresses are given.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The job gets SIGKILL when checkpoint 100 is visible in the table and Spark does not know yet, and is started again. It
 runs twice: with the coordinator and `MySQLSink` (upserts), and as it is often written today, with a foreachBatch
-function that adds each batch's counts to the table. Kafka and MariaDB are started for it unless `--bootstrap` and
+function that adds each batch's counts to the table. Kafka and MySQL are started for it unless `--bootstrap` and
 `--dsn` name some.
 """
 
@@ -29,7 +29,7 @@ from coordinator.storage import open_storage
 from examples.streams import DieAt, die, local_session, read_topic, run_job, write_topic
 from sinks.mysql import MySQLSink
 from sinks.testing.servers.kafka import KafkaServer
-from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mariadb import mysql_or_mariadb
 
 APPS = ["app0", "app1"]
 VIEWS_PER_BATCH = 40
@@ -135,10 +135,11 @@ def main() -> None:
     if args.command == "job":
         job(args)
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bootstrap = args.bootstrap or stack.enter_context(KafkaServer()).bootstrap
-        dsn = args.dsn or stack.enter_context(stack.enter_context(MariaDBServer()).database())
+        dsn = args.dsn or stack.enter_context(stack.enter_context(mysql_or_mariadb()).database())
         run(bootstrap, dsn, folder, args.crash_at)
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from coordinator import CheckpointListener, Step
 from sinks.testing.servers.kafka import KafkaServer
-from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mariadb import mysql_or_mariadb
 from sinks.testing.servers.postgres import PostgresServer
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
 
@@ -144,9 +144,11 @@ def parse_arguments(description: str | None, amount: str, default: int, places: 
 
 @contextmanager
 def all_systems(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """The addresses of Kafka, PostgreSQL and MySQL: those given, or of servers that are started for it."""
+    """The addresses of Kafka, PostgreSQL and MySQL: those given, or of servers that are started for it. SIGTERM is like
+    Ctrl-C from here on: it ends the job and the servers too."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as stack:
         bootstrap = args.bootstrap or stack.enter_context(KafkaServer()).bootstrap
         postgres = args.postgres or stack.enter_context(PostgresServer()).dsn
-        mysql = args.mysql or stack.enter_context(stack.enter_context(MariaDBServer()).database())
+        mysql = args.mysql or stack.enter_context(stack.enter_context(mysql_or_mariadb()).database())
         yield bootstrap, postgres, mysql

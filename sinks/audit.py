@@ -11,24 +11,28 @@ from sinks.transaction import Committable, Fingerprint, Identity
 @dataclass(frozen=True)
 class Part:
     """One sink's part of a checkpoint that was complete, and of which nothing is in doubt. `given_up`: transactions
-    that an operator has given up; nobody knows whether they are visible."""
+    that an operator has given up; nobody knows whether they are visible. `round`: the newest decision, above 0 after
+    replays."""
 
     lineage: str
     checkpoint_id: int
     committables: Sequence[Committable]
     given_up: Sequence[Identity] = ()
+    round: int = 0
 
 
 @dataclass(frozen=True)
 class Holding:
     """What the external system has of a part. `kept`: count and hash of rows that stand beside the rows, written by
     their own transactions. `held`: how many of the rows are there now, as they were written. Either is None where the
-    system cannot tell; `remarks` say why. `differences` are what is wrong whatever the counts are."""
+    system cannot tell; `remarks` say why. `differences` are what is wrong whatever the counts are. `unnamed`:
+    transactions of the checkpoint that are committed beside those of the part, as far as the system can tell."""
 
     kept: Fingerprint | None = None
     held: int | None = None
     differences: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

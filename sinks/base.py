@@ -64,6 +64,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     diagnose, inspect     CLI      when an operator asks                                   yes      shown
     find_letters          CLI      the same, of dead letters                               yes      shown
     audit                 CLI      the same, on an object of its own                       yes      shown
+                          driver   before rows that are lost are written again             yes      stops the query
     close                 both     last                                                    yes      logged
     ===================== ======== ======================================================= ======== ==================
 
@@ -330,16 +331,15 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         return [InDoubt.named(transaction) for transaction in transactions]
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        """What the external system has of these parts of checkpoints that are visible, for `coordinator verify`.
+        """What the external system has of these parts of checkpoints that are visible, for `coordinator verify`; and,
+        before a part of which transactions are lost is written again, whether it was already (`Holding.unnamed`, R15).
         Changes nothing. With `quick` nothing is done that takes longer the more rows there are. What takes long tells
         `sinks.progress.progress` how far it has come. Default: nobody can tell."""
         return Audit([Holding(remarks=(f"{type(self).__name__} cannot ask {self.system} for rows",))] * len(parts))
 
-    def find_letters(
-        self, wanted: Sequence[Mapping[str, object]] = ({},), most: int | None = None
-    ) -> FoundLetters | None:
-        """Of a sink of dead letters: those that are visible and have the values of one of `wanted` in these columns,
-        for `coordinator dead-letters`; at least the `most` newest of them. Default: None, it cannot tell."""
+    def find_letters(self, job: str, sink: str, most: int) -> FoundLetters | None:
+        """Of a sink of dead letters: those of that sink of the job that are visible, for `coordinator dead-letters
+        show`; at least the `most` newest of them. Default: None, it cannot tell."""
         return None
 
     # ------------------------------------------------------------------ Flink's names

@@ -48,14 +48,6 @@ class FoundLetters:
     gaps: tuple[str, ...] = ()
 
 
-def has_one_of(wanted: Iterable[Mapping[str, object]]) -> Callable[[Mapping[str, Any]], bool]:
-    """Tells of a letter whether it has the values of one of `wanted` in these columns."""
-    by_names: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
-    for where in wanted:
-        by_names.setdefault(tuple(where), set()).add(tuple(where.values()))
-    return lambda letter: any(tuple(map(letter.get, names)) in values for names, values in by_names.items())
-
-
 @dataclass(frozen=True)
 class Refusal:
     """A row of a record batch, by its place there from 0, and why it was not written."""

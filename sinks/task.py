@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HASH_COLUMN = "__tpc_row_hash"
-ROW_HASHES = ("xxhash64 of columns and parts", "")
-"""As `Record.row_hash` names them: the one that is used, then the one of version 0.1."""
+ROW_HASH = "xxhash64 of columns and parts"
+"""As `Record.row_hash` names it."""
 ACK_SCHEMA = "subtask int, ack string"
 _ACK_ARROW = pa.schema([("subtask", pa.int32()), ("ack", pa.string())])
 _ON_DRIVER = 10**15
@@ -263,12 +263,12 @@ def _write_as_recorded(
     return refused
 
 
-def with_row_hash(df: DataFrame, how: str = ROW_HASHES[0]) -> DataFrame:
-    """`df` with a hash of each row as last column, one of `ROW_HASHES`. Raises SchemaMismatch for a column of its
-    name, whose place it would take."""
+def with_row_hash(df: DataFrame) -> DataFrame:
+    """`df` with a hash of each row as last column. Raises SchemaMismatch for a column of its name, whose place it would
+    take."""
     if HASH_COLUMN in map(str.lower, df.columns):
         raise SchemaMismatch(f"the name {HASH_COLUMN} is taken by the coordinator: rename this column")
-    return df.withColumn(HASH_COLUMN, _hash(df) if how else _hash_of_version_0_1(df))
+    return df.withColumn(HASH_COLUMN, _hash(df))
 
 
 def _hash(df: DataFrame) -> Column:
@@ -347,15 +347,6 @@ _JSON = {
     "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
 }
 """To the microsecond, and the same in every session."""
-
-
-def _hash_of_version_0_1(df: DataFrame) -> Column:
-    from pyspark.sql import functions
-
-    columns = [(_column(df, field.name), field.dataType) for field in df.schema]
-    return functions.xxhash64(
-        *[functions.to_json(functions.struct(c)) if _holds(kind, "map", "variant") else c for c, kind in columns]
-    )
 
 
 def _column(df: DataFrame, name: str) -> Column:

@@ -15,16 +15,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sinks.testing.servers.kafka import KafkaService, kafka_service
-from sinks.testing.servers.mariadb import MySQLService, mysql_service
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mysql import MySQLService, mysql_can_be_had, mysql_service
 from sinks.testing.servers.postgres import PostgresService, postgres_service
 from sinks.testing.servers.registry import ExternalRegistry, RegistryServer, schema_registry
 from sinks.testing.servers.s3 import S3Server
-from tests import jvm, reaper, short_loop, temporary
+from tests import jvm, reaper, short_loop, signals, temporary
 from tests.spark.workers import WORKERS
 
 # Python workers must be those of this environment, also in sessions that a test starts itself.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+signals.prepare()
 temporary.prepare()
 jvm.prepare()
 
@@ -155,9 +157,10 @@ def _scope(nodeid: str) -> str:
 
 SERVERS = {
     "kafka": ("kafka/", "services/test_kafka", "cli/test_doctor", "cli/test_runbook"),
-    "mariadb": (
+    "mysql": (
         "mysql/",
-        "sqlalchemy_sink/test_conformance.py::TestMariaDB",
+        "sqlalchemy_sink/test_conformance.py::TestMySQL",
+        "sqlalchemy_sink/test_dead_letters",
         "sqlalchemy_sink/test_evolution",
         "sqlalchemy_sink/test_servers",
         "storage/test_failures",
@@ -167,13 +170,13 @@ SERVERS = {
 }
 """Where the tests are that ask for one of these fixtures."""
 
-AT_MOST = {"kafka": 2, "mariadb": 2, "registry": 1}
+AT_MOST = {"kafka": 2, "mysql": 2, "registry": 1}
 """Test processes that start such a server, while the others have something else to do."""
 
 
 def _servers(scope: str) -> set[str]:
     found = {name for name, places in SERVERS.items() if scope.removeprefix("tests/").startswith(places)}
-    return found - {"both"} | {"kafka", "mariadb"} if "both" in found else found
+    return found - {"both"} | {"kafka", "mysql"} if "both" in found else found
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -238,16 +241,34 @@ def kafka_topic(kafka: KafkaService) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def mariadb() -> Iterator[MySQLService]:
-    """MariaDB, or the server of TEST_MYSQL_DSN."""
-    with mysql_service() as server:
+def mysql_server() -> Iterator[MySQLService]:
+    """MySQL, or the server of TEST_MYSQL_DSN."""
+    try:
+        server = mysql_service()
+        server.start()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDBServer]:
+    with MariaDBServer() as server:
         yield server
 
 
 @pytest.fixture
-def mysql_database(mariadb: MySQLService) -> Iterator[str]:
-    """The DSN of a fresh database on `mariadb`."""
-    with mariadb.database() as dsn:
+def mysql(request: pytest.FixtureRequest) -> MySQLService:
+    """MySQL or, where it cannot be had, MariaDB."""
+    server: MySQLService = request.getfixturevalue("mysql_server" if mysql_can_be_had() else "mariadb")
+    return server
+
+
+@pytest.fixture
+def mysql_database(mysql: MySQLService) -> Iterator[str]:
+    """The DSN of a fresh database on `mysql`."""
+    with mysql.database() as dsn:
         yield dsn
 
 

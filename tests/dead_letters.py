@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from coordinator import CheckpointConfig
 from coordinator.balance import Verdict, take_balance
-from coordinator.dead_letters import DeadLetters, Replayed, replay_job
-from coordinator.listener import CheckpointListener
 from coordinator.protocol.dead_letters import with_dead_letters
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
-from sinks.base import TwoPhaseCommitSink
 from sinks.errors import BadValue
 from sinks.sql.sink import TableSink
 from sinks.testing.table import Database
@@ -97,9 +92,11 @@ class DeadLettersOfTables:
             run(tmp_path, sink, self.input[:batches])
         assert_each_once(db, self.input, self.letters(dsn, db))
         assert sink.dead_letters is not None
-        found = sink.dead_letters.find_letters(most=3)
+        found = sink.dead_letters.find_letters("job", "good", 3)
         newest = found.letters if found else ()
         assert [(one["checkpoint"], one["sink"], bool(one["error"])) for one in newest] == [(2, "good", True)] * 3
+        others = [sink.dead_letters.find_letters(*about, 3) for about in (("other", "good"), ("job", "dead"))]
+        assert [found and list(found.letters) for found in others] == [[], []]
         sink.dead_letters.close()
         store = CheckpointStore(open_storage(f"file://{tmp_path / 'storage'}"), "job")
         books = take_balance(store, with_dead_letters([sink]))
@@ -117,31 +114,3 @@ class DeadLettersOfTables:
             with pytest.raises(BadValue):
                 run(tmp_path, sink, [good, refused])
         assert_each_once(db, [good], self.letters(dsn, db))
-
-    def test_mended_letters_are_put_through_once(self, tmp_path: Path, dsn: str, db: Database, kept: ExitStack) -> None:
-        """One of them is refused again, and is a letter again, the others are in the table."""
-        sink = self.sink(dsn, max_dead_letters=0.1)
-        run(tmp_path, sink, self.input)
-        replay = kept.enter_context(letters_of(sink, tmp_path))
-        found = replay.find() or []
-        assert len(found) == len(ids(self.input, bad=True))
-        rows = {str(one.id): {"id": json.loads(one.row)["id"], "name": "mended", "amount": 1} for one in found}
-        bad = str(found[0].id)
-        rows[bad]["name"] = None
-        assert replace(replay.replay(mended=rows), reasons=()) == Replayed(len(rows) - 1, refused=1)
-        assert replay.replay(mended=rows) == Replayed(before=len(rows))
-        again = [one for one in replay.find() or [] if not one.replayed]
-        assert [json.loads(one.row)["id"] for one in again] == [rows[bad]["id"]]
-        assert replay.replay(mended={str(again[0].id): {**rows[bad], "name": "at last"}}).written == 1
-        assert all(one.replayed for one in replay.find() or [])
-        assert replay.replay() == Replayed(before=len(rows) + 1)
-        assert db.ids("good") == sorted(ids(self.input, bad=False) + ids(self.input, bad=True))
-        assert (len(self.letters(dsn, db)), db.pending(), replay.unfinished()) == (len(rows) + 1, 0, 0)
-        store = CheckpointStore(open_storage(f"file://{tmp_path / 'storage'}"), replay_job("job", "good"))
-        books = take_balance(store, with_dead_letters([sink]))
-        assert books.verdict is Verdict.BALANCED
-        assert books.totals()["good"]["ledger"] == len(rows)
-
-
-def letters_of(sink: TwoPhaseCommitSink[Any], folder: Path, *listeners: CheckpointListener) -> DeadLetters:
-    return DeadLetters("job", sink, f"file://{folder / 'storage'}", CheckpointConfig(commit_timeout=30), listeners)

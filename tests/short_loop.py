@@ -34,10 +34,10 @@ ONCE = ("test_another_process_sees_and_commits_what_a_dead_one_pre_committed", "
 
 
 OVER_OTHERS = (
-    "sqlalchemy_sink/test_dead_letters.py::TestTwoPhase::test_mended_letters_are_put_through_once",
     "sqlalchemy_sink/test_dead_letters.py::TestTwoPhase::test_what_only_the_move_shows_fails_the_checkpoint",
+    "sqlalchemy_sink/test_dead_letters.py::TestMySQL::test_what_only_the_move_shows_fails_the_checkpoint",
 )
-"""Of the same code over SQLite, and of the same database under PostgresSink; most of it here is to look at tables."""
+"""Of the same code over SQLite, and of the same database under its own sink; most of it here is to look at tables."""
 
 
 def is_large(item: pytest.Item) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from examples import flights_demo as demo
 from examples.flights_job import SCHEMA
 from sinks.testing.servers.postgres import PostgresService
+from tests.signals import in_background, in_foreground
 
 TABLE = SCHEMA.replace("STRING", "text").replace("DOUBLE", "float8").replace("TIMESTAMP", "timestamptz")
 
@@ -112,6 +113,7 @@ def test_stopped_demo_leaves_nothing_running(
         text=True,
         cwd=Path(__file__).parents[1],
         env=os.environ | {"TEST_POSTGRES_DSN": postgres.dsn, "TMPDIR": str(tmp_path)},
+        preexec_fn=in_foreground if how == signal.SIGINT else in_background,
     )
     with process:
         assert process.stdout is not None

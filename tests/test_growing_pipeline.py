@@ -102,7 +102,7 @@ def test_the_pipeline_that_grows(tmp_path: Path, pg_database: str) -> None:
     written = tutorial.rows()
     assert tutorial.one("SELECT count(*), min(id), max(id) FROM latest") == (100, written - 100, written - 1)
 
-    [savepoint] = re.findall(r"savepoint-readings-[0-9a-f-]+", tutorial.command("savepoint", "list").stdout)
+    savepoint, *_ = re.findall(r"savepoint-readings-[0-9a-f-]+", tutorial.command("savepoint", "list", "--json").stdout)
     elsewhere = str(tmp_path / "readings" / "spark-2")
     restored = tutorial.command("savepoint", "restore", "--yes", savepoint, elsewhere)
     assert restored.returncode == 0, restored.stderr

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.reaper import marked
+from tests.signals import in_foreground
 from tests.spark.job import wait_for
 
 
@@ -33,7 +34,7 @@ def test_killed_while_servers_run(tmp_path: Path, test: str, processes: set[str]
         env=os.environ | {"ALL_RUN": str(all_run)},
         start_new_session=True,
         stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a job in the background has none
+        preexec_fn=in_foreground,
     )
     wait_for(lambda: all_run.exists() or run.poll() is not None, 300)
     family = list(marked(all_run.read_text()))

@@ -19,7 +19,7 @@ from sinks.postgres import PostgresSink
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KILLED, Driver, KillAt
 from sinks.testing.servers.kafka import KafkaService
-from sinks.testing.servers.mariadb import MySQLService
+from sinks.testing.servers.mysql import MySQLService
 from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
 
@@ -27,15 +27,15 @@ from tests.kafka.reading import read, settled
 class Targets:
     """One table or topic in each system, and what is visible there."""
 
-    def __init__(self, kafka: KafkaService, topic: str, postgres: str, mariadb: MySQLService, mysql: str) -> None:
-        self.kafka, self.topic, self.postgres, self.mariadb, self.mysql = kafka, topic, postgres, mariadb, mysql
+    def __init__(self, kafka: KafkaService, topic: str, postgres: str, mysql: MySQLService, database: str) -> None:
+        self.kafka, self.topic, self.postgres, self.mysql, self.database = kafka, topic, postgres, mysql, database
 
     def sinks(self) -> list[TwoPhaseCommitSink[Any]]:
         return [
             AsRecords(self.kafka.bootstrap, self.topic, name="kafka"),
             PostgresSink(self.postgres, "prepared", strategy="prepared", create_table=True),
             PostgresSink(self.postgres, "staged", strategy="staged", create_table=True),
-            MySQLSink(self.mysql, "orders", name="mysql", create_table=True),
+            MySQLSink(self.database, "orders", name="mysql", create_table=True),
         ]
 
     def visible(self) -> Mapping[str, Counter[int]]:
@@ -46,7 +46,7 @@ class Targets:
             for table in ("prepared", "staged"):
                 if connection.execute("SELECT to_regclass(%s)", [table]).fetchone() != (None,):
                     found[table] = Counter(id for (id,) in connection.execute(f"SELECT id FROM {table}"))
-        with self.mariadb.connect(self.mysql) as mysql, mysql.cursor() as cursor:
+        with self.mysql.connect(self.database) as mysql, mysql.cursor() as cursor:
             cursor.execute("SELECT id FROM orders")
             found["mysql"] = Counter(id for (id,) in cursor.fetchall())
         return found
@@ -60,9 +60,9 @@ class Targets:
 
 @pytest.fixture
 def targets(
-    kafka: KafkaService, kafka_topic: str, pg_database: str, mariadb: MySQLService, mysql_database: str
+    kafka: KafkaService, kafka_topic: str, pg_database: str, mysql: MySQLService, mysql_database: str
 ) -> Targets:
-    return Targets(kafka, kafka_topic, pg_database, mariadb, mysql_database)
+    return Targets(kafka, kafka_topic, pg_database, mysql, mysql_database)
 
 
 def driver(targets: Targets, folder: Path, **options: Any) -> Driver:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from examples import customers_cdc, orders_fan_out, page_views, word_count
 from sinks.testing.servers.kafka import KafkaService
+from tests.signals import in_background
+from tests.spark.job import wait_for
 
 
 @pytest.mark.large
@@ -59,6 +65,33 @@ def test_changes_of_a_table_arrive_as_its_newest_rows(
     kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path
 ) -> None:
     assert customers_cdc.run(kafka.bootstrap, pg_database, mysql_database, tmp_path) == {"PostgreSQL": 0, "MySQL": 0}
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("example", ["customers_cdc", "page_views"])
+def test_sigterm_ends_the_job_too(
+    kafka: KafkaService, pg_database: str, mysql_database: str, tmp_path: Path, example: str
+) -> None:
+    systems = {"customers_cdc": ["--postgres", pg_database, "--mysql", mysql_database]}
+    options = ["--bootstrap", kafka.bootstrap, *systems.get(example, ["--dsn", mysql_database])]
+    process = psutil.Popen(
+        [sys.executable, "-m", f"examples.{example}", *options],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        preexec_fn=in_background,
+    )
+    wait_for(lambda: process.children() or process.poll() is not None)
+    jobs = process.children()
+    process.terminate()
+    try:
+        assert process.wait(60) == -signal.SIGINT
+        assert len(jobs) == 1
+        assert psutil.wait_procs(jobs, timeout=20)[1] == []
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        for left in (process, *jobs):
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
 
 
 def test_events_of_the_example_lead_to_its_customers() -> None:

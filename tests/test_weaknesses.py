@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 
 import psycopg
+import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
@@ -15,13 +16,27 @@ from pymysql.constants import COMMAND
 
 from coordinator import CheckpointConfig, guarantee
 from coordinator.storage import open_storage
+from sinks.base import Sink
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
+from sinks.mysql.server import execute, is_mariadb, parameters
 from sinks.postgres import PostgresSink
+from sinks.sqlalchemy import SqlAlchemySink
+from sinks.testing.servers import debian
 from sinks.testing.servers.kafka import KafkaService
-from sinks.testing.servers.mariadb import MariaDBServer, MySQLService
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer, MySQLService
 from sinks.testing.servers.postgres import postgres_service
 from sinks.testing.table import eventually
+
+
+def sinks(dsn: str, table: str) -> Iterator[Sink]:
+    """All that write to such a table."""
+    alchemy = dsn.replace("postgresql://", "postgresql+psycopg://").replace("mysql://", "mysql+pymysql://")
+    own: Sink = (PostgresSink if "postgresql" in dsn else MySQLSink)(dsn, table)
+    for sink in (own, SqlAlchemySink(alchemy, table)):
+        with contextlib.closing(sink):
+            yield sink
 
 
 def test_postgres() -> None:
@@ -29,13 +44,12 @@ def test_postgres() -> None:
         with psycopg.connect(dsn) as connection:
             connection.execute("CREATE UNLOGGED TABLE quick (id bigint)")
             connection.execute("CREATE TABLE plain (id bigint)")
-        fsync = "the server has fsync = off, so a crash of its machine may lose rows"
-        with contextlib.closing(PostgresSink(dsn, table="plain")) as sink:
-            assert list(sink.weaknesses()) == [fsync]
-        with contextlib.closing(PostgresSink(dsn, table="quick")) as sink:
+        fsync = "the server has fsync = off, so a crash of its machine may lose what was committed"
+        for table in ("plain", "not_there_yet"):
+            for sink in sinks(dsn, table):
+                assert list(sink.weaknesses()) == [fsync]
+        for sink in sinks(dsn, "quick"):
             assert list(sink.weaknesses()) == [fsync, "public.quick is UNLOGGED, so a crash of the server empties it"]
-        with contextlib.closing(PostgresSink(dsn, table="not_there_yet")) as sink:
-            assert list(sink.weaknesses()) == [fsync]
 
 
 @contextlib.contextmanager
@@ -77,15 +91,15 @@ def test_standbys_of_postgres() -> None:
 
 
 @contextlib.contextmanager
-def replica(server: MySQLService, dsn: str, *, semi_synchronous: bool = False) -> Iterator[None]:
+def replica(server: MySQLService, *, semi_synchronous: bool = False) -> Iterator[None]:
     """What a replica says to its server, which has one from then on: COM_BINLOG_DUMP (manual, "Replication
     Protocol")."""
-    connection = server.connect(dsn)
+    connection = server.connect()
     with connection.cursor() as cursor:
         cursor.execute("SET @master_binlog_checksum = 'NONE', @mariadb_slave_capability = 4")
         if semi_synchronous:
-            cursor.execute("SET @rpl_semi_sync_slave = 1")
-        cursor.execute("SHOW MASTER STATUS")
+            cursor.execute("SET @rpl_semi_sync_slave = 1, @rpl_semi_sync_replica = 1")
+        cursor.execute("SHOW MASTER STATUS" if is_mariadb(connection) else "SHOW BINARY LOG STATUS")
         [(file, position, *_)] = cursor.fetchall()
     try:
         dump = struct.pack("<IHI", position, 0, 77) + file.encode()
@@ -95,22 +109,41 @@ def replica(server: MySQLService, dsn: str, *, semi_synchronous: bool = False) -
         connection._force_close()  # type: ignore[attr-defined]
 
 
-def test_replicas_of_mysql() -> None:
-    with (
-        MariaDBServer({"log_bin": "binlog", "server_id": "1"}) as server,
-        server.database() as dsn,
-        contextlib.closing(MySQLSink(dsn, "t")) as sink,
-        contextlib.closing(open_storage(dsn)) as storage,
-    ):
-        assert [*sink.weaknesses(), *storage.weaknesses()] == []
-        with replica(server, dsn):
-            eventually(lambda: bool(sink.weaknesses()))
-            [rows], [records] = sink.weaknesses(), storage.weaknesses()
-            assert rows == "its replicas are asynchronous, so a failover may lose rows"
-            assert records == "its replicas are asynchronous, so a failover may lose the newest records"
-            with server.connect(dsn) as connection:
-                connection.cursor().execute("SET GLOBAL rpl_semi_sync_master_enabled = ON")
-            with replica(server, dsn, semi_synchronous=True):
+@pytest.mark.parametrize(
+    ("server", "semi_synchronous"),
+    [
+        pytest.param(
+            MySQLServer(),
+            "INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so';"
+            " SET GLOBAL rpl_semi_sync_source_enabled = ON",
+            id="MySQL",
+            marks=pytest.mark.skipif(not debian.available(), reason="MySQL is fetched from Debian's archive"),
+        ),
+        pytest.param(
+            MariaDBServer({"log_bin": "binlog", "server_id": "1", "sync_binlog": "1"}),
+            "SET GLOBAL rpl_semi_sync_master_enabled = ON",
+            id="MariaDB",
+        ),
+    ],
+)
+def test_replicas_of_mysql(server: EmbeddedMySQL, semi_synchronous: str) -> None:
+    with server, server.database() as dsn:
+        with server.connect() as admin:  # who else has replicas is not for every user to see
+            execute(admin, f"GRANT PROCESS ON *.* TO {parameters(dsn)['user']}")
+        with (
+            contextlib.closing(MySQLSink(dsn, "t")) as sink,
+            contextlib.closing(open_storage(dsn)) as storage,
+        ):
+            assert [*sink.weaknesses(), *storage.weaknesses()] == []
+            with replica(server):
+                eventually(lambda: bool(sink.weaknesses()))
+                [rows], [records] = sink.weaknesses(), storage.weaknesses()
+                assert rows == "its replicas are asynchronous, so a failover may lose what was committed"
+                assert records == "its replicas are asynchronous, so a failover may lose what was committed"
+            with server.connect() as admin:
+                for statement in semi_synchronous.split("; "):
+                    execute(admin, statement)
+            with replica(server, semi_synchronous=True):
                 eventually(lambda: not sink.weaknesses())
                 assert storage.weaknesses() == []
 
@@ -121,39 +154,53 @@ def test_checkpoint_storage_in_postgres() -> None:
         server.database() as dsn,
         contextlib.closing(open_storage(dsn)) as storage,
     ):
-        fsync = "the server has fsync = off, so a crash of its machine may lose records"
+        fsync = "the server has fsync = off, so a crash of its machine may lose what was committed"
         assert storage.weaknesses() == [fsync]
         with psycopg.connect(dsn) as connection:
             connection.execute("ALTER TABLE checkpoint_storage SET UNLOGGED")
-        unlogged = "the table checkpoint_storage is UNLOGGED, so a crash of the server empties it"
+        unlogged = "public.checkpoint_storage is UNLOGGED, so a crash of the server empties it"
         assert storage.weaknesses() == [fsync, unlogged]
         promise = guarantee.promise("job", CheckpointConfig(), storage, {})
         assert promise.reasons == tuple(f"checkpoint storage {storage.uri}: {why}" for why in (fsync, unlogged))
 
 
-def test_checkpoint_storage_in_mysql(mariadb: MySQLService, mysql_database: str) -> None:
+def test_checkpoint_storage_in_mysql(mysql: MySQLService, mysql_database: str) -> None:
     with contextlib.closing(open_storage(mysql_database)) as storage:
         assert storage.weaknesses() == []
-        connection = mariadb.connect(mysql_database)
+        connection = mysql.connect(mysql_database)
         connection.cursor().execute("ALTER TABLE checkpoint_storage ENGINE = MyISAM")
         connection.close()
         [engine] = storage.weaknesses()
         assert "is of the engine MyISAM" in engine
 
 
-def test_mysql(mariadb: MySQLService, mysql_database: str) -> None:
-    with contextlib.closing(MySQLSink(mysql_database, "t")) as sink:
+def test_mysql(mysql: MySQLService, mysql_database: str) -> None:
+    for sink in sinks(mysql_database, "t"):
         assert list(sink.weaknesses()) == []
-        connection = mariadb.connect(mysql_database)
+        connection = mysql.connect()
         cursor = connection.cursor()
         cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
         try:
-            assert list(sink.weaknesses()) == [
-                "the server has innodb_flush_log_at_trx_commit = 2, so a crash of its machine may lose rows"
-            ]
+            [weakness] = sink.weaknesses()
+            assert weakness.startswith("the server has innodb_flush_log_at_trx_commit = 2, so a crash of its machine")
         finally:
             cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
             connection.close()
+
+
+def test_a_binary_log_of_mysql_that_lags_behind(mysql_server: MySQLService) -> None:
+    with (
+        mysql_server.database() as dsn,
+        contextlib.closing(MySQLSink(dsn, "t")) as sink,
+        mysql_server.connect() as connection,
+    ):
+        cursor = connection.cursor()
+        cursor.execute("SET GLOBAL sync_binlog = 0")
+        try:
+            [reason] = sink.weaknesses()
+            assert reason.startswith("the server has sync_binlog = 0, so a crash of its machine may lose")
+        finally:
+            cursor.execute("SET GLOBAL sync_binlog = 1")
 
 
 def test_kafka(kafka: KafkaService, kafka_topic: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,13 +28,10 @@ from coordinator.cli.output import (
 )
 from coordinator.cli.status import driver_json, newest_json
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.dead_letters import replay_job
 from coordinator.errors import Superseded
 from coordinator.in_doubt import Decision, Pending, Seen, look, remedies
 from coordinator.protocol import operators
-from coordinator.protocol.dead_letters import writers
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import MissingStorage
 from coordinator.three_memories import set_back
 from coordinator.wording import of_driver, of_newest
@@ -54,25 +50,21 @@ Break = Annotated[
 
 @app.command("list")
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """All of them, over all sinks of the job, and those of replays of its dead letters. Reads only. Exit code 1 if
-    there is one, or a sink cannot tell; only those of a driver that runs are no finding."""
-    with opened(job, missing_storage=True) as coordinator, _protocols(coordinator) as (own, *replays):
-        seen, of_replays = _look(own), {_writer_of(one): _look(one) for one in replays}
+    """All of them, over all sinks of the job. Reads only. Exit code 1 if there is one, or a sink cannot tell; only
+    those of a driver that runs are no finding."""
+    with opened(job, missing_storage=True) as coordinator:
+        seen = _look(coordinator.protocol)
         if as_json:
             about = {"job": coordinator.job} | driver_json(seen.driver) | newest_json(seen.rounds)
-            told = {sink: _to_json(one) | newest_json(one.rounds) for sink, one in of_replays.items()}
-            show_json(about | _to_json(seen) | {"replays": told})
+            show_json(about | {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors})
         else:
             _show(coordinator, seen)
-            for sink, one in of_replays.items():
-                _show_replay(sink, one)
         other_memories = set_back(coordinator.protocol.store, coordinator.sinks)
         for memory in other_memories:
             say(memory)
         missing = isinstance(coordinator.protocol.store.storage, MissingStorage)
-        errors = any(one.errors for one in (seen, *of_replays.values()))
-        left = any(one.decision is not Decision.OPEN for all_ in (seen, *of_replays.values()) for one in all_.found)
-        if missing or other_memories or errors or left:
+        left = any(one.decision is not Decision.OPEN for one in seen.found)
+        if missing or other_memories or seen.errors or left:
             raise typer.Exit(FOUND)
 
 
@@ -88,19 +80,17 @@ def commit(
     """Commit transactions. One that a record names is committed with its whole checkpoint, as the next start of the
     query would. Committing another doubles its rows, so that asks first."""
     _require_one(chosen, all_decided)
-    with opened(job) as coordinator, _protocols(coordinator) as protocols:
-        wanted = _choose([(one, _look(one)) for one in protocols], chosen, Decision.COMMIT)
-        if strangers := [one for _, one in wanted if one.decision is not Decision.COMMIT]:
+    with opened(job, missing_storage=bool(chosen)) as coordinator:
+        protocol = coordinator.protocol
+        wanted = _choose(_look(protocol), chosen, Decision.COMMIT)
+        if strangers := [one for one in wanted if one.decision is not Decision.COMMIT]:
             confirm(
                 f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
                 "committing it DOUBLES its rows.",
                 "double",
                 given=break_decision and yes,
             )
-        results = list[tuple[Pending, str]]()
-        for protocol in protocols:
-            some = [one for its, one in wanted if its is protocol]
-            results += [*_commit_decided(protocol, some), *_commit_strangers(protocol, some)]
+        results = [*_commit_decided(protocol, wanted), *_commit_strangers(protocol, wanted)]
         _report(coordinator, results, as_json, "Nothing is decided and still in doubt, so nothing was committed.")
 
 
@@ -117,18 +107,21 @@ def abort(
     """Abort transactions. Orphans hold locks and resources, and are for nothing. Those of the newest driver (open) are
     orphans if it is dead: --fence makes sure of that. Aborting what a record names loses decided rows, so that asks."""
     _require_one(chosen, all_orphans)
-    with opened(job) as coordinator, _protocols(coordinator) as protocols:
-        if fence:
+    with opened(job, missing_storage=bool(chosen)) as coordinator:
+        protocol = coordinator.protocol
+        missing = of_missing_storage(coordinator)
+        if missing:
+            say(missing)
+        elif fence:
             confirm(
                 f"This claims a new generation of job {coordinator.job!r}: a driver of it that runs stops with "
                 "Superseded at its next checkpoint, and has to be started again.",
                 "fence",
                 given=yes,
             )
-        claimed = [one.store.claim_generation() if fence else None for one in protocols]
-        seen = [(one, _look(one, generation)) for one, generation in zip(protocols, claimed, strict=True)]
+        seen = _look(protocol, protocol.store.claim_generation() if fence and not missing else None)
         wanted = _choose(seen, chosen, Decision.ORPHAN)
-        undecided = [one for _, one in wanted if one.decision in (Decision.OPEN, Decision.STRANDED)]
+        undecided = [one for one in wanted if one.decision in (Decision.OPEN, Decision.STRANDED)]
         if undecided and fence:
             confirm(
                 f"Storage {coordinator.protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
@@ -138,12 +131,12 @@ def abort(
             )
         elif undecided:
             fail(
-                f"{_names(undecided)} may belong to a driver (or a replay) that is about to complete its checkpoint. "
-                f"{of_driver(seen[0][1].driver)} Stop it, and say --fence, which stops it for good if it still runs. "
+                f"{_names(undecided)} may belong to a driver that is about to complete its checkpoint. "
+                f"{of_driver(seen.driver)} Stop it, and say --fence, which stops it for good if it still runs. "
                 "No transaction was touched.",
                 USAGE,
             )
-        if decided := [one for _, one in wanted if one.decision is Decision.COMMIT]:
+        if decided := [one for one in wanted if one.decision is Decision.COMMIT]:
             confirm(
                 f"A complete checkpoint names {_names(decided)}. Aborting it LOSES rows that are decided: the next "
                 "start of the query writes them again if the source still has the same rows, else it "
@@ -153,7 +146,7 @@ def abort(
             )
         results = []
         with progress("abort", len(wanted), "transactions") as advance:
-            for protocol, one in wanted:
+            for one in wanted:
                 try:
                     protocol.sinks[one.sink].abort(one.about.transaction)
                     results.append((one, "aborted"))
@@ -161,41 +154,16 @@ def abort(
                     results.append((one, f"failed: {error}"))
                 advance(1)
         touched = [one for one, _ in results]
-        left = [one for _, each in seen for one in each.found if one not in touched] if all_orphans else []
+        left = [one for one in seen.found if one not in touched] if all_orphans else []
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
         if not as_json:
-            (_, own), *replays = seen
-            say_left(coordinator, replace(own, found=[one for one in own.found if one in left]), "Not touched: ")
-            for protocol, each in replays:
-                _say_left_of_replay(_writer_of(protocol), sum(one in left for one in each.found), "Not touched: ")
+            say_left(coordinator, replace(seen, found=left), "Not touched: ")
         if any(one.decision is Decision.STRANDED for one in left):
             raise typer.Exit(FOUND)
 
 
-@contextmanager
-def _protocols(coordinator: CheckpointCoordinator) -> Iterator[list[CheckpointProtocol]]:
-    """The job's own, and for each sink whose dead letters were put through again, that of these replays."""
-    own, found = coordinator.protocol, [coordinator.protocol]
-    with ExitStack() as stack:
-        for name in writers(coordinator.sinks).values():
-            store = CheckpointStore(own.store.storage, replay_job(coordinator.job, name))
-            if not isinstance(store.storage, MissingStorage) and store.newest_generation():
-                letters = stack.enter_context(coordinator.dead_letters(name))
-                found.append(stack.enter_context(letters.protocol()))
-        yield found
-
-
-def _writer_of(replay: CheckpointProtocol) -> str:
-    """The sink whose dead letters were put through."""
-    return next(iter(replay.sinks))
-
-
 def _look(protocol: CheckpointProtocol, claimed: int | None = None) -> Seen:
     return look(protocol.store, protocol.sinks, claimed)
-
-
-def _to_json(seen: Seen) -> dict[str, Any]:
-    return {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors}
 
 
 def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
@@ -203,20 +171,17 @@ def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
         fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
 
 
-def _choose(
-    seen: Sequence[tuple[CheckpointProtocol, Seen]], chosen: list[str] | None, otherwise: Decision
-) -> list[tuple[CheckpointProtocol, Pending]]:
+def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[Pending]:
     """Those that were named, else all of one kind, which takes that each sink can tell."""
-    for _, each in seen:
-        _say_errors(each)
+    _say_errors(seen)
     if not chosen:
-        if any(each.errors for _, each in seen):
+        if seen.errors:
             fail("No transaction was touched: not every sink can tell.")
-        return [(protocol, one) for protocol, each in seen for one in each.found if one.decision is otherwise]
+        return [one for one in seen.found if one.decision is otherwise]
     for text in chosen:
-        if not any(one.meant_by(text) for _, each in seen for one in each.found):
+        if not any(one.meant_by(text) for one in seen.found):
             fail(f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. No transaction was touched.")
-    return [(protocol, one) for protocol, each in seen for one in each.found if any(map(one.meant_by, chosen))]
+    return [one for one in seen.found if any(map(one.meant_by, chosen))]
 
 
 def _commit_decided(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
@@ -266,38 +231,6 @@ def _names(pending: Sequence[Pending]) -> str:
 
 
 def _show(coordinator: CheckpointCoordinator, seen: Seen) -> None:
-    _show_found(seen)
-    _say_errors(seen)
-    if not seen.found:
-        told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
-        if told:
-            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
-    if missing := of_missing_storage(coordinator):
-        say(missing)
-    else:
-        say(of_driver(seen.driver))
-        say(of_newest(seen.rounds))
-    say_left(coordinator, seen)
-
-
-def _show_replay(sink: str, seen: Seen) -> None:
-    if seen.found or seen.errors:
-        say(f"Replays of the dead letters of sink {sink!r}:")
-    _show_found(seen)
-    _say_errors(seen)
-    _say_left_of_replay(sink, len(seen.found))
-
-
-def _say_left_of_replay(sink: str, count: int, before: str = "") -> None:
-    if count:
-        command = runnable(f"coordinator dead-letters replay --sink {sink}")
-        say(
-            f"{before}{count} of a replay that runs, or was cut off; then the next one commits what is decided, and "
-            f"aborts the rest: {command}"
-        )
-
-
-def _show_found(seen: Seen) -> None:
     if seen.found:
         show_table(
             ["id", "sink", "decision", "checkpoint", "subtask", "generation", "age", "transaction"],
@@ -315,6 +248,17 @@ def _show_found(seen: Seen) -> None:
                 for one in seen.found
             ],
         )
+    _say_errors(seen)
+    if not seen.found:
+        told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
+        if told:
+            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
+    if missing := of_missing_storage(coordinator):
+        say(missing)
+    else:
+        say(of_driver(seen.driver))
+        say(of_newest(seen.rounds))
+    say_left(coordinator, seen)
 
 
 def say_left(coordinator: CheckpointCoordinator, seen: Seen, before: str = "") -> None:

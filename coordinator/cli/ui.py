@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import threading
 from typing import Annotated, Any
 
@@ -26,9 +27,9 @@ def ui(
     ] = False,
     job: Job = JOB_FILE,
 ) -> None:
-    """The web page of a job, also when no driver runs: from checkpoint storage and the sinks, until Ctrl-C. Prints the
-    address to open: it lets one browser in, within ten minutes. What a driver has done since its last sign of life is
-    on the driver's own page (--driver)."""
+    """The web page of a job, also when no driver runs: from checkpoint storage and the sinks, until Ctrl-C or SIGTERM.
+    Prints the address to open: it lets one browser in, within ten minutes. What a driver has done since its last sign
+    of life is on the driver's own page (--driver)."""
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         if driver:
@@ -43,6 +44,7 @@ def ui(
         except (OSError, ValueError) as error:
             fail(f"Cannot listen at {host}, port {port}: {error}", USAGE)
         try:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ctrl-C does not reach it in the background
             visitors = Visitors(server.address, "", public=no_token)
             server.begin(Page(coordinator.facts(live=False), visitors, save, shlex.quote(job)).answer)
             typer.echo(visitors.invitation())

@@ -10,10 +10,7 @@ from rich.text import Text
 
 from coordinator.balance import COLUMNS, Balance, Verdict, take_balance
 from coordinator.cli.output import FOUND, JOB_FILE, UNTOLD, AsJson, Job, fail, opened, say, show_json, show_table
-from coordinator.coordinator import CheckpointCoordinator
-from coordinator.dead_letters import replay_job
 from coordinator.protocol.clock import Clock
-from coordinator.protocol.dead_letters import writers
 from coordinator.protocol.records import CheckpointStore, jobs_in
 from coordinator.statistics.metrics import write_balance
 
@@ -41,35 +38,17 @@ def verify(
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         found = take_balance(store, coordinator.sinks, quick=quick)
-        replays = _of_replays(coordinator, quick=quick)
     if metrics:
         try:
             write_balance(metrics, store.job, found, Clock().milliseconds())
         except (ImportError, OSError) as error:
             fail(f"The metrics were not written: {error}")
     if as_json:
-        of_replays = {sink: one.to_json() for sink, one in replays.items()}
-        show_json({"job": store.job, "storage": store.storage.uri} | found.to_json() | {"replays": of_replays})
+        show_json({"job": store.job, "storage": store.storage.uri} | found.to_json())
     else:
         _show(found, store)
-        for sink, one in replays.items():
-            say(f"Replays of the dead letters of sink {sink!r}, beside the checkpoints above:")
-            _show(one, store)
-    verdicts = [one.verdict for one in (found, *replays.values())]
-    for verdict, code in _CODES.items():
-        if verdict in verdicts:
-            raise typer.Exit(code)
-
-
-def _of_replays(coordinator: CheckpointCoordinator, *, quick: bool) -> dict[str, Balance]:
-    """By sink, the books of its dead letters that were put through again."""
-    found = {}
-    for dead, name in writers(coordinator.sinks).items():
-        store = CheckpointStore(coordinator.protocol.store.storage, replay_job(coordinator.job, name))
-        if store.load_newest():
-            sinks = {one: coordinator.sinks[one] for one in (name, dead)}
-            found[name] = take_balance(store, sinks, quick=quick)
-    return found
+    if found.verdict in _CODES:
+        raise typer.Exit(_CODES[found.verdict])
 
 
 def _show(found: Balance, store: CheckpointStore) -> None:

@@ -36,6 +36,10 @@ class Query(Protocol):
     def status(self) -> Mapping[str, Any]:
         """`isTriggerActive`: whether it plans, runs or finishes a batch just now."""
 
+    @property
+    def recentProgress(self) -> Sequence[Any]:  # noqa: N802 - Spark's name
+        """`batchId` of each batch that it has run, but for those long ago."""
+
     def exception(self) -> Exception | None:
         """What it failed with; None if it runs, or was stopped."""
 
@@ -55,8 +59,8 @@ class MicroBatch(Protocol):
     def query(self) -> Query: ...
 
     @property
-    def row_hashes(self) -> Sequence[str]:
-        """The ways in which it can hash rows, as `Record.row_hash` names them; the first is for new checkpoints."""
+    def row_hash(self) -> str:
+        """How it hashes rows: a name that changes with the way."""
 
     @property
     def rows(self) -> int | None:
@@ -64,9 +68,9 @@ class MicroBatch(Protocol):
 
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         """Run each task over the batch, side by side; one ack per partition that ran, by sink name. `ended` is told
-        each sink whose task is done, from any thread. `row_hash`: one of `row_hashes`."""
+        each sink whose task is done, from any thread."""
 
     def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         """`run` for tasks that bring their rows themselves: for what they write `again`, whatever the layout is."""

@@ -22,6 +22,7 @@ from coordinator.errors import (
 )
 from coordinator.protocol.batch import BatchFacts, TopicIds
 from coordinator.protocol.records import Acceptance, Record
+from sinks.audit import Part
 from sinks.errors import BadValue, SinkError
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, CommitState, Committable, shown
@@ -82,6 +83,12 @@ class Complete:
             tuple(replace(r, committables=tuple(c for c in r.committables if c.sink == sink)) for r in self.rounds)
         )
 
+    def part(self, sink: str) -> Part:
+        """The same, as a sink is asked for it."""
+        given_up = [one.transaction for record in self.rounds for one in record.accepted if one.sink == sink]
+        named = list(self.only(sink).named.values())
+        return Part(self.record.lineage, self.checkpoint_id, named, given_up, self.rounds[-1].round)
+
     def with_outcomes(self, outcomes: Mapping[Participant, CommitOutcome]) -> Complete:
         return replace(self, outcomes={**self.outcomes, **outcomes})
 
@@ -114,7 +121,8 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
             f"Spark asks for batch {n}, but checkpoint storage holds no checkpoint of this job. Either the storage was "
             "wiped or points elsewhere (restore it, or rows may be doubled), or the query ran without this coordinator "
             "before: then start once with CheckpointConfig(adopt=True). Or your function "
-            "around the coordinator left out the batches before, or kept their errors: hand over each, empty ones too."
+            "around the coordinator left out the batches before, or kept their errors: hand over each, empty ones too. "
+            f"Then, if the targets have nothing of this job, have Spark hand them over again: {hand_over_again(0)}."
         )
     c = newest.record
     if batch.query_id != c.query_id:
@@ -138,7 +146,9 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
             f"{n - c.checkpoint_id - 1} checkpoint(s) are missing. Storage is older than Spark's checkpointLocation: "
             "restore the storage that belongs to it. Or StreamingCheckpointManager.repartition has added a batch "
             "of its own there, which Spark hands to no sink; that is not supported. Or your function around "
-            "the coordinator left them out, or kept their errors: it has to hand over each batch, empty ones too."
+            "the coordinator left them out, or kept their errors: it has to hand over each batch, empty ones too. "
+            "Then, if nothing of them is in the targets, have Spark hand them over again: "
+            f"{hand_over_again(c.checkpoint_id + 1)}."
         )
     if n == c.checkpoint_id + 1:
         return Call.WRITE
@@ -146,6 +156,36 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
         return Call.SKIP
     require_same_offsets(batch, c)
     return Call.FINISH
+
+
+def hand_over_again(n: int | str) -> str:
+    """How a person gets Spark to hand over batch `n` again."""
+    return (
+        f"delete commits/{n}, and the later files of commits/ and offsets/, in Spark's checkpointLocation, each with "
+        f"its hidden checksum (.{n}.crc), if it has one"
+    )
+
+
+def left_out(n: int, error: CheckpointGap | FirstCheckpointError) -> CheckpointError:
+    """Spark has run a batch before `n` in the same run: what is missing did not come to the coordinator."""
+    return type(error)(
+        f"Spark asks for batch {n}, and the batch before it was not completed, though Spark has run it: your function "
+        "around the coordinator has left it out, or has kept its error. It has to hand over each batch, empty ones "
+        "too, and to let errors pass. To have the batches handed over again, the first that is missing being N: "
+        f"{hand_over_again('N')}, and start the query again."
+    )
+
+
+def second_call(n: int, job: str, *, asked: int) -> CheckpointError:
+    """Checkpoint `n` lacks rows, and Spark asks for batch `asked`."""
+    again = f"{hand_over_again(n)}; then " if asked > n else ""
+    return CheckpointError(
+        f"the coordinator of job {job!r} was called twice for batch {n}, with different DataFrames. It is one "
+        "checkpoint, complete with the rows of the first call; those of the second ARE MISSING in the targets. To get "
+        f"them: {again}hand the second DataFrame to a second coordinator, under a job name of its own, and start the "
+        "query once with CheckpointConfig(adopt=True) for both. To go on without them: the same for this one alone. "
+        "After that, call a coordinator once a batch: each sink can be given what it is to write, by its transform=."
+    )
 
 
 def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
@@ -213,7 +253,8 @@ def still_asked(complete: Complete, errors: Mapping[Participant, Exception], wai
     named = complete.named
     return InDoubtError(
         _list(
-            f"checkpoint {complete.checkpoint_id} is complete, but could not be made visible within {waited:.0f} s:",
+            f"checkpoint {complete.checkpoint_id} is complete; within {waited:.0f} s it could not be made visible, or "
+            "nobody could tell that it is:",
             [f"{describe(p, named[p])}: {error}" for p, error in errors.items()],
             "Nothing is lost: start the query again when the external system answers, and it commits them. (A larger "
             "CheckpointConfig.commit_timeout waits longer.)",
@@ -236,13 +277,13 @@ def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Ite
             )
 
 
-def require_known_hash(record: Record, known: Sequence[str], lost: Mapping[Participant, Committable]) -> None:
+def require_known_hash(record: Record, known: str, lost: Mapping[Participant, Committable]) -> None:
     """A replay must be able to tell whether it writes the same rows."""
-    if record.row_hash not in known:
+    if record.row_hash != known:
         raise ReplayMismatch(
             _list(
                 f"lost transactions cannot be replayed, because their rows were hashed by another way of writing or "
-                f"version of this library ({record.row_hash or 'of version 0.1'!r}; known here: {', '.join(known)}):",
+                f"version of this library ({record.row_hash!r}; known here: {known!r}):",
                 [describe(p, c) for p, c in lost.items()],
                 "Start the query as it was written then (foreachBatch or format), with that version, until this "
                 "checkpoint is visible. Nothing was changed.",
@@ -311,11 +352,9 @@ def accept(complete: Complete, chosen: Iterable[Participant], who: str, why: str
 
 
 def require_sinks(rounds: Sequence[Record], sinks: Iterable[str]) -> None:
-    """Raises `UnknownSink` if one is missing whose transactions have to be committed, or that was restored."""
-    written = {c.sink for record in rounds for c in record.committables}
-    if rounds and rounds[0].restored_from:
-        written |= set(rounds[0].partitions)
-    if unknown := sorted(written - set(sinks)):
+    """Raises `UnknownSink` if one of the newest checkpoint's is missing, also if no rows came to it: its target would
+    lack what the others get from here on, and what it has left in doubt would stay."""
+    if unknown := sorted(set(rounds[0].partitions if rounds else ()) - set(sinks)):
         raise UnknownSink(
             f"checkpoint {rounds[0].checkpoint_id} was written by sink(s) {unknown}, which this coordinator "
             f"does not have (it has {sorted(sinks)}). A sink's name must be stable over restarts. To take a "

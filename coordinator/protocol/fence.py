@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.errors import Superseded
+from coordinator.errors import StorageBehind, Superseded
 from coordinator.protocol.decisions import Complete, Participant
 from coordinator.protocol.records import CheckpointStore, Listing
 from sinks.transaction import CommitOutcome
@@ -32,13 +32,23 @@ class Fence:
     generation: int = 0
 
     def require_newest(self, what: str, listing: Listing | None = None) -> None:
-        """Raises `Superseded` if a newer generation was claimed before the listing was made, or now."""
-        newest = listing.newest_generation if listing else self.store.newest_generation()
-        if newest > self.generation:
+        """Raises `Superseded` if a newer generation was claimed before the listing was made, or now; `StorageBehind` if
+        the claim of this one is gone."""
+        there = listing or self.store.look("generation/")
+        if there.newest_generation > self.generation:
             raise Superseded(
-                f"generation {newest} of job {self.store.job!r} has started; this driver (generation "
+                f"generation {there.newest_generation} of job {self.store.job!r} has started; this driver (generation "
                 f"{self.generation}) may not {what} any more. Two drivers of one job were running."
             )
+        if self.generation not in there.generations:
+            raise self.storage_changed(what, f"the claim of this driver (generation {self.generation})")
+
+    def storage_changed(self, what: str, gone: str) -> StorageBehind:
+        return StorageBehind(
+            f"{gone} is no more in checkpoint storage {self.store.storage.uri}: the storage was deleted, moved away or "
+            f"set back while the query ran, so this driver may not {what} any more. Put the storage back as it was, "
+            "and start the query again."
+        )
 
     def permit(self, complete: Complete, listing: Listing | None = None) -> CommitPermit:
         """R14: fence after the put or the load, before the first commit. `listing` was made after it."""

@@ -56,7 +56,7 @@ class HalvedProtocol(CheckpointProtocol):
         newest = self.newest if call is Call.FINISH else None
         if newest is None or not newest.lost():
             return replace(found, needed=False)
-        decisions.require_known_hash(newest.record, batch.row_hashes, newest.lost())
+        decisions.require_known_hash(newest.record, batch.row_hash, newest.lost())
         fence.require_newest("replay")  # R6
         self._check_schemas(batch)
         self._evolve(batch)

@@ -44,6 +44,19 @@ def require_not_ahead(memories: Memories, newest: Complete, storage: str) -> Non
             )
 
 
+def replayed_before(sink: str, unnamed: Sequence[str], complete: Complete, storage: str) -> StorageBehind:
+    """`unnamed`: what the sink has committed of the checkpoint beside what the records name."""
+    lost = [f"{name}/{subtask}" for name, subtask in complete.lost() if name == sink]
+    return StorageBehind(
+        f"checkpoint {complete.checkpoint_id} has lost transactions ({', '.join(lost)}), but sink {sink!r} has rows of "
+        f"it that no record names ({', '.join(unnamed)}): checkpoint storage {storage} was set back to before the lost "
+        "ones were written again, or a driver with a copy of it runs at the same time (or somebody committed others by "
+        "hand), and writing them once more would double rows. Stop the other driver, or restore the newer storage. If "
+        "it is gone, and the rows of what is lost are all in the target, go on without writing them: coordinator "
+        "resolve --accept-loss SINK/SUBTASK. Nothing was written or aborted."
+    )
+
+
 def predecessors(memories: Memories, newest: Complete | None, lineage: str) -> Mapping[str, int]:
     """The lineages before this one, and the newest checkpoint that the external systems may have of each: as the
     newest record has them, or, if nobody has looked yet, as the sinks remember them."""
@@ -81,6 +94,19 @@ def require_one_history(
     )
 
 
+def require_alone(sink: str, memory: Mapping[str, int] | None, lineage: str, checkpoint_id: int, storage: str) -> None:
+    """Raises `StorageBehind` if a sink has committed a checkpoint of this lineage that only another driver can have
+    decided: this one was about to decide or to replay `checkpoint_id`."""
+    newest = (memory or {}).get(lineage, -1)
+    if newest >= checkpoint_id:
+        raise StorageBehind(
+            f"sink {sink!r} has rows of this lineage up to checkpoint {newest}, where this driver was about to write "
+            f"those of checkpoint {checkpoint_id}: another driver, with a copy of checkpoint storage {storage}, runs "
+            "at the same time and has written them. Stop one of the two, and go on with the storage that is ahead, and "
+            "its checkpointLocation. A copy that is meant for another job needs a job name of its own."
+        )
+
+
 def require_restored(memories: Memories, base: Complete, storage: str) -> None:
     """Raises `ExternalSystemBehind` if a sink has the lineage that a savepoint was taken of, but is older than it."""
     before, n = base.record.predecessors or {}, base.checkpoint_id
@@ -109,15 +135,9 @@ def decided_before(
             gone = unnamed(named, in_doubt[sink])
             if len(gone) < len(named):
                 found.append((sink, part))
-            if gone and memory is not None:
-                require_not_behind(sink, memory, part)
+            if gone and memory is not None and missing(memory, part):
+                raise external_system_behind(sink, memory, part)
     return found
-
-
-def require_not_behind(sink: str, memory: Mapping[str, int], part: Complete) -> None:
-    """Raises `ExternalSystemBehind` if a sink has not even committed its part of a checkpoint that was visible."""
-    if _missing(memory, part):
-        raise external_system_behind(sink, memory, part)
 
 
 def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Complete) -> ExternalSystemBehind:
@@ -161,10 +181,10 @@ def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Compl
     newest, stored = _newest(memory, history[-1]), history[-1].checkpoint_id
     if newest > stored:
         return Remembered(newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
-    missing = [part for complete in history if _missing(memory, part := complete.only(sink))]
-    if not missing:
+    lacking = [part for complete in history if missing(memory, part := complete.only(sink))]
+    if not lacking:
         return Remembered(newest, "as storage")
-    if [part.checkpoint_id for part in missing] == [stored]:
+    if [part.checkpoint_id for part in lacking] == [stored]:
         return Remembered(
             newest, f"as storage, once checkpoint {stored} is committed: its driver or the next start does"
         )
@@ -192,7 +212,7 @@ def _of_another_history(
     return next(((other, newest) for other, newest in others.items() if newest > before.get(other, -1)), None)
 
 
-def _missing(memory: Mapping[str, int], part: Complete) -> bool:
+def missing(memory: Mapping[str, int], part: Complete) -> bool:
     """Whether a sink should remember its part of a checkpoint, and does not."""
     remembered = any(committable.remembered for committable in part.named.values())
     return remembered and _newest(memory, part) < part.checkpoint_id

@@ -18,7 +18,9 @@ from coordinator.config import CheckpointConfig
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
+    CheckpointGap,
     CorruptRecord,
+    FirstCheckpointError,
     InDoubtError,
     StorageBehind,
     Superseded,
@@ -39,7 +41,7 @@ from coordinator.protocol.spool import Keep, Kept, Spool
 from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
 from sinks import dead_letters
-from sinks.errors import SinkError
+from sinks.errors import ConfigurationError, SinkError
 from sinks.progress import progress
 from sinks.task import Again, SinkTask
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, shown, unnamed
@@ -99,12 +101,34 @@ class CheckpointProtocol:
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
-        if batch.run_id != self._run_id:
-            self._start(batch)  # 1. recover
-        call = self._what_is_asked(batch)  # 2. write, finish, skip, or refuse
-        if self._sweeper.due:
-            self.sweep()  # 3. presumed abort
-        self._see_through(call, batch)
+        try:
+            if batch.run_id != self._run_id:
+                self._start(batch)  # 1. recover
+            call = self._what_is_asked(batch)  # 2. write, finish, skip, or refuse
+            if self._sweeper.due:
+                self.sweep()  # 3. presumed abort
+            self._see_through(call, batch)
+        except (CheckpointGap, FirstCheckpointError) as error:
+            n = batch.facts.checkpoint_id
+            if any(progress.batchId < n for progress in batch.query.recentProgress):
+                raise decisions.left_out(n, error) from None
+            raise
+        except Exception as error:
+            self._require_not_superseded(batch, error)
+            raise
+
+    def _require_not_superseded(self, batch: MicroBatch, error: Exception) -> None:
+        """What another driver does looks like any failure to one that was suspended meanwhile."""
+        if batch.active and self.fence.generation and not isinstance(error, (Superseded, StorageBehind)):
+            try:
+                self.fence.require_newest("go on")
+                started = batch.run_id == self._run_id
+                if started and (self.newest is None or self.newest.checkpoint_id < batch.facts.checkpoint_id):
+                    self._require_remembered(batch)
+            except (Superseded, StorageBehind) as cause:
+                raise cause from error
+            except Exception:
+                logger.debug("it cannot be told whether another driver is the cause", exc_info=True)
 
     def _see_through(self, call: Call, batch: MicroBatch) -> None:
         if call is Call.WRITE:
@@ -142,13 +166,24 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ 1. recover
     def _start(self, batch: MicroBatch) -> None:
         """The first batch of a run: this is a new driver from here on, also in the same object."""
+        self.fence = Fence(self.store)
         self.claim_generation(batch.query)
         self._take_up(batch)
+        self._require_all_rows(batch)
         self._run_id = batch.run_id
+
+    def _require_all_rows(self, batch: MicroBatch) -> None:
+        """The run before may have ended with a second call for the newest checkpoint."""
+        if self.newest and self.store.had_second_call(n := self.newest.checkpoint_id):
+            if not self.config.adopt:
+                raise decisions.second_call(n, self.job, asked=batch.facts.checkpoint_id)
+            self.store.forget_second_call(n)
 
     def _take_up(self, batch: MicroBatch) -> None:
         self.load_and_commit(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
+        if not self.newest:
+            self._sweeper.sweep_also(set(self.store.earlier_sinks) - set(self.sinks))
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
@@ -226,11 +261,19 @@ class CheckpointProtocol:
         if batch:
             decisions.on_call(batch.facts, newest, adopt=self.config.adopt, reloaded=True)
         if remembered and older:
-            in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
-            for name, part in memories.decided_before(remembered, in_doubt, older):
-                if self.commit(self.fence.permit(part), batch).lost():
-                    raise memories.external_system_behind(name, remembered[name], part)
+            self._commit_again(remembered, older, batch)
         self._agreed = True
+
+    def _commit_again(
+        self, remembered: memories.Memories, visible: Sequence[Complete], batch: MicroBatch | None
+    ) -> None:
+        """What was visible, and is in doubt since a system was set back to before its commit. Raises
+        `ExternalSystemBehind` for what is gone."""
+        in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
+        for name, part in memories.decided_before(remembered, in_doubt, visible):
+            logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
+            if self.commit(self.fence.permit(part), batch).lost():
+                raise memories.external_system_behind(name, remembered[name], part)
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
         """Again and again, as for a commit, while a system that has something to commit cannot be reached."""
@@ -241,6 +284,8 @@ class CheckpointProtocol:
                 try:
                     answers[name] = question(sink)
                     self._outages.over(f"sink {name!r}", doing)
+                except ConfigurationError:
+                    raise
                 except Exception as error:
                     rounds = self.load()
                     pending = Complete(rounds).only(name) if rounds else None
@@ -346,10 +391,13 @@ class CheckpointProtocol:
                 self._evolve(batch)
                 with deadline(self.config.timeout, batch, self.clock):
                     acks = self._run(batch, attempt=len(errors))
-                    self._validate(n, acks)
+                    self._validate(batch, acks)
                 partitions = {name: len(acks.by_sink.get(name, ())) for name in self.sinks}
                 return self._record(batch, acks, partitions, started)
-            except (Superseded, InDoubtError, StorageBehind):
+            except InDoubtError:
+                raise
+            except (Superseded, StorageBehind):
+                self._abort(acks.committables)
                 raise
             except Exception as error:
                 self._abort(acks.committables)
@@ -407,14 +455,9 @@ class CheckpointProtocol:
         def has_ended(name: str) -> None:
             ended[name] = self.clock.monotonic()
 
-        how = self._row_hash(batch, number)
-        written = batch.run_alone(tasks, has_ended) if kept else batch.run(tasks, has_ended, how)
+        written = batch.run_alone(tasks, has_ended) if kept else batch.run(tasks, has_ended)
         ended |= {dead: ended[name] for dead, name in self._writers.items() if name in ended}
         return Acks(apart(written, self.sinks), ended)
-
-    def _row_hash(self, batch: MicroBatch, number: int) -> str:
-        """A replay hashes rows as the checkpoint did."""
-        return self.newest.record.row_hash if number and self.newest else batch.row_hashes[0]
 
     def _again(self, complete: Complete) -> dict[str, Again]:
         """By sink whose tasks write them, what is lost. R17: with what the records say of its dead letters, also of
@@ -432,10 +475,10 @@ class CheckpointProtocol:
     def _keep(self, batch: MicroBatch, sink: str) -> Keep | None:
         return self._spool.keep(self.store.lineage, batch.facts.checkpoint_id, sink) if self._spool else None
 
-    def _validate(self, n: int, acks: Acks) -> None:
+    def _validate(self, batch: MicroBatch, acks: Acks) -> None:
         if errors := acks.errors:
             raise errors[0]
-        rows = acks.rows
+        n, rows = batch.facts.checkpoint_id, acks.rows
         require_few(n, rows, acks.by_sink, self.sinks)
         self.listeners.tell(
             Step.PRE_COMMITTED,
@@ -447,24 +490,31 @@ class CheckpointProtocol:
             transactions={name: len(acks.of(name)) for name in self.sinks},
             ended=acks.ended,
         )
-        self._require_remembered()
+        self._require_remembered(batch)
         for name, sink in self.sinks.items():
             if committables := acks.of(name):
                 sink.validate_all(self._about(n), committables)
         self.listeners.tell(Step.VALIDATED, n)
 
-    def _require_remembered(self) -> None:
-        """R15: what this driver has made visible is still there, and nobody else's, as far as the sinks can tell."""
+    def _require_remembered(self, batch: MicroBatch) -> None:
+        """R15, before the batch is decided: what this driver has made visible is still there, and nobody else's, as far
+        as the sinks can tell. After a failover that lost nothing but commits it is in doubt again, and committed as by
+        a restart."""
+        n = batch.facts.checkpoint_id
         lineage, place = self.store.lineage, self.store.storage.uri
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
             try:
                 memories.require_one_history(name, remembered, self._predecessors or {}, lineage, place)
+                memories.require_alone(name, remembered, lineage, n, place)
             except StorageBehind:
-                self.fence.require_newest("go on")  # a savepoint was restored meanwhile
+                self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
-            if remembered is not None and name in self._visible:
-                memories.require_not_behind(name, remembered, self._visible[name])
+            newest = self._visible.get(name)
+            if remembered is not None and newest and memories.missing(remembered, newest):
+                history = map(Complete, self.store.history())
+                older = [complete for complete in history if complete.checkpoint_id < newest.checkpoint_id]
+                self._commit_again({name: remembered}, [*older, newest], batch)
 
     def _record(
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, number: int = 0
@@ -488,7 +538,7 @@ class CheckpointProtocol:
             predecessors=self._predecessors,
             batch_rows=batch.rows,
             dead_letters=self._writers,
-            row_hash=self._row_hash(batch, number),
+            row_hash=batch.row_hash,
         )
 
     def _read_from_them(self, record: Record, batch: MicroBatch) -> Record:
@@ -521,7 +571,7 @@ class CheckpointProtocol:
         try:
             self.fence.require_newest("complete")  # R14: fence before the put
             decided = record if self.store.put(record) else self.store.get(record.checkpoint_id, record.round)
-        except Superseded:
+        except (Superseded, StorageBehind):
             self._abort(record.committables)
             raise
         except StorageError as error:
@@ -543,6 +593,9 @@ class CheckpointProtocol:
             )
         complete = before.superseded_by(decided) if before else Complete((decided,))
         permit = self.fence.permit(complete, listing)  # R14: fence after the put
+        known = before or self.newest
+        if known and (known.checkpoint_id, 0) not in listing.records:  # the claim may be of another driver, begun anew
+            raise self.fence.storage_changed("commit", f"the record of checkpoint {known.checkpoint_id}")
         self.newest = complete
         return permit
 
@@ -576,7 +629,17 @@ class CheckpointProtocol:
             self._tell_outages(errors)
             tries += 1
         decisions.require_known(permit.complete)
+        self._require_not_replayed(permit.complete)
         return permit.complete
+
+    def _require_not_replayed(self, complete: Complete) -> None:
+        """R15: what is lost may have been written again already, by a round that storage does not know any more."""
+        for name in dict.fromkeys(sink for sink, _ in complete.lost()):
+            [holding] = self.sinks[name].audit(self.job, [complete.part(name)], quick=True).holdings
+            if holding.unnamed:
+                self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
+                self._agreed = False
+                raise memories.replayed_before(name, holding.unnamed, complete, self.store.storage.uri)
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
         for name in self.sinks:
@@ -635,6 +698,7 @@ class CheckpointProtocol:
         """Write the lost participants again, and decide them as the next round."""
         n, number, lost = complete.checkpoint_id, complete.next_round, complete.lost()
         self.fence.require_newest("replay")  # R6: only the newest driver does
+        self._require_not_replaced(complete)
         self._check_schemas(batch)
         self._evolve(batch)  # a table that was set back lacks what was altered for these rows
         reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in sorted(lost)}
@@ -643,7 +707,7 @@ class CheckpointProtocol:
         self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
         kept = self._spool.kept(complete, lost, self._writers) if self._spool else None
         if not kept:
-            decisions.require_known_hash(complete.record, batch.row_hashes, lost)
+            decisions.require_known_hash(complete.record, batch.row_hash, lost)
         then = complete.record.partitions
         partitions = {
             name: then[name]
@@ -661,6 +725,14 @@ class CheckpointProtocol:
             raise
         self.listeners.tell(Step.REPLAY_PRE_COMMITTED, n)
         return self.decide(self._record(batch, acks, partitions, started, number), complete)
+
+    def _require_not_replaced(self, complete: Complete) -> None:
+        """R15: a driver with a copy of this storage aborts what is pre-committed here, and writes it by itself."""
+        for name in {sink for sink, _ in complete.lost()} if self.config.exactly_once else ():
+            remembered, n = self.sinks[name].committed_checkpoints(self.job), complete.checkpoint_id
+            visible = [one for one, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
+            own = {sink for sink, _ in visible} | {one.sink for record in complete.rounds for one in record.accepted}
+            memories.require_alone(name, remembered, self.store.lineage, n + (name in own), self.store.storage.uri)
 
     def _pre_commit_again(self, batch: MicroBatch, complete: Complete, kept: Mapping[str, Kept] | None) -> Acks:
         blocked, lost, again = list[Exception](), complete.lost(), self._again(complete)

@@ -3,6 +3,7 @@
 JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
                                     the current lineage
 JOB/LINEAGE/checkpoint/N.ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
+JOB/LINEAGE/second-call/N           other rows were handed over for checkpoint N when it was complete, and not written
 JOB/loss/LINEAGE.N.ROUND            copy of a record that gives participants up; never deleted
 JOB/alive/GENERATION.NUMBER         the last sign of life of a driver
 JOB/statistics/N.COUNT.RANDOM       statistics of so many tries of checkpoints; no decision depends on them
@@ -17,7 +18,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -30,7 +31,10 @@ from sinks.transaction import Committable, Identity, token
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+"""The one that is written; those below it from `_OLDEST` on are read. A field that older readers do not know takes a
+new one."""
+_OLDEST = 2
 _KEPT_GENERATIONS = 10
 _STALE_LISTINGS = 20
 """So many in a row that contradict what is there, and the storage is not what it has to be."""
@@ -56,16 +60,16 @@ class Record:
     """One decision: a checkpoint is complete with these committables (round 0), or these replace lost ones.
 
     `offsets` are the source offsets of Spark's offset log, one JSON text per source, and `planned_at` the time in it.
-    `partitions` is the layout: number of partitions per sink. Times are milliseconds since the epoch (0: unknown).
-    `guarantee` is the text of the job's `Guarantee`. `batch_rows` are those of Spark's batch, before the sinks'
-    transforms, None if they were not counted; `rows` those that came to each sink.
+    `partitions` is the layout: number of partitions per sink, in round 0 of every sink of the job. Times are
+    milliseconds since the epoch (0: unknown). `guarantee` is the text of the job's `Guarantee`. `batch_rows` are those
+    of Spark's batch, before the sinks' transforms, None if they were not counted; `rows` those that came to each sink.
     `restored_from` is the savepoint that the base of a new lineage stands for: it is all visible, so it has no
     committables, and its `rows` are those that the sinks' systems remember. `accepted` (in rounds > 0) names
     participants that are given up: no round replaces them. `predecessors` are the lineages of the job before this one,
     and the newest checkpoint that the external systems may have of each; None: whatever they have at the next start.
-    `dead_letters`: by sink of dead letters, the sink that refused its rows. `row_hash`: how the rows of fingerprints
-    and dead letters were hashed, "" as in version 0.1; a replay hashes them so again. `topic_ids`: per source, those
-    of the Kafka topics that it read, by name; () if they are not known.
+    `dead_letters`: by sink of dead letters, the sink that refused its rows. `row_hash` (of round 0): how the rows of
+    fingerprints and dead letters were hashed; a replay has to hash them so again. `topic_ids`: per source, those of the
+    Kafka topics that it read, by name; () if they are not known.
     """
 
     job: str
@@ -110,8 +114,8 @@ class Record:
                 | {
                     "offsets": tuple(body["offsets"]),
                     "committables": tuple(Committable.from_json(value) for value in body["committables"]),
-                    "accepted": tuple(Acceptance(**value) for value in body.get("accepted", ())),
-                    "topic_ids": tuple(body.get("topic_ids", ())),
+                    "accepted": tuple(Acceptance(**value) for value in body["accepted"]),
+                    "topic_ids": tuple(body["topic_ids"]),
                 }
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -138,8 +142,11 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
         version, checksum, body = sealed["format"], sealed["sha256"], sealed["body"]
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptRecord(f"{where} is truncated or not a record of this library ({error}). {mend}") from error
-    if version != FORMAT:
-        raise CorruptRecord(f"{where} has format {version}, this version reads format {FORMAT}. Use the newer library.")
+    if version not in range(_OLDEST, FORMAT + 1):
+        raise CorruptRecord(
+            f"{where} was written by a newer version of this library, or by one before 0.2: it has format {version}, "
+            f"and this version reads formats {_OLDEST} to {FORMAT}. Use the version that wrote it. Nothing was changed."
+        )
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != checksum:
         raise CorruptRecord(f"{where} was changed after it was written: its checksum does not match. {mend}")
     return dict(body)
@@ -162,12 +169,14 @@ class SignOfLife:
 class Claim:
     """A generation and the lineage that it is in; the default stands before the first one. `address`: where the driver
     answers over HTTP, "" if it does not; None: no driver has claimed it, but a restore or an operator's command. `sign`
-    is the first sign of life of who has claimed it: of nobody (`who` is "") where a version did that gave none."""
+    is the first sign of life of who has claimed it.
+    `sinks`: the names that the job's sinks have, or had at a start before."""
 
     generation: int = 0
     lineage: str = ""
     address: str | None = ""
     sign: SignOfLife = SignOfLife()
+    sinks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -210,6 +219,8 @@ class CheckpointStore:
         self.job = job
         self._root = token(job)
         self._lineage = lineage
+        self.earlier_sinks: Sequence[str] = ()
+        """Those that the claim before one's own names."""
 
     @property
     def lineage(self) -> str:
@@ -230,15 +241,16 @@ class CheckpointStore:
             raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
 
     # ------------------------------------------------------------------ generations
-    def claim_generation(self, address: str | None = None, next_sign: float = 0.0) -> int:
+    def claim_generation(self, address: str | None = None, next_sign: float = 0.0, sinks: Iterable[str] = ()) -> int:
         """Become the newest of this job, in its current lineage: older drivers stop. Never hands out a number twice.
-        `address`: as in `Claim`; `next_sign`: seconds until a `sign`."""
+        `address`, `sinks`: as in `Claim`; `next_sign`: seconds until a `sign`."""
         newest, stale = self.newest_claim(), 0
         while stale < _STALE_LISTINGS:
             lineage = newest.lineage or secrets.token_hex(4)
-            claim = Claim(newest.generation + 1, lineage, address, self._sign(next_sign))
+            names = sorted({*newest.sinks, *sinks})
+            claim = Claim(newest.generation + 1, lineage, address, self._sign(next_sign), names)
             if self._claim(claim):
-                self._lineage = claim.lineage
+                self._lineage, self.earlier_sinks = claim.lineage, newest.sinks
                 return claim.generation
             before, newest = newest, self.newest_claim()
             stale = stale + 1 if newest == before else 0
@@ -280,7 +292,8 @@ class CheckpointStore:
                 body = unseal(data, self._where(key))
                 self._require_own(body["job"], key)
                 try:
-                    return Claim(number, body["lineage"], body["address"], SignOfLife(**body.get("sign", {})))
+                    sign = SignOfLife(**body["sign"])
+                    return Claim(number, body["lineage"], body["address"], sign, body["sinks"])
                 except (KeyError, TypeError) as error:
                     raise CorruptRecord(f"{self._where(key)} lacks or misuses a field: {error!r}") from error
         raise StorageError(
@@ -297,7 +310,7 @@ class CheckpointStore:
         return claim
 
     def _claim(self, claim: Claim) -> bool:
-        body = {"job": self.job, "lineage": claim.lineage, "address": claim.address, "sign": asdict(claim.sign)}
+        body = {key: value for key, value in asdict(claim).items() if key != "generation"} | {"job": self.job}
         if not self._calls.put_if_absent(self._generation_key(claim.generation), seal(body)):
             return False
         there = self.look("generation/")
@@ -438,6 +451,20 @@ class CheckpointStore:
                 advance(1)
         return [tuple(rounds) for rounds in older.values() if rounds[0].round == 0] + ([newest] if newest else [])
 
+    # ------------------------------------------------------------------ second calls
+    def keep_second_call(self, checkpoint_id: int) -> None:
+        self._calls.put_if_absent(self._second_call_key(checkpoint_id), seal({"job": self.job}))
+
+    def had_second_call(self, checkpoint_id: int) -> bool:
+        return self._calls.get(self._second_call_key(checkpoint_id)) is not None
+
+    def forget_second_call(self, checkpoint_id: int) -> None:
+        self._calls.delete(self._second_call_key(checkpoint_id))
+
+    def _second_call_key(self, checkpoint_id: int) -> str:
+        return f"{self._root}/{self.lineage}/second-call/{checkpoint_id:020d}"
+
+    # ------------------------------------------------------------------ old records, and losses
     def delete_older_than(self, checkpoint_id: int, there: Listing) -> None:
         for id, number in there.records:
             if id < checkpoint_id:

@@ -18,7 +18,7 @@ from coordinator.spark.arrow import Passage, setting
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.small import Cancelled, OneParticipant
 from sinks.errors import LargeRow
-from sinks.task import ACK_SCHEMA, ROW_HASHES, Ack, SinkTask, with_row_hash
+from sinks.task import ACK_SCHEMA, ROW_HASH, Ack, SinkTask, with_row_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class DataFrameBatch(ABC):
     """What all sessions have in common: a sink is run over the batch's DataFrame by `mapInArrow`."""
 
-    row_hashes = ROW_HASHES
+    row_hash = ROW_HASH
 
     def __init__(self, df: DataFrame, passage: Passage, *, shared: bool = False) -> None:
         """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout.
@@ -41,11 +41,11 @@ class DataFrameBatch(ABC):
     def schema(self, sink: Sink) -> pa.Schema:
         return arrow_schema(self._written(sink))
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
             if len(tasks) > 1:  # else two executors may compute a partition, each for a sink, with other rows
                 self.rows = self._df.count()
-            hashed = {name: with_row_hash(self._written(task.sink), row_hash) for name, task in tasks.items()}
+            hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
             few, self._passage.last_rows = self._are_few(tasks), None
             acks = self._write_on_driver(hashed, tasks, ended) if few else None
             acks = acks or self._write_in_tasks(hashed, tasks, ended)

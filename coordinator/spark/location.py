@@ -129,6 +129,12 @@ class _HadoopDirectory(CheckpointLocation):
             raise OSError(f"could not rename {staged.toString()} to {target.toString()}")
 
 
+def newest_commit(location: str) -> int:
+    """The newest batch that Spark takes for done, -1 if there is none."""
+    commits = open_location(f"{location}/commits").files()
+    return max((int(number) for number in commits if number.isdecimal()), default=-1)
+
+
 def facts_in(log: str, batch_id: int, query_id: str) -> BatchFacts:
     """From a file of Spark's offset log: its version, the batch's time and settings, and the sources' offsets, a line
     each."""

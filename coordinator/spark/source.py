@@ -102,7 +102,7 @@ def _opened(job_file: str) -> Iterator[tuple[Sink, HalvedProtocol]]:
             raise ConfigurationError(f'{job_file}: {what} is not for format("exactly_once"), but for foreachBatch')
 
     def claim(_: Query | None) -> int:
-        return store.claim_generation("", next_sign=job.config.timeout)
+        return store.claim_generation("", job.config.timeout, job.sinks)
 
     try:
         yield sink, HalvedProtocol(job.job, job.sinks, store, job.config, of.listeners, of.clock, claim)
@@ -203,7 +203,7 @@ class Decision(DataSourceStreamArrowWriter):
 class _WrittenBatch:
     """As the protocol sees a batch whose tasks have run, or are about to."""
 
-    row_hashes: ClassVar[Sequence[str]] = ("pandas with columns",)
+    row_hash: ClassVar[str] = "pandas with columns"
 
     facts: BatchFacts
     location: str
@@ -228,7 +228,7 @@ class _WrittenBatch:
     def partitions(self, sink: Sink) -> int:
         return len(self.acks)
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         [(name, task)] = tasks.items()
         assert self.prepared is not None
         n = self.facts.checkpoint_id

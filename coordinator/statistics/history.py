@@ -64,8 +64,7 @@ def load_history(
         }
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptRecord(
-            f"statistics of job {store.job!r} in {store.storage.uri} lack or misuse a field ({error!r}). If a newer "
-            "version wrote them, use that"
+            f"statistics of job {store.job!r} in {store.storage.uri} lack or misuse a field ({error!r})"
         ) from error
     before.clear()
     before |= read

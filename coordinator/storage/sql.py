@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -21,7 +22,6 @@ from sqlalchemy import (
     inspect,
     literal_column,
     select,
-    text,
 )
 from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
 from sqlalchemy.engine import URL, Engine, make_url
@@ -40,7 +40,8 @@ from tenacity import Retrying
 from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key
 from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, secret_parameters
-from sinks.sql.questions import ASYNCHRONOUS_IN_MYSQL
+from sinks.sql.durability import weaknesses
+from sinks.sql.server import Row
 
 # What a URL without a driver means.
 _DRIVERS = {
@@ -85,30 +86,6 @@ _ADVICE = (
     ("is locked", "Another process keeps the sqlite file locked; stop it, or use a server database"),
     ("password|authentication", "Check user and password"),
     ("connection|connect|resolve", "Check that the server runs and can be reached from the driver"),
-)
-
-# Sentences on what may lose records that were answered, by dialect.
-_WEAK: dict[str, tuple[str, ...]] = {
-    "postgresql": (
-        "SELECT 'the server has ' || name || ' = off, so a crash of its machine may lose records' FROM pg_settings"
-        " WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off' ORDER BY 1",
-        "SELECT 'the table ' || oid::regclass || ' is UNLOGGED, so a crash of the server empties it' FROM pg_class"
-        " WHERE oid = to_regclass('checkpoint_storage') AND relpersistence = 'u'",
-        "SELECT 'its standbys are asynchronous, so a failover may lose the newest records'"
-        " WHERE current_setting('synchronous_standby_names') = '' AND EXISTS (SELECT FROM pg_stat_replication)",
-    ),
-}
-_WEAK |= dict.fromkeys(
-    ("mysql", "mariadb"),
-    (
-        "SELECT CONCAT('the server has innodb_flush_log_at_trx_commit = ', @@innodb_flush_log_at_trx_commit,"
-        " ', so a crash of its machine may lose records') FROM DUAL WHERE @@innodb_flush_log_at_trx_commit <> 1",
-        "SELECT CONCAT('the table checkpoint_storage is of the engine ', engine, ', which may lose records in a crash')"
-        " FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'checkpoint_storage'"
-        " AND engine <> 'InnoDB'",
-        "SELECT 'its replicas are asynchronous, so a failover may lose the newest records' FROM DUAL"
-        f" WHERE {ASYNCHRONOUS_IN_MYSQL}",
-    ),
 )
 
 # Keys are compared byte by byte, whatever the collation of the database.
@@ -197,8 +174,11 @@ class SQLStorage(CheckpointStorage):
 
     def weaknesses(self) -> Sequence[str]:
         with self._errors("cannot read the server's settings"):
-            rows = [self._retrying()(self._execute, text(query)) for query in _WEAK.get(self._engine.dialect.name, ())]
-            return [str(why) for found in rows for why in found]
+            return weaknesses(self._engine.dialect.name, partial(self._retrying(), self._ask), "", _TABLE.name)
+
+    def _ask(self, question: str, parameters: Sequence[str]) -> Sequence[Row]:
+        with self._engine.connect() as connection:
+            return [tuple(row) for row in connection.exec_driver_sql(question, tuple(parameters))]
 
     def close(self) -> None:
         self._engine.dispose()

@@ -18,7 +18,16 @@ from typing import Any, Literal
 
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
-from kafka.errors import TransactionalIdNotFoundError, UnknownTopicOrPartitionError, for_code
+from kafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    NodeNotReadyError,
+    RequestTimedOutError,
+    TransactionalIdNotFoundError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.consumer import IsolationLevel
 from kafka.protocol.consumer.fetch import FetchRequest
@@ -45,6 +54,38 @@ Answer = int | Exception
 """An error code of the broker (0: done), or why it could not be asked."""
 
 
+_UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
+
+
+class _Client:
+    """kafka-python's admin client, whose own errors say nothing but which connection failed."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._servers = ", ".join(options["bootstrap_servers"])
+        self._client = KafkaAdminClient(**options)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return method(*arguments, **named)
+            except KafkaError as error:
+                raise self.explained(error) from error
+
+        method = getattr(self._client, name)
+        return call if callable(method) else method
+
+    def explained(self, error: Exception) -> Exception:
+        """Of the same type, which tells whether to ask again."""
+        if not isinstance(error, _UNANSWERED):
+            return error
+        told = ", ".join(map(str, error.args))
+        again: Exception = type(error)(
+            f"{told}. A Kafka broker at {self._servers} does not answer: check that all of them run, and that this "
+            "machine reaches them"
+        )
+        return again
+
+
 class Cluster:
     """Connects at its first use; one connection for each broker, shared by all threads. `options` are kafka-python's;
     `timeout` in seconds; `reached_by`: time.monotonic() from which on the first answer is waited for no more."""
@@ -54,15 +95,15 @@ class Cluster:
         self._timeout_ms = int(timeout * 1000)
         self._reached_by = reached_by
         self._lock = Lock()
-        self._client: KafkaAdminClient | None = None
+        self._client: _Client | None = None
 
     @property
-    def admin(self) -> KafkaAdminClient:
+    def admin(self) -> _Client:
         with self._lock:
             if self._client is None:
                 left = max(_SHORTEST_TRY, self._reached_by - time.monotonic())
-                self._client = KafkaAdminClient(
-                    **{
+                self._client = _Client(
+                    {
                         "bootstrap_timeout_ms": min(self._timeout_ms, left * 1000),
                         "request_timeout_ms": self._timeout_ms,
                         "reconnect_backoff_max_ms": 1000,
@@ -282,6 +323,11 @@ class Cluster:
         """The offset that each partition begins with."""
         return self._offsets_of(topic, partitions, OffsetSpec.EARLIEST)
 
+    def log_starts_of(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The offset that each topic and partition begins with."""
+        found = self.admin.list_partition_offsets({TopicPartition(*place): OffsetSpec.EARLIEST for place in places})
+        return {(place.topic, place.partition): int(about.offset) for place, about in found.items()}
+
     def log_ends(self, topic: str, partitions: Sequence[int], *, committed: bool) -> dict[int, int]:
         """The offset after the last record of each partition; or after what readers of what is `committed` get."""
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
@@ -345,7 +391,7 @@ class Cluster:
                 try:
                     answers.append(future if isinstance(future, Exception) else await future)
                 except Exception as error:
-                    answers.append(error)
+                    answers.append(self.admin.explained(error))
             return answers
 
         answered: list[Any] = manager.run(exchange)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as t
 
 from sinks.arrow_types import is_bytes, is_moment, is_text
+from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
+from sinks.kafka.messages import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 _BY_RECORD = ("headers", "timestamp")
 """Columns that librdkafka takes only record by record."""
+
+_LARGEST_PARTITION = 2**31 - 1
+_TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
 
 
 def _bytes(kind: pa.DataType) -> bool:
@@ -135,3 +141,61 @@ def check(sink: str, schema: pa.Schema, topic: str | None, serialized: Collectio
             problems.append(f"column `{name}` comes twice")
     if problems:
         raise SchemaMismatch(f"sink {sink!r}: " + "; ".join(problems))
+
+
+def refusals(bad: pa.Array, kind: str, why: Callable[[int], str]) -> Iterator[Refusal]:
+    """Of the rows that are `bad`; null is not."""
+    for at in pc.indices_nonzero(pc.fill_null(bad, False)).to_pylist():
+        yield Refusal(at, kind, why(at))
+
+
+def refused(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Refusal]:
+    """Rows that no topic takes, whatever its settings: without a topic, or with a name that none has; for a partition
+    that none has; with a timestamp that is not after 1970, or a header that Kafka's client would make another one of.
+    `default_topic` is for rows without one."""
+    names = batch.schema.names
+    if "topic" in names:
+        topic = batch["topic"].cast(pa.binary())  # a text of Spark may be no UTF-8
+        if default_topic is None:
+            yield from refusals(
+                topic.is_null(), "NoTopic", lambda at: "the column topic is null, and the sink has no topic of its own"
+            )
+        reserved = pc.is_in(topic, pa.array([b".", b".."]))
+        yield from refusals(
+            pc.or_(reserved, pc.invert(pc.match_substring_regex(topic, _TOPIC))),
+            "NoTopic",
+            lambda at: (
+                f"{_shown(topic[at])} is no name of a topic: 1 to 249 letters of ASCII, digits, '.', '_' and '-'"
+            ),
+        )
+    if "partition" in names:
+        wanted = batch["partition"]
+        yield from refusals(
+            pc.or_(pc.less(wanted, 0), pc.greater(wanted, _LARGEST_PARTITION)),
+            "NoPartition",
+            lambda at: (
+                f"it asks for partition {wanted[at]}, which no topic has: null leaves the choice to the partitioner"
+            ),
+        )
+    if "timestamp" in names:
+        moment = milliseconds(batch["timestamp"])
+        yield from refusals(
+            pc.less_equal(moment, 0), "BadTimestamp", lambda at: f"the timestamp is {moment[at]} ms from {_TOO_EARLY}"
+        )
+    if "headers" in names:
+        lists = batch["headers"]
+        keys = pc.struct_field(pc.list_flatten(lists), "key")
+        bad = pc.fill_null(pc.greater_equal(pc.find_substring(keys, "\0"), 0), True)
+        rows = pc.list_parent_indices(lists).filter(bad)
+        yield from refusals(pc.is_in(pa.array(range(batch.num_rows), rows.type), rows), "BadHeader", lambda at: _HEADER)
+
+
+_TOO_EARLY = (
+    "1970-01-01 00:00 UTC: Kafka takes 0 and -1 for none, and an earlier one ends the compaction of the partition for "
+    "good. Make it NULL, or a later one"
+)
+_HEADER = "a header is null, or its key is, or holds a NUL, at which it would be cut off"
+
+
+def _shown(topic: pa.Scalar) -> str:
+    return repr(topic.as_py().decode(errors="backslashreplace"))

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from confluent_kafka import Message
 
 from sinks.dead_letters import Refusal
-from sinks.kafka.messages import LARGEST_PARTITION, NO_HEADER, by_topic, milliseconds, without_headers
+from sinks.kafka.columns import refusals
+from sinks.kafka.messages import by_topic
 from sinks.spark_types import schema_of_json
 
 RECORDS = pa.schema(
@@ -122,51 +123,33 @@ def _joined(members: Mapping[str, str]) -> str:
 
 
 def refused(
-    batch: pa.RecordBatch, default_topic: str | None, largest: int, partitions: Callable[[str], int]
-) -> list[Refusal]:
-    """Rows without a topic, for a partition that is not there, with a timestamp that Kafka takes for none, with a
-    header that has no key, or of more than `largest` bytes. `partitions` says how many a topic has."""
-    reasons: dict[int, tuple[str, str]] = {}
-
-    def say(bad: pa.Array, kind: str, why: Callable[[int], str]) -> None:
-        for at in pc.indices_nonzero(pc.fill_null(bad, False)).to_pylist():
-            reasons.setdefault(at, (kind, why(at)))
-
-    names, places = batch.schema.names, pa.array(range(batch.num_rows), pa.int64())
-    if default_topic is None:
-        say(batch["topic"].is_null(), "NoTopic", lambda at: "the column topic is null, and the sink has no topic")
-    if "topic" in names:
-        say(pc.equal(batch["topic"], ""), "NoTopic", lambda at: "the column topic is empty")
-    if "partition" in names:
-        wanted = batch["partition"]
-        count = _partitions(batch, default_topic, partitions)
-        say(
-            pc.or_(pc.less(wanted, 0), pc.greater_equal(wanted, count)),
+    batch: pa.RecordBatch, default_topic: str | None, largest: int, partitions: Callable[[str, int], int]
+) -> Iterator[Refusal]:
+    """Rows for a partition that their topic has not, or of more than `largest` bytes. `partitions`: how many a topic
+    has, of which a row asks for this one."""
+    if "partition" in batch.schema.names:
+        wanted, count = batch["partition"], _partitions(batch, default_topic, partitions)
+        yield from refusals(
+            pc.greater_equal(wanted, count),
             "NoPartition",
             lambda at: f"it asks for partition {wanted[at]}, and the topic has {count[at]}",
         )
-    if "timestamp" in names:
-        moment = milliseconds(batch["timestamp"])
-        none = pc.or_(pc.equal(moment, 0), pc.equal(moment, -1))
-        say(none, "NoTimestamp", lambda at: "the timestamp stands for none in Kafka, which would put the present there")
-    say(pc.is_in(places, without_headers(batch).cast(pa.int64())), "BadHeader", lambda at: NO_HEADER)
     size = _size(batch)
-    say(
+    yield from refusals(
         pc.greater(size, largest),
         "RecordTooLarge",
         lambda at: f"the record has {size[at]} bytes, and the producer or the topic takes {largest}",
     )
-    return [Refusal(at, *reasons[at]) for at in sorted(reasons)]
 
 
-def _partitions(batch: pa.RecordBatch, default_topic: str | None, partitions: Callable[[str], int]) -> pa.Array:
-    """Of each row's topic; where it has none, as many as can be."""
+def _partitions(batch: pa.RecordBatch, default_topic: str | None, partitions: Callable[[str, int], int]) -> pa.Array:
+    """Of the topic of each row that asks for one."""
     places = pa.array(range(batch.num_rows), pa.int64())
-    counts = [LARGEST_PARTITION + 1] * batch.num_rows
-    asked = batch.append_column("place of the row", places)
-    for topic, rows in by_topic(asked, default_topic):
-        if topic and rows["partition"].null_count < rows.num_rows:
-            count = partitions(topic)
+    counts: list[int | None] = [None] * batch.num_rows
+    for topic, rows in by_topic(batch.append_column("place of the row", places), default_topic):
+        last = pc.max(rows["partition"]).as_py()
+        if topic and last is not None:
+            count = partitions(topic, last)
             for place in rows["place of the row"].to_pylist():
                 counts[place] = count
     return pa.array(counts, pa.int64())

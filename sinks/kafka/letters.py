@@ -1,17 +1,17 @@
-"""Letters in a topic, read as a consumer with read_committed sees them, to its end and no further."""
+"""The newest letters in a topic, read as a consumer with read_committed sees them, to its end and no further."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from sinks.dead_letters import FoundLetters, has_one_of
+from sinks.dead_letters import FoundLetters
 from sinks.errors import SinkError
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.dead_letters import letter_of
@@ -25,9 +25,6 @@ _WINDOW = 2_000
 _LONGEST_FETCH = 20
 """Milliseconds until the end of a partition is told."""
 _TOGETHER = 500
-_MOST_BYTES = 512 << 20
-"""Of letters that are kept at once, each counted with `_EACH` bytes beside its record."""
-_EACH = 1_024
 
 _PRODUCERS_ONLY = ("transaction.timeout.ms", "partitioner", "linger.ms", "batch.num.messages")
 Ends = Mapping[int, int]
@@ -38,19 +35,19 @@ def find_letters(
     cluster: Cluster,
     options: Mapping[str, Any],
     topic: str,
-    wanted: Sequence[Mapping[str, object]],
-    most: int | None,
+    job_and_sink: tuple[str, str],
+    most: int,
     timeout: float,
 ) -> FoundLetters:
-    """Those that have the values of one of `wanted`; with `most`, the last so many of each partition. `options` are
-    librdkafka's, for a producer; `timeout`: seconds without any answer."""
+    """Those of a sink of a job, the last `most` of each partition. `options` are librdkafka's, for a producer;
+    `timeout`: seconds without any answer."""
     if (about := cluster.topic(topic)) is None:
         return FoundLetters((), (f"there is no topic {topic!r}",))
     partitions = [one["partition_index"] for one in about["partitions"]]
     starts, ends, held_up = _stable(cluster, topic, partitions)
-    kept = _Kept(has_one_of(wanted), most)
+    kept = _Kept(job_and_sink, most)
     with closing(_consumer(options)) as consumer, progress(f"read topic {topic}", sum(_left(starts, ends))) as advance:
-        for spans in _spans(starts, ends, most, kept):
+        for spans in _spans(starts, ends, kept):
             for message in _read(consumer, topic, spans, timeout, advance):
                 kept.take(message)
     begins = cluster.log_starts(topic, partitions)
@@ -79,11 +76,11 @@ def _left(starts: Ends, ends: Ends) -> Iterator[int]:
     return (max(0, end - starts[at]) for at, end in ends.items())
 
 
-def _spans(starts: Ends, ends: Ends, most: int | None, kept: _Kept) -> Iterator[dict[int, tuple[int, int]]]:
-    """What is to be read of each partition, all at once; or, for the newest, from the end on until there are enough."""
+def _spans(starts: Ends, ends: Ends, kept: _Kept) -> Iterator[dict[int, tuple[int, int]]]:
+    """What is to be read of each partition, from the end on until there are enough."""
     left, window = {at: end for at, end in ends.items() if starts[at] < end}, _WINDOW
     while left:
-        firsts = {at: starts[at] if most is None else max(starts[at], end - window) for at, end in left.items()}
+        firsts = {at: max(starts[at], end - window) for at, end in left.items()}
         kept.begin()
         yield {at: (firsts[at], end) for at, end in left.items()}
         left = {at: first for at, first in firsts.items() if first > starts[at] and not kept.enough(at)}
@@ -128,12 +125,11 @@ def _read(
 class _Kept:
     """Letters that are wanted, by partition, oldest first."""
 
-    is_wanted: Callable[[Mapping[str, Any]], bool]
-    most: int | None
+    job_and_sink: tuple[str, str]
+    most: int
     found: dict[int, deque[Mapping[str, Any]]] = field(default_factory=dict)
     now: dict[int, deque[Mapping[str, Any]]] = field(default_factory=dict)
     """Of the span that is being read, which comes before those that were."""
-    size: int = 0
 
     def begin(self) -> None:
         for at, letters in self.now.items():
@@ -142,19 +138,12 @@ class _Kept:
 
     def enough(self, partition: int) -> bool:
         have = len(self.found.get(partition, ())) + len(self.now.get(partition, ()))
-        return self.most is not None and have >= self.most
+        return have >= self.most
 
     def take(self, message: Message) -> None:
         letter, at = letter_of(message), message.partition()
-        if letter is None or at is None or not self.is_wanted(letter):
-            return
-        self.now.setdefault(at, deque(maxlen=self.most)).append(letter)
-        self.size += _EACH + len(message.value() or b"") + len(message.key() or b"")
-        if self.most is None and self.size > _MOST_BYTES:
-            raise SinkError(
-                f"topic {message.topic()!r} has more than {_MOST_BYTES >> 20} MiB of letters that were asked for: name "
-                "fewer (LINEAGE.CHECKPOINT). Nothing was changed"
-            )
+        if letter is not None and at is not None and (letter["job"], letter["sink"]) == self.job_and_sink:
+            self.now.setdefault(at, deque(maxlen=self.most)).append(letter)
 
     def letters(self) -> list[Mapping[str, Any]]:
         self.begin()

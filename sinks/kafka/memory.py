@@ -3,6 +3,7 @@ own, which becomes the group's if, and only if, the records of the transaction b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PARTITION = 0
+_METADATA = re.compile(r"lineage=(\w*)(?: round=(\d+))?")
 
 GroupOffsets = Mapping[tuple[str, int], tuple[int, str]]
 """By topic and partition, offset and metadata."""
@@ -18,11 +20,13 @@ GroupOffsets = Mapping[tuple[str, int], tuple[int, str]]
 
 @dataclass(frozen=True)
 class Mark:
-    """The checkpoint that a transaction is a part of, as an offset of partition `PARTITION` of a topic of the job."""
+    """The checkpoint, and the replay (above 0) of it, that a transaction is a part of, as an offset of partition
+    `PARTITION` of a topic of the job."""
 
     group: str
     lineage: str
     checkpoint: int
+    round: int = 0
 
     @property
     def offset(self) -> int:
@@ -31,19 +35,19 @@ class Mark:
 
     @property
     def metadata(self) -> str:
-        return f"lineage={self.lineage}"
+        return f"lineage={self.lineage}" + (f" round={self.round}" if self.round else "")
 
     @classmethod
     def of(cls, group: str, offset: int, metadata: str) -> Self | None:
         """None for an offset that somebody else has set."""
-        name, _, lineage = metadata.rstrip("\0").partition("=")  # confluent-kafka writes a NUL behind it
-        return cls(group, lineage, offset - 1) if name == "lineage" else None
+        match = _METADATA.fullmatch(metadata.rstrip("\0"))  # confluent-kafka writes a NUL behind it
+        return cls(group, match[1], offset - 1, int(match[2] or 0)) if match else None
 
 
-def newest(group: str, offsets: GroupOffsets) -> dict[str, int]:
-    """By lineage, the newest checkpoint that the group has an offset of."""
-    found: dict[str, int] = {}
+def newest(group: str, offsets: GroupOffsets) -> dict[str, tuple[int, int]]:
+    """By lineage, the newest checkpoint that the group has an offset of, and the round of that."""
+    found: dict[str, tuple[int, int]] = {}
     for offset, metadata in offsets.values():
         if mark := Mark.of(group, offset, metadata):
-            found[mark.lineage] = max(mark.checkpoint, found.get(mark.lineage, -1))
+            found[mark.lineage] = max((mark.checkpoint, mark.round), found.get(mark.lineage, (-1, 0)))
     return found

@@ -9,20 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.errors import BadValue
 from sinks.kafka.librdkafka import ANY_PARTITION, MESSAGE
 
 Addresses = npt.NDArray[np.uint64]
 
 _EMPTY = np.zeros(1, np.uint8)  # what an empty key or value points to: address 0 would be a null
-
-LARGEST_PARTITION = 2**31 - 1
-
-
-def no_partition(number: int) -> BadValue:
-    return BadValue(
-        f"a row asks for partition {number}, and there is none such: null leaves the choice to the partitioner"
-    )
 
 
 def milliseconds(moments: pa.Array) -> pa.Array:
@@ -30,19 +21,6 @@ def milliseconds(moments: pa.Array) -> pa.Array:
     counts = moments.cast(pa.timestamp("us", moments.type.tz)).view(pa.int64())
     whole = (counts.fill_null(0).to_numpy() + 500) // 1000
     return pa.array(whole, mask=counts.is_null().to_numpy(zero_copy_only=False))
-
-
-NO_HEADER = "a header is null, or its key is, or holds a NUL, at which it would be cut off"
-
-
-def without_headers(batch: pa.RecordBatch) -> pa.Array:
-    """The places of rows with a header that Kafka's client would make another one of."""
-    if "headers" not in batch.schema.names:
-        return pa.array([], pa.int64())
-    lists = batch.column("headers")
-    keys = pc.struct_field(pc.list_flatten(lists), "key")
-    bad = pc.fill_null(pc.greater_equal(pc.find_substring(keys, "\0"), 0), True)
-    return pc.unique(pc.list_parent_indices(lists).filter(bad))
 
 
 def messages(batch: pa.RecordBatch) -> npt.NDArray[np.void]:
@@ -55,12 +33,7 @@ def messages(batch: pa.RecordBatch) -> npt.NDArray[np.void]:
             made[pointer], made[length] = _cells(batch.column(column))
     made["partition"] = ANY_PARTITION
     if "partition" in names:
-        wanted = batch.column("partition")
-        found = pc.min_max(wanted).as_py()
-        for number in (found["min"], found["max"]):
-            if number is not None and not 0 <= number <= LARGEST_PARTITION:
-                raise no_partition(number)
-        made["partition"] = pc.fill_null(wanted, ANY_PARTITION).to_numpy(zero_copy_only=False)
+        made["partition"] = pc.fill_null(batch.column("partition"), ANY_PARTITION).to_numpy(zero_copy_only=False)
     return made
 
 

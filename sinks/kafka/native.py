@@ -29,7 +29,6 @@ from sinks.kafka.producer import (
     STATS_INTERVAL_MS,
     TransactionalProducer,
     failure,
-    no_topic,
 )
 
 logger = logging.getLogger(__name__)
@@ -51,6 +50,7 @@ class NativeProducer(TransactionalProducer):
         self, options: Mapping[str, str], transactional_id: str, default_topic: str | None, mark: Mark | None = None
     ) -> None:
         super().__init__(transactional_id, default_topic, mark)
+        self._servers = options["bootstrap.servers"]
         self._topics: dict[str, tuple[int, int]] = {}
         self._handle = self._queue = 0
         self._threads: list[threading.Thread] = []
@@ -84,7 +84,7 @@ class NativeProducer(TransactionalProducer):
         if not cluster:
             self._serve(0)
             self._raise_failure()
-            raise RuntimeError(f"no Kafka broker answered within {timeout:g} s")
+            raise failure("_TRANSPORT", f"{timeout:g} s at {self._servers}", f"begin {self.transactional_id}")
         self._cluster = ctypes.string_at(cluster).decode()
         rd.lib.mem_free(self._handle, cluster)
         self._check(rd.lib.init_transactions(self._handle, _ms(timeout)), "init_transactions")
@@ -111,16 +111,16 @@ class NativeProducer(TransactionalProducer):
 
     def write(self, batch: pa.RecordBatch) -> None:
         for topic, rows in by_topic(batch, self.default_topic):
-            if not topic:
-                raise no_topic()
+            assert topic is not None
             self._produce(topic, messages(rows))
         self._serve(0)
         self._raise_failure()
 
     def _produce(self, topic: str, rows: npt.NDArray[np.void]) -> None:
-        handle, partitions = self._topics.get(topic) or self._known(topic)
-        if (wanted := int(rows["partition"].max(initial=0))) >= partitions:
+        wanted = int(rows["partition"].max(initial=0))
+        if wanted >= (partitions := self.partitions(topic, wanted)):
             raise BadValue(f"topic {topic!r} has no partition {wanted}, which a row asks for: it has {partitions}")
+        handle, _ = self._topics[topic]
         partition, flags = rd.ANY_PARTITION, rd.MSG_COPY | rd.MSG_PARTITION
         if self._in_turn and not rows["key"].any() and (rows["partition"] == rd.ANY_PARTITION).all():
             # a whole batch into one partition, then the next: larger requests, and no partitioner for each record
@@ -135,29 +135,27 @@ class NativeProducer(TransactionalProducer):
             other = left[left["err"] != rd.QUEUE_FULL]
             if len(other):
                 self._serve(0)
-                self._await_mark()  # with a mark that is refused, all that follows is
-                self._raise_failure()
-                raise _refused(topic, other[0])
+                raise self._cause(_name(int(other[0]["err"])), _refused(topic, other[0]))
             left["err"] = 0
             rows = left
             self._serve(100)
             self._look_for_topics()
             self._raise_failure()
 
-    def partitions(self, topic: str) -> int:
-        return (self._topics.get(topic) or self._known(topic))[1]
-
-    def _known(self, topic: str) -> tuple[int, int]:
-        """A handle of the topic and its number of partitions, once they are known: a record for a certain partition
-        that is produced earlier makes librdkafka add the partition -1 to the transaction, which fails it."""
-        handle: int = rd.lib.topic_new(self._handle, topic.encode(), None)
-        self._topics[topic] = handle, 0
-        error, partitions = self._metadata(handle, METADATA_TIMEOUT)
-        if error:
-            raise failure(_name(error), _text(rd.lib.err2str(error)), f"partitions of topic {topic!r}")
-        self._topics[topic] = handle, partitions
-        self._topic_has(topic, self._id_of(topic, METADATA_TIMEOUT))
-        return handle, partitions
+    def partitions(self, topic: str, wanted: int) -> int:
+        """They are known before a record is produced: one for a certain partition would make librdkafka add the
+        partition -1 to the transaction, which fails it."""
+        if topic not in self._topics:
+            self._topics[topic] = rd.lib.topic_new(self._handle, topic.encode(), None), 0
+        handle, partitions = self._topics[topic]
+        if wanted >= partitions:
+            error, partitions = self._metadata(handle, METADATA_TIMEOUT)
+            if error:
+                raise failure(_name(error), _text(rd.lib.err2str(error)), f"partitions of topic {topic!r}")
+            self._topics[topic] = handle, partitions
+        if topic not in self.topic_ids:
+            self._topic_has(topic, self._id_of(topic, METADATA_TIMEOUT))
+        return partitions
 
     def _id_of(self, topic: str, timeout: float) -> str:
         names, count = (ctypes.c_char_p * 1)(topic.encode()), ctypes.c_size_t()

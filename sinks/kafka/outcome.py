@@ -42,11 +42,12 @@ def made_anew(committable: Committable, ids: Mapping[str, str | None]) -> str | 
     return next((name for name, id in committable.proof.get("topic_ids", {}).items() if ids.get(name) != id), None)
 
 
-def places_of(committable: Committable) -> list[tuple[str, int]]:
-    """Topics and partitions that the transaction wrote to, as far as the brokers have told."""
+def places_of(committable: Committable) -> dict[tuple[str, int], int]:
+    """Topics and partitions that the transaction wrote to, as far as the brokers have told, and the offset of its first
+    record there."""
     proof = committable.proof
-    spans = proof.get("spans") or {proof["topic"]: [[proof["partition"]]]}
-    return [(topic, partition) for topic, its in spans.items() for partition, *_ in its]
+    spans = proof.get("spans") or {proof["topic"]: [[proof["partition"], proof["offset"]]]}
+    return {(topic, partition): first for topic, its in spans.items() for partition, first, *_ in its}
 
 
 def of_commit(cluster: Cluster, committable: Committable, answer: Answer) -> CommitOutcome:

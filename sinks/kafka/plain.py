@@ -25,7 +25,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.memory import PARTITION, Mark
-from sinks.kafka.messages import LARGEST_PARTITION, NO_HEADER, milliseconds, no_partition, without_headers
+from sinks.kafka.messages import milliseconds
 from sinks.kafka.producer import (
     LOOK_TIMEOUT,
     MARK_TIMEOUT,
@@ -34,7 +34,6 @@ from sinks.kafka.producer import (
     STATS_INTERVAL_MS,
     TransactionalProducer,
     failure,
-    no_topic,
 )
 
 logger = logging.getLogger(__name__)
@@ -96,25 +95,22 @@ class PlainProducer(TransactionalProducer):
             raise self._explained(KafkaException(answer), "send_offsets_to_transaction")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        if len(bad := without_headers(batch)):
-            raise BadValue(f"row {bad[0].as_py() + 1} of a batch: {NO_HEADER}")
         if (at := batch.schema.get_field_index("timestamp")) >= 0:
             batch = batch.set_column(at, "timestamp", milliseconds(batch.column(at)))
         rows = batch.to_pylist()
         for row in rows:
             topic = self._topic_of(row)
-            if not topic:
-                raise no_topic()
             if topic not in self.topic_ids:
-                others = {self._topic_of(row) for row in rows} - self.topic_ids.keys() - {None, ""}
-                self._learn_ids(topic, [str(name) for name in others])
+                others = {self._topic_of(row) for row in rows} - self.topic_ids.keys()
+                self._learn_ids(topic, list(others))
             self._produce(topic, row)
         self._serve(self._client.poll, 0)
         self._raise_failure()
 
-    def _topic_of(self, row: Mapping[str, Any]) -> str | None:
-        topic: str | None = row.get("topic")
-        return self.default_topic if topic is None else topic
+    def _topic_of(self, row: Mapping[str, Any]) -> str:
+        topic: str | None = self.default_topic if row.get("topic") is None else row["topic"]
+        assert topic is not None
+        return topic
 
     def _produce(self, topic: str, row: Mapping[str, Any]) -> None:
         value = row.get("value")
@@ -122,19 +118,13 @@ class PlainProducer(TransactionalProducer):
             value = self._serialized(topic, value)
         record: dict[str, Any] = {"key": row.get("key"), "value": value}
         if row.get("partition") is not None:
-            if not 0 <= row["partition"] <= LARGEST_PARTITION:
-                raise no_partition(row["partition"])
             record["partition"] = row["partition"]
         if row.get("headers"):
             record["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
         if row.get("timestamp") is not None:
-            if row["timestamp"] in (0, -1):
-                raise BadValue(
-                    f"a timestamp of {row['timestamp']} ms from 1970 stands for none in Kafka, which would put the "
-                    "present time there: make it NULL, or another one"
-                )
             record["timestamp"] = row["timestamp"]
             self._timed.add(topic)
+        asked = False
         while True:
             try:
                 self._client.produce(topic, **record)
@@ -144,15 +134,19 @@ class PlainProducer(TransactionalProducer):
                 self._raise_failure()
                 continue
             except KafkaException as error:
-                if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                    raise self._explained(error, f"a record for topic {topic!r}") from error
+                count = self.partitions(topic, row["partition"])  # librdkafka learns it, too
+                if asked or row["partition"] >= count:
                     raise BadValue(
-                        f"topic {topic!r} has no partition {row['partition']}, which a row asks for"
+                        f"topic {topic!r} has no partition {row['partition']}, which a row asks for: it has {count}"
                     ) from None
-                raise self._explained(error, f"a record for topic {topic!r}") from error
+                asked = True
+                continue
             self.sent += 1
             return
 
-    def partitions(self, topic: str) -> int:
+    def partitions(self, topic: str, wanted: int) -> int:
         about = self._client.list_topics(topic, timeout=METADATA_TIMEOUT).topics[topic]
         if about.error is not None:
             raise failure(about.error.name(), about.error.str(), f"partitions of topic {topic!r}")
@@ -268,10 +262,8 @@ class PlainProducer(TransactionalProducer):
     def _explained(self, error: KafkaException, call: str) -> Exception:
         if self._failure is not None:
             return self._failure
-        self._await_mark()  # with a mark that is refused, all that follows is
-        self._raise_failure()
-        cause: KafkaError = error.args[0]
-        return failure(cause.name(), cause.str(), f"{call} of {self.transactional_id}")
+        told: KafkaError = error.args[0]
+        return self._cause(told.name(), failure(told.name(), told.str(), f"{call} of {self.transactional_id}"))
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sinks.errors import BadValue, ConfigurationError, SinkError
+from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.memory import Mark
 from sinks.transaction import Committable
 
@@ -60,12 +60,18 @@ _BAD_VALUES = {
 
 NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
 _PURGED = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")
+_AFTER_A_FAILURE = (*_PURGED, "_STATE")
+"""What librdkafka says of records after one has failed the transaction; of that one it may tell later."""
 
 _FENCED = (
     "the broker has ended this transaction: it was open for longer than the sink's transaction_timeout, or another "
     "attempt or driver of this job has taken its place"
 )
-_HINTS = dict.fromkeys(("_FATAL", "_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"), _FENCED)
+_NOBODY = "no Kafka broker answers: check that they run, and that this machine reaches them"
+_HINTS = {
+    **dict.fromkeys(("_FATAL", "_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"), _FENCED),
+    **dict.fromkeys(("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"), _NOBODY),
+}
 
 
 def failure(name: str, text: str, what: str) -> Exception:
@@ -80,7 +86,7 @@ def failure(name: str, text: str, what: str) -> Exception:
 
 class TransactionalProducer(ABC):
     """One transaction of one producer. `transactional_id` names it; `default_topic` is for rows without a topic; `mark`
-    is what the transaction carries for the brokers' memory."""
+    is what the transaction carries for the brokers' memory. `columns.refused` keeps away rows that none can write."""
 
     def __init__(self, transactional_id: str, default_topic: str | None, mark: Mark | None) -> None:
         self.transactional_id = transactional_id
@@ -89,10 +95,10 @@ class TransactionalProducer(ABC):
         self._marking: Future[Any] | None = None
         self.topic_ids: dict[str, str] = {}
         """Asked for before the first record for a topic, so a topic that is made anew later has another one."""
-        self.sent = self.delivered = 0
+        self.sent = self.delivered = self._undelivered = 0
         self._failure: Exception | None = None
-        self._purged: Exception | None = None
-        """Of records that librdkafka threw away since the transaction had failed: never the cause."""
+        self._purged: tuple[str, Exception] | None = None
+        """Of records that librdkafka threw away."""
         self._cluster = ""
         self._producer: tuple[int, int] | None = None
         self._witness: tuple[str, int, int] | None = None
@@ -108,8 +114,8 @@ class TransactionalProducer(ABC):
         """Produce the rows. Waits while the queue is full; raises what a delivery that failed means."""
 
     @abstractmethod
-    def partitions(self, topic: str) -> int:
-        """How many the topic has."""
+    def partitions(self, topic: str, wanted: int) -> int:
+        """How many the topic has, of which a row asks for this one: they may have become more."""
 
     @abstractmethod
     def _send_mark(self, mark: Mark, topic: str) -> Any:
@@ -199,11 +205,29 @@ class TransactionalProducer(ABC):
         if self._marking and self._marking.done():
             self.end_mark()
 
+    def _cause(self, name: str, error: Exception) -> Exception:
+        """Of this error of librdkafka's; itself, if nothing else is told in time."""
+        deadline = time.monotonic() + _SETTLE_TIMEOUT
+        try:
+            while name in _AFTER_A_FAILURE and self._is_untold() and time.monotonic() < deadline:
+                self._raise_failure()
+                self._poll()
+            self._await_mark()  # with a mark that is refused, all that follows is
+            self._raise_failure()
+        except Exception as cause:
+            return cause
+        return error
+
+    def _is_untold(self) -> bool:
+        """Whether reports of records are to come."""
+        return self.delivered + self._undelivered < self.sent
+
     def _failed(self, name: str, text: str, topic: str, records: int) -> None:
         """Remember the first failed delivery."""
+        self._undelivered += records
         error = failure(name, text, f"{records} record(s) for topic {topic!r} were not taken by the broker")
         if name in _PURGED:
-            self._purged = self._purged or error
+            self._purged = self._purged or (name, error)
         else:
             self._failure = self._failure or error
 
@@ -235,8 +259,7 @@ class TransactionalProducer(ABC):
     def _check_delivered(self) -> None:
         self._raise_failure()
         if self._purged:
-            self.end_mark()
-            raise self._purged
+            raise self._cause(*self._purged)
         if self.delivered != self.sent:
             raise RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
 
@@ -270,7 +293,3 @@ class TransactionalProducer(ABC):
         eos = statistics.get("eos", {})
         if self._producer is None and eos.get("producer_id", -1) >= 0:
             self._producer = eos["producer_id"], eos["producer_epoch"]
-
-
-def no_topic() -> SinkError:
-    return BadValue("a row has no topic: its column `topic` is empty, or null, and the sink has no topic of its own")

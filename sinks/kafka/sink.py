@@ -42,6 +42,7 @@ from sinks.transaction import (
     Committable,
     Identity,
     TransactionContext,
+    TransactionId,
     shown,
     token,
 )
@@ -301,7 +302,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     def begin_transaction(self, context: TransactionContext) -> TransactionalProducer:
         """Transactional ids are pooled: the same few for all checkpoints, because a broker keeps each for days."""
         pooled = f"{_prefix(context.job, self.name)}{context.subtask}.{context.slot}"
-        mark = Mark(_group(context.job, self.name), context.lineage, context.checkpoint_id)
+        round = TransactionId.parse(context.transaction_id).round
+        mark = Mark(_group(context.job, self.name), context.lineage, context.checkpoint_id, round)
         marked = self.remember and context.exactly_once
         producer = self._producer(pooled, _columns(context.schema), mark if marked else None)
         try:
@@ -314,8 +316,9 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     def write(self, transaction: TransactionalProducer, batch: pa.RecordBatch) -> None:
         rows, refused = self._as_records(batch)
         if refused:
-            raise BadValue(f"sink {self.name!r}: the schema does not take a value: {refused[0].error}").because(
-                refused[0].error, refused[0].error_class
+            bad = min(refused, key=lambda one: one.row)
+            raise BadValue(f"sink {self.name!r}: row {bad.row + 1} of a batch: {bad.error}").because(
+                bad.error, bad.error_class
             )
         transaction.write(rows)
 
@@ -323,7 +326,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         """Rows as they are produced, and which of them cannot be."""
         if batch.schema == SCHEMA:
             return dead_letters.records(batch), []
-        refused = list[Refusal]()
+        refused = list(columns.refused(batch, self.topic))
         for one in self._serialized:
             at = batch.schema.get_field_index(one.column)
             made, bad = one.chosen.encoded(batch.column(at))
@@ -333,8 +336,12 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     def write_accepted(self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
         """Refused by the columns alone, before a record is produced."""
         rows, unwritable = self._as_records(batch)
-        others = dead_letters.refused(rows, self.topic, self._largest, transaction.partitions)
-        by_row = {one.row: one for one in [*others, *unwritable]}
+        by_row = {one.row: one for one in unwritable}
+        left = without(batch.num_rows, unwritable)
+        others = rows.take(left) if unwritable else rows
+        for one in dead_letters.refused(others, self.topic, self._largest, transaction.partitions):
+            row = left[one.row].as_py()
+            by_row.setdefault(row, replace(one, row=row))
         refused = [by_row[row] for row in sorted(by_row)]
         if len(refused) < batch.num_rows and len(refused) <= most:
             transaction.write(rows.take(without(batch.num_rows, refused)) if refused else rows)
@@ -369,32 +376,48 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         asks nothing of the query."""
         names = [one.transaction["transactional_id"] for one in committables]
         states = self._patiently(lambda: self._brokers.states(names))
-        ended = [one for one in committables if states.get(one.transaction["transactional_id"]) != _ongoing(one)]
-        ended = ended or [committables[at] for at in self._ended_in_a_partition(committables)]
+        why = (
+            f"the brokers have ended it after transaction_timeout ({self._delivery_timeout:g} s; raise it, if batches "
+            "take longer), an operator or another driver of this job has, or a topic that it wrote to was deleted or "
+            "made anew"
+        )
+        closed = [at for at, one in enumerate(committables) if states.get(names[at]) != _ongoing(one)]
+        ended = dict.fromkeys(closed, why) or self._in_part(committables)
         if ended:
+            at, why = next(iter(ended.items()))
             raise TransactionEnded(
                 f"sink {self.name!r}: {len(ended)} of {len(committables)} transactions of checkpoint "
-                f"{checkpoint.checkpoint_id} are not open any more, {shown(ended[0].transaction)} for one: the brokers "
-                f"have ended them after transaction_timeout ({self._delivery_timeout:g} s; raise it, if batches take "
-                "longer), an operator or another driver of this job has, or a topic that it wrote to was deleted or "
-                "made anew"
+                f"{checkpoint.checkpoint_id} are not open any more, or not whole. Of "
+                f"{shown(committables[at].transaction)}: {why}"
             )
 
-    def _ended_in_a_partition(self, committables: Sequence[Committable]) -> dict[int, tuple[str, int]]:
-        """Which of these, and where, a partition's leader does not hold open any more: an operator has ended it there
-        alone (`kafka-transactions.sh abort`), of which its coordinator does not know, or all of it is ended."""
-        try:
-            open_in = self._patiently(
-                lambda: self._brokers.open_in({at for one in committables for at in places_of(one)})
-            )
-        except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):
-            return {}
-        found: dict[int, tuple[str, int]] = {}
+    def _in_part(self, committables: Sequence[Committable]) -> dict[int, str]:
+        """Which of these are open in a part of their partitions, or have a part of their records, and why; their
+        coordinator does not know of it, and would commit the rest. Or all of it is ended."""
+        places = {place for one in committables for place in places_of(one)}
+        open_in = self._if_told(lambda: self._brokers.open_in(places))
+        starts = self._if_told(lambda: self._brokers.log_starts_of(places))
+        found: dict[int, str] = {}
         for at, one in enumerate(committables):
             producer = one.transaction["producer_id"], one.transaction["producer_epoch"]
-            if closed := [place for place in places_of(one) if producer not in open_in[place]]:
-                found[at] = closed[0]
+            for place, first in places_of(one).items():
+                where = f"{place[0]}-{place[1]}"
+                if place in open_in and producer not in open_in[place]:
+                    found[at] = f"somebody has ended it in {where} alone (kafka-transactions.sh abort)"
+                elif starts.get(place, first) > first:
+                    found[at] = (
+                        f"{where} begins at offset {starts[place]} now, so its records from {first} on are gone: "
+                        "somebody has deleted them (kafka-delete-records.sh), or retention has, which goes by their "
+                        "timestamps"
+                    )
         return found
+
+    def _if_told(self, question: Callable[[], dict[tuple[str, int], Answered]]) -> dict[tuple[str, int], Answered]:
+        """Empty without the right to ask, or a topic that is asked about."""
+        try:
+            return self._patiently(question)
+        except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):
+            return {}
 
     def commit(self, committable: Committable) -> CommitOutcome:
         (outcome,) = self._commit([committable])
@@ -466,18 +489,15 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     def _interrupted(
         self, committables: Sequence[Committable], among: Sequence[int]
     ) -> dict[int, CommitOutcome | Exception]:
-        """Those that are open, but not in all of their partitions, are aborted as a whole, so that all of each is
-        written again: an EndTxn would say that they are committed."""
-        ended = {
-            among[at]: place for at, place in self._ended_in_a_partition([committables[at] for at in among]).items()
-        }
+        """Those that are open, but not whole, are aborted, so that all of each is written again: an EndTxn would say
+        that they are committed."""
+        ended = {among[at]: why for at, why in self._in_part([committables[at] for at in among]).items()}
         names = {at: committables[at].transaction["transactional_id"] for at in ended}
         states = self._brokers.states(names.values())
         outcomes: dict[int, CommitOutcome | Exception] = {}
-        for at, (topic, partition) in ended.items():
+        for at, why in ended.items():
             if states.get(names[at]) == _ongoing(committables[at]):
                 try:
-                    why = f"somebody has ended it in {topic}-{partition} alone"
                     outcomes[at] = self._aborted(committables[at], why)
                 except Exception as error:
                     outcomes[at] = error
@@ -527,8 +547,12 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         """None where the group has no offset: it was never written, has expired, or went with the topic."""
+        return {lineage: checkpoint for lineage, (checkpoint, _) in self._rounds(job).items()} or None
+
+    def _rounds(self, job: str) -> Mapping[str, tuple[int, int]]:
+        """By lineage, the newest checkpoint and the newest round of it."""
         if not self.remember:
-            return None
+            return {}
         try:
             return self._patiently(lambda: self._remembered(job))
         except GroupAuthorizationFailedError as error:
@@ -546,12 +570,12 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _remembered(self, job: str) -> Mapping[str, int] | None:
+    def _remembered(self, job: str) -> Mapping[str, tuple[int, int]]:
         """What is decided reaches the group with the brokers' markers, some milliseconds after EndTxn."""
         if busy := self._brokers.listed(_prefix(job, self.name), "PrepareCommit"):
             raise NotYetKnown(f"the brokers have not finished the commit of {', '.join(busy)}")
         group = _group(job, self.name)
-        return memory.newest(group, self._brokers.group_offsets(group)) or None
+        return memory.newest(group, self._brokers.group_offsets(group))
 
     # ------------------------------------------------------------------ for operators
     def reach_within(self, seconds: float) -> None:
@@ -580,18 +604,27 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         return [InDoubt(one, subtask=n, age=age) for one, n, age in zip(transactions, subtasks, ages, strict=True)]
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        """By the record batches in the log."""
+        """By the record batches in the log, and by what the brokers remember."""
         if quick:
-            return Audit([Holding(remarks=("the log was not read",))] * len(parts))
-        return audit(self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic()))
+            found = Audit([Holding(remarks=("the log was not read",))] * len(parts))
+        else:
+            found = audit(self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic()))
+        rounds = self._rounds(job)
 
-    def find_letters(
-        self, wanted: Sequence[Mapping[str, object]] = ({},), most: int | None = None
-    ) -> FoundLetters | None:
-        """All that a consumer gets of the topic now; with `most`, from its end on."""
+        def unnamed(part: Part) -> tuple[str, ...]:
+            checkpoint, round = rounds.get(part.lineage, (-1, 0))
+            later = checkpoint == part.checkpoint_id and round > part.round
+            return (f"a transaction of its replay {round}",) if later else ()
+
+        together = zip(found.holdings, parts, strict=True)
+        return replace(found, holdings=[replace(holding, unnamed=unnamed(part)) for holding, part in together])
+
+    def find_letters(self, job: str, sink: str, most: int) -> FoundLetters | None:
+        """Of what a consumer gets of the topic now, from its end on."""
         if self.topic is None:
             return None
-        return letters.find_letters(self._brokers, self._producer_options, self.topic, wanted, most, self.timeout)
+        options = self._producer_options
+        return letters.find_letters(self._brokers, options, self.topic, (job, sink), most, self.timeout)
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:

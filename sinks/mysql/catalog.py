@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pymysql
 
 from sinks.errors import ConfigurationError
 from sinks.mysql.failures import RIGHTS, SHAPE, code_of
 from sinks.mysql.failures import describe as text_of
-from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted, setting
+from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted
 from sinks.mysql.types import Column
 from sinks.sql import target as targets
+from sinks.sql.enumerations import in_full, members_of
 from sinks.sql.evolution import holds
-from sinks.sql.questions import ASYNCHRONOUS_IN_MYSQL
 from sinks.sql.server import Row
 from sinks.sql.target import Unique
 
@@ -56,20 +57,6 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     return (found[0][0] if found else parts[0]), parts[1]
 
 
-def weaknesses(connection: Connection) -> list[str]:
-    """What lets a crash, or a failover, lose rows that were committed."""
-    wanted = {"innodb_flush_log_at_trx_commit": ("1",), "innodb_doublewrite": ("1", "ON", "FAST")}
-    found = {name: setting(connection, name) for name in wanted}
-    reasons = [
-        f"the server has {name} = {value}, so a crash of its machine may lose rows"
-        for name, value in found.items()
-        if value not in wanted[name]
-    ]
-    if query(connection, f"SELECT 1 FROM DUAL WHERE {ASYNCHRONOUS_IN_MYSQL}"):
-        reasons.append("its replicas are asynchronous, so a failover may lose rows")
-    return reasons
-
-
 def describe(connection: Connection, schema: str, name: str, *, references: bool = True) -> Target | None:
     """Read the target from the catalog; None if there is none, or none that this user may see. Who refers to it is
     left out without `references`: the server opens every table of the database to tell.
@@ -89,7 +76,7 @@ def describe(connection: Connection, schema: str, name: str, *, references: bool
     where = [schema, name]
     checks = _checks(connection, where)
     json = _json(checks)
-    columns = tuple(_column(row, json) for row in query(connection, _COLUMNS, where))
+    columns = _described(connection, where, query(connection, _COLUMNS, where), json)
     uniques, special = _indexes(connection, where)
     constraints = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
     constraints += [f"check {check}" for check, _ in checks if check not in json]
@@ -108,7 +95,8 @@ def describe(connection: Connection, schema: str, name: str, *, references: bool
 
 def lock(connection: Connection, target: Target, written: Sequence[str]) -> pymysql.Error | None:
     """Take the table's metadata lock in the running transaction, by an INSERT of no rows: until its end nobody can
-    ALTER or DROP the table. Returns the error of a table that has no such columns any more, and so is not locked."""
+    ALTER or DROP the table. Returns the error of a table that has no such columns any more, or whose triggers the
+    server refuses, and so is not locked."""
     nulls = ", ".join(["NULL"] * len(written))
     try:
         execute(connection, f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {nulls} FROM DUAL WHERE 1 = 0")
@@ -128,9 +116,12 @@ def current(connection: Connection, target: Target, written: Sequence[str]) -> T
     require_innodb(target, engine[0][0] if engine else None)
     rows = query(connection, _COLUMNS, where)
     json = _json(_checks(connection, where)) if any(row[1].lower() == "longtext" for row in rows) else ()
-    found = replace(target, columns=tuple(_column(row, json) for row in rows))
-    if unlocked:
-        raise changed(target, lacking(written, found) or [text_of(unlocked)])
+    found = replace(target, columns=_described(connection, where, rows, json))
+    reasons = lacking(written, found)
+    if unlocked and not reasons:
+        reasons = [text_of(unlocked)]
+    if reasons:
+        raise changed(target, reasons)
     return found
 
 
@@ -202,58 +193,33 @@ _REFERENCES = (
 )
 
 
+def _described(
+    connection: Connection, where: list[str], rows: Iterable[Row], json: Collection[str]
+) -> tuple[Column, ...]:
+    columns = []
+    for column in (_column(row, json) for row in rows):
+        if column.members:
+            names = quoted(column.name), quoted(*where)
+            members = in_full(column.members, *names, several=column.type == "set", query=partial(query, connection))
+            column = replace(column, members=members)
+        columns.append(column)
+    return tuple(columns)
+
+
 def _column(row: Row, json: Collection[str]) -> Column:
     name, kind, declared, *facts, precision, scale, digits, length, charset, collation = row
     nullable, has_default, generated, counter = map(bool, facts)
     numbers = int(precision), None if scale is None else int(scale), int(digits), int(length)
     kind = "json" if name in json else kind.lower()
-    return Column(name, kind, declared, nullable, has_default, generated, counter, *numbers, charset, collation)
+    members = members_of(declared) if kind in ("enum", "set") else ()
+    return Column(
+        name, kind, declared, nullable, has_default, generated, counter, *numbers, charset, collation, members
+    )
 
 
 def _json(checks: Iterable[tuple[str, str]]) -> set[str]:
     """The columns that MariaDB knows as JSON."""
     return {column for column, clause in checks if clause == f"json_valid({quoted(column)})"}
-
-
-def unsafe_triggers(connection: Connection, target: Target) -> list[str]:
-    """Triggers of the table that name one without transactions, themselves or through routines that they name: what
-    those write stays when the rows are rolled back, and is written again with them."""
-    where = [target.schema, target.name]
-    triggers = query(
-        connection,
-        "SELECT trigger_name, action_statement FROM information_schema.triggers"
-        " WHERE event_object_schema = %s AND event_object_table = %s",
-        where,
-    )
-    if not triggers:
-        return []
-    engines = {name.lower(): engine for name, engine in query(connection, _WITHOUT_TRANSACTIONS)}
-    routines = {
-        name.lower(): body or ""
-        for name, body in query(connection, "SELECT routine_name, routine_definition FROM information_schema.routines")
-    }
-    reasons = []
-    for trigger, body in triggers:
-        words, new = set[str](), _words(body)
-        while new:
-            words |= new
-            new = {word for name in new & routines.keys() for word in _words(routines[name])} - words
-        reasons += [
-            f"trigger {trigger} names the table {name}, whose engine {engines[name]} has no transactions, so what it "
-            "writes there would stay when rows are rolled back, and come again with them: make it InnoDB"
-            for name in sorted(words & engines.keys())
-        ]
-    return reasons
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[\w$]+", text.lower()))
-
-
-_WITHOUT_TRANSACTIONS = (
-    "SELECT table_name, engine FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND engine <> 'InnoDB'"
-    " AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')"
-)
 
 
 def _checks(connection: Connection, where: list[str]) -> list[tuple[str, str]]:

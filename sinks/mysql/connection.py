@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pymysql
@@ -29,17 +30,33 @@ class Connection(pymysql.connections.Connection):
     _unverified: ClassVar[Any] = None
     _encrypted = False
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, server_public_key: str | bytes | None = None, **options: Any) -> None:
+        """`server_public_key`: the server's key for RSA, in PEM, or the name of a file with it."""
         self._given = options.get("read_timeout")
+        self._key = _read_key(server_public_key)
+        if options.get("ssl_ca"):  # PyMySQL alone verifies nothing without a second option
+            options.setdefault("ssl_verify_cert", True)
         bounds = {"connect_timeout": 10, "read_timeout": ANSWER_SECONDS, "write_timeout": WORK_SECONDS}
         super().__init__(**{**bounds, **options})
 
     def connect(self, sock: Any = None) -> None:
         """A SET NAMES in `init_command`, which comes last, is not what PyMySQL encodes texts in: the server would take
         their bytes for others."""
+        self._plugin = b""
         super().connect(sock)
+        if self._cached_login() and not self._proven():
+            self.close()
+            raise self._unproven()
         if self.init_command:
             self.set_character_set(self.charset, self.collation)
+
+    def _cached_login(self) -> bool:
+        """Whether this login needed no more than the server's cache, which the next one may find empty."""
+        return self._login_plugin() == "caching_sha2_password" and bool(self.password)
+
+    def _login_plugin(self) -> str:
+        """That of the user, if the server asked for another than its default."""
+        return self._plugin.decode() or str(self._auth_plugin_name)  # type: ignore[attr-defined]
 
     def may_take(self, seconds: float) -> None:
         """The next statements may take so long, unless `read_timeout` says otherwise."""
@@ -57,10 +74,16 @@ class Connection(pymysql.connections.Connection):
 
     def _create_ssl_ctx(self, options: Any) -> Any:
         create = super()._create_ssl_ctx  # type: ignore[misc]
-        if options:
+        if not options:
+            Connection._unverified = Connection._unverified or create(options)
+            return Connection._unverified
+        try:
             return create(options)
-        Connection._unverified = Connection._unverified or create(options)
-        return Connection._unverified
+        except OSError as error:
+            files = ", ".join(f"{name}={file}" for name, file in options.items() if isinstance(file, str))
+            raise pymysql.OperationalError(
+                CR.CR_SSL_CONNECTION_ERROR, f"the files for TLS ({files}) cannot be used: {error}"
+            ) from None
 
     @property
     def _secure(self) -> bool:
@@ -72,23 +95,35 @@ class Connection(pymysql.connections.Connection):
         self._encrypted = encrypted
 
     @property
-    def server_public_key(self) -> Any:
-        """What PyMySQL encrypts the whole password with where it may not send it. It would take the key that the server
-        sends, whoever that is."""
-        if self._key is None:
-            raise pymysql.OperationalError(
-                CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
-                "the server asks for the password, by a plugin that needs all of it (caching_sha2_password does at a "
-                "user's first login), and nothing proves who it is: give ssl_ca (and ssl_verify_identity) for verified "
-                "TLS, or the server's server_public_key, or use a local socket",
-            )
+    def server_public_key(self) -> bytes:
+        """What PyMySQL encrypts the password with where it may not send it as it is."""
+        if not self._proven():
+            raise self._unproven()
+        assert self._key is not None
         return self._key
 
     @server_public_key.setter
-    def server_public_key(self, key: Any) -> None:
-        self._key = key
+    def server_public_key(self, key: object) -> None:
+        """PyMySQL would take the key that the server sends, whoever that is: only the one that was given counts."""
+
+    def _proven(self) -> bool:
+        """Whether the server may have the password. Over TLS it would not take one that is encrypted with its key."""
+        return self._trusted() or (self._key is not None and not self._encrypted)
+
+    def _unproven(self) -> pymysql.OperationalError:
+        unused = " (over TLS, as here, server_public_key is not used)" if self._key and self._encrypted else ""
+        return pymysql.OperationalError(
+            CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
+            f"the user logs in by {self._login_plugin()}, which has to give the password to the server "
+            "(caching_sha2_password after each start of the server and each FLUSH PRIVILEGES), and nothing proves that "
+            f"it is the right one{unused}. Give "
+            "ssl_ca=FILE (a server that made its own certificate has ca.pem in its data folder), or without TLS "
+            "ssl_disabled=true and server_public_key=FILE (public_key.pem beside it), or use a local socket. Whether "
+            "user and password are right is not known before",
+        )
 
     def _process_auth(self, plugin_name: bytes, *rest: Any) -> Any:
+        self._plugin = plugin_name
         if plugin_name in _IN_CLEAR and not self._trusted():
             raise pymysql.OperationalError(
                 CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
@@ -103,6 +138,22 @@ class Connection(pymysql.connections.Connection):
             return True
         context = getattr(self._sock, "context", None)  # type: ignore[attr-defined]
         return context is not None and bool(context.verify_mode)
+
+
+def _read_key(given: str | bytes | None) -> bytes | None:
+    if given is None:
+        return None
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key  # only who gives a key needs it
+
+    try:
+        if isinstance(given, str):
+            given = given.encode() if given.startswith("-----BEGIN") else Path(given).read_bytes()
+        load_pem_public_key(given)
+    except (OSError, ValueError) as error:
+        raise pymysql.OperationalError(
+            CR.CR_AUTH_PLUGIN_CANNOT_LOAD, f"server_public_key is no public key in PEM, and no file with one: {error}"
+        ) from None
+    return given
 
 
 def used_by(engine: Engine) -> None:

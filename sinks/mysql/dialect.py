@@ -20,13 +20,13 @@ from sinks.mysql.catalog import Target
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.failures import BLOCKED, RIGHTS, XA_UNKNOWN, code_of, describe
 from sinks.mysql.loading import LoadTransaction
-from sinks.mysql.server import Connection, Server, execute, is_mariadb, query, quoted, setting
+from sinks.mysql.server import Connection, Server, bytewise, execute, is_mariadb, query, quoted, setting
 from sinks.mysql.types import Column, mismatches, target_type
 from sinks.mysql.xa import identity_of, name_of, prepared, recovered, xid
 from sinks.sql.ddl import MySqlDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
 from sinks.sql.ledger import Ledger
-from sinks.sql.names import of_sink
+from sinks.sql.names import of_sink, witness_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 # From these on a prepared branch is detached from its session, and anybody can finish it: release notes of MySQL 8.0.29
@@ -89,12 +89,11 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
         ]
         if keys:
             declared.append(f"PRIMARY KEY ({self.quoted(keys)})")
-        collation = "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"
         try:
             execute(
                 connection,
                 f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ({', '.join(declared)})"
-                f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {collation}",
+                f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise(connection)}",
             )
         except pymysql.Error as error:
             if not connection.open:
@@ -126,7 +125,6 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
         yield from self.merge.orders_by_members({column.name: column.type for column in target.columns})
         if target.engine.lower() != "innodb":
             yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
-        yield from catalog.unsafe_triggers(connection, target)
         if setting(connection, "read_only") in ("1", "ON") and self._obeys_read_only(connection):
             yield "the server is read-only (a replica?)"
         if (
@@ -142,9 +140,10 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
         if strategy == "staged":
             probe = f"tpc_{uuid.uuid4().hex[:20]}"
             yield from catalog.may_not_create(connection, target.schema, probe)
-        if catalog.describe(connection, target.schema, ledger):
-            rights = ["SELECT", "INSERT", "DELETE"]
-            yield from catalog.missing_rights(connection, target.schema, ledger, rights, "transaction_id")
+        for name in (ledger, witness_of(ledger)):
+            if catalog.describe(connection, target.schema, name):
+                rights = ["SELECT", "INSERT", "DELETE"]
+                yield from catalog.missing_rights(connection, target.schema, name, rights, "transaction_id")
 
     def _obeys_read_only(self, connection: Connection) -> bool:
         try:

@@ -12,6 +12,7 @@ import pymysql
 from pymysql.constants import ER
 
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+from sinks.sql.questions import GTID_UNSAFE, REFUSED_BY_GTID
 
 XA_UNKNOWN = 1397  # XAER_NOTA
 _XA_ROLLED_BACK = {1613, 1614}  # XA_RBTIMEOUT, XA_RBDEADLOCK
@@ -23,7 +24,8 @@ SHAPE = {
     1364,
     1906,
     3105,
-}  # no such table or column; no value for one; a value for a generated one (two codes)
+    GTID_UNSAFE,
+}  # no such table or column; no value for one; a value for a generated one (two codes); one without transactions
 _NO_LOCAL = {1148, 3948, 4166}  # LOAD DATA LOCAL is off
 _TOO_LARGE = 1153
 # Refused rows, as far as PyMySQL takes them for something else: no such column, no default, SIGNAL, bad function
@@ -65,12 +67,15 @@ class Writing:
             return TransactionBlocked(
                 f"{who} waited for a lock until its limit, or in a circle ({text}). Somebody else's open transaction "
                 "holds it, or an orphaned one of this job (the coordinator aborts those and tries again), or two "
-                "partitions of this batch write the same unique value; lock_timeout= of the sink is the limit"
+                "partitions of this batch write the same unique value, or a backup has FLUSH TABLES WITH READ LOCK; "
+                "lock_timeout= of the sink is the limit"
             )
         if code in RIGHTS:
             return ConfigurationError(f"{who} lacks a right: {text}")
         if code in _CHANGED:
             return ConfigurationError(f"{who} found the table changed since it was checked: {text}")
+        if code == GTID_UNSAFE:
+            return ConfigurationError(f"{who} failed: {text}")
         if code in _NO_LOCAL:
             return ConfigurationError(
                 f"{who} may not use LOAD DATA LOCAL any more ({text}): start the query again, and rows go in by INSERT"
@@ -111,5 +116,7 @@ def refuses(error: pymysql.Error) -> bool:
 
 
 def describe(error: pymysql.Error) -> str:
-    """The server's message in one line."""
+    """The server's message in one line; what it means, where it speaks of GTIDs."""
+    if code_of(error) == GTID_UNSAFE:
+        return REFUSED_BY_GTID
     return " ".join(str(error.args[-1] if error.args else error).split())

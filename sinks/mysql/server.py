@@ -41,7 +41,8 @@ _SQL_MODE = ",".join(
     ]
 )
 SORTED_BYTES = 4096
-"""By so many a text is sorted; an index holds 3,072 at most."""
+"""So many bytes of what its collation makes of a text are sorted by; an index holds 3,072 at most. With more of them
+MySQL may need more memory to sort than it gives, since some collations fill up what is shorter."""
 _LEDGER = "ledger of exactly-once sinks"
 _SESSION = {
     "autocommit": "1",  # init_connect of the server may have changed what the driver thinks it is
@@ -50,7 +51,6 @@ _SESSION = {
     "sql_mode": f"'{_SQL_MODE}'",
     "time_zone": "'+00:00'",
     "sql_notes": "1",  # what is cut off without an error counts as a warning
-    "max_error_count": "64",
     "foreign_key_checks": "1",
     "unique_checks": "1",
     "max_sort_length": str(SORTED_BYTES),
@@ -65,6 +65,7 @@ _MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"
 class Server(servers.PooledServer[Connection]):
     """Connections read READ COMMITTED, so that each statement sees what others have committed by then."""
 
+    dialect = "mysql"
     SECRETS = ("password", "passwd", "ssl_key_password")
     SHOWN = ("host", "unix_socket", "port", "database", "user")
     INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
@@ -243,6 +244,11 @@ def parameters(dsn: str) -> dict[str, Any]:
 
 def is_mariadb(connection: Connection) -> bool:
     return "mariadb" in connection.get_server_info().lower()  # type: ignore[no-untyped-call]
+
+
+def bytewise(connection: Connection) -> str:
+    """The collation that tells texts apart by their bytes, blanks at the end too."""
+    return "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"
 
 
 def execute(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> int:

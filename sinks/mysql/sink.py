@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from sinks.base import Sink
-from sinks.mysql import catalog
 from sinks.mysql.catalog import Target
 from sinks.mysql.dialect import MySQLDialect
 from sinks.mysql.loading import LoadTransaction
@@ -97,7 +96,3 @@ class MySQLSink(TableSink[Connection, Target, LoadTransaction]):
         super().__init__(
             planner, MySQLStaging(dialect), problems, transform, checkpoint_column, dead_letters, max_dead_letters
         )
-
-    def weaknesses(self) -> Sequence[str]:
-        with self._server.lend() as connection:
-            return catalog.weaknesses(connection)

@@ -20,9 +20,9 @@ from sinks.errors import BadValue, SinkError, TransactionBlocked
 from sinks.mysql import catalog
 from sinks.mysql.catalog import Target
 from sinks.mysql.dialect import MySQLDialect
-from sinks.mysql.failures import SHAPE, Writing, code_of, describe, refuses
+from sinks.mysql.failures import RIGHTS, SHAPE, Writing, code_of, describe, refuses
 from sinks.mysql.loading import LoadTransaction
-from sinks.mysql.server import SORTED_BYTES, Connection, Server, execute, listed, literal, query, quoted
+from sinks.mysql.server import SORTED_BYTES, Connection, Server, bytewise, execute, listed, literal, query, quoted
 from sinks.mysql.types import Column, target_type
 from sinks.sql.dialect import Plan
 from sinks.sql.names import staging_table
@@ -55,7 +55,7 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
             with transaction.explained():
                 written = self.merge.written(context.schema.names, target.names)
                 target = catalog.current(transaction.connection, target, written)
-            columns = self._staging_columns(target, context)
+            columns = self._staging_columns(target, context, bytewise(transaction.connection))
             encoder = self.dialect.encoder(context, columns, target)
             transaction.execute(
                 f"CREATE TABLE {table} ({', '.join(self._declarations(name, columns, target))}) ENGINE=InnoDB"
@@ -65,17 +65,17 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
             transaction.start(table, encoder, alias=name)
         return transaction
 
-    def _staging_columns(self, target: Target, context: TransactionContext) -> list[Column]:
-        """The target's columns that are written, and those of the batch that only the merge looks at."""
+    def _staging_columns(self, target: Target, context: TransactionContext, collation: str) -> list[Column]:
+        """The target's columns that are written, and those of the batch that only the merge looks at: texts of these
+        get `collation`."""
         written = self.merge.written(context.schema.names, target.names)
         columns = []
         for column in target.columns:
             if column.name in written:
                 required = column.name in self.merge.keys or (not column.nullable and not self.merge.delete_marker)
                 columns.append(replace(column, nullable=not required))
-        return columns + [
-            _extra_column(field.name, field.type) for field in context.schema if field.name not in written
-        ]
+        extra = [field for field in context.schema if field.name not in written]
+        return columns + [_extra_column(field.name, field.type, collation) for field in extra]
 
     def _declarations(self, name: str, columns: Sequence[Column], target: Target) -> list[str]:
         """Columns and constraints for CREATE TABLE. NULLs are refused before they get here, except in those columns
@@ -84,7 +84,9 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         for column in columns:
             charset = f" CHARACTER SET {column.charset} COLLATE {column.collation}" if column.collation else ""
             json = f" CHECK (json_valid({quoted(column.name)}))" if column.type == "json" and column.collation else ""
-            declared.append(f"{quoted(column.name)} {column.declared}{charset} NULL{json}")
+            # the catalog writes members with backslashes, and without characters beyond U+FFFF
+            kind = f"{column.type}({', '.join(map(literal, column.members))})" if column.members else column.declared
+            declared.append(f"{quoted(column.name)} {kind}{charset} NULL{json}")
         if self.merge.delete_marker:
             required = {column.name for column in target.columns if not column.nullable}
             for number, column in enumerate(columns):
@@ -114,18 +116,19 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         target = catalog.describe(connection, known.schema, known.name, references=upsert)
         catalog.require_innodb(known, target.engine if target else None)
         assert target is not None
-        reasons = catalog.lacking(written, target) or ([describe(unlocked)] if unlocked else [])
+        reasons = catalog.lacking(written, target)
         reasons += catalog.other_types(target, types)
         # a counter or timestamp takes a NULL for a number or the time; of others it is better to know now
         nullable = {column.name for column in known.columns if column.nullable}
         asked = [c for c in target.columns if c.counter or c.type == "timestamp" or c.name in nullable]
         required = [c.name for c in asked if not c.nullable and c.name in written]
         reasons += self._nulls(connection, target, list(staged), required)
-        reasons += catalog.unsafe_triggers(connection, target)
         rights = self.dialect.rights(target, "staged")
         reasons += catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
         if upsert and not target.is_unique(self.merge.keys):
             reasons.append(f"it has no unique index on ({', '.join(self.merge.keys)}) any more: add it")
+        if unlocked and not reasons:
+            reasons.append(describe(unlocked))
         if reasons:
             raise catalog.changed(target, reasons)
         return target
@@ -142,15 +145,22 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
 
     def clashes(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
         super().clashes(connection, target, staging, written)
-        by = self.merge.order_by
-        if by is None or any(column.name == by and not column.collation for column in target.columns):
+        if self.merge.order_by is None:
             return
-        staged = f"({self.union(staging, quoted(by))}) AS staged"
-        if query(connection, f"SELECT 1 FROM {staged} WHERE LENGTH({quoted(by)}) > {SORTED_BYTES} LIMIT 1"):
+        by = quoted(self.merge.order_by)
+        weights, limit = f"GREATEST(LENGTH({by}), LENGTH(WEIGHT_STRING({by})))", SORTED_BYTES
+        staged = f"({self.union(staging, by)}) AS staged"
+        if query(connection, f"SELECT 1 FROM {staged} WHERE {weights} > {limit} LIMIT 1"):
             raise BadValue(
-                f'table {target.label}: a value of the order_by column "{by}" is longer than {SORTED_BYTES} bytes, and '
-                "the server sorts by no more: order by a number, a time or a shorter text"
+                f'table {target.label}: a value of the order_by column "{self.merge.order_by}" is longer than {limit} '
+                "bytes, or has more in its collation, and the server sorts by no more: order by a number, a time or a "
+                "shorter text"
             )
+
+    def grouped(self, target: Target, column: str) -> str:
+        """MariaDB has two groups for 0.0 and -0.0, which are one key."""
+        types = {known.name: known.type for known in target.columns}
+        return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
 
     # ------------------------------------------------------------------ the move
     def transfer(
@@ -172,12 +182,13 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
             )
 
     def upsert(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
-        last = self._last(staging, written)
+        last = self._last(target, staging, written)
         if self.merge.delete_marker:
             execute(connection, self._delete(target, last))
         if set(written) == set(self.merge.keys):
             execute(connection, self._insert(target, last, written))
             return
+        self._put_in_anew(connection, target, last, written)
         changed = execute(connection, self._update(target, last, written))
         changed += execute(connection, self._insert(target, last, written))
         ((kept,),) = query(connection, self._placed(target, last))
@@ -186,13 +197,54 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
                 f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"
             )
 
-    def _last(self, staging: Sequence[str], written: Sequence[str]) -> str:
-        """The last change of each key, over all participants."""
+    def _put_in_anew(self, connection: Connection, target: Target, last: str, written: Sequence[str]) -> None:
+        """Rows that give up a value which another one takes, with what the batch has not as it was."""
+        if (giving := self.giving(target, written, last)) is None:
+            return
+        own = [column.name for column in target.columns if not column.generated]
+        names = ", ".join(f"target.{quoted(column)}" for column in own)
+        giver = f"FROM {target.identifier} AS target JOIN ({last}) AS last WHERE {giving}"
+        if not query(connection, f"SELECT 1 {giver} FOR UPDATE"):
+            return
+        keys, given = self.merge.keys, quoted("tpc given")
+        create = f"CREATE TEMPORARY TABLE {given} (PRIMARY KEY ({listed(keys)}))"
+        try:
+            execute(connection, f"DROP TEMPORARY TABLE IF EXISTS {given}")
+            rows = execute(connection, f"{create} SELECT {names} {giver}")
+        except pymysql.Error as error:
+            if code_of(error) not in RIGHTS:
+                raise
+            raise BadValue(
+                f"table {target.label}: rows of the batch swap the value of a unique index, or hand it on, for which "
+                f"the user needs the right CREATE TEMPORARY TABLES: {describe(error)}"
+            ) from error
+        same = self.equal("target", "given", keys)
+        out = execute(connection, f"DELETE target FROM {target.identifier} AS target JOIN {given} AS given ON {same}")
+        changes = [column for column in written if column not in keys]
+        values = ", ".join(f"{'last' if column in changes else 'given'}.{quoted(column)}" for column in own)
+        put = execute(
+            connection,
+            f"INSERT INTO {target.identifier} ({listed(own)}) SELECT {values} FROM {given} AS given"
+            f" JOIN ({last}) AS last ON {self.equal('given', 'last', keys)}",
+        )
+        execute(connection, f"DROP TEMPORARY TABLE {given}")
+        if not rows == out == put:
+            raise TransactionBlocked(
+                f"table {target.label}: somebody else changed rows of the batch while it was moved"
+            )
+
+    def _last(self, target: Target, staging: Sequence[str], written: Sequence[str]) -> str:
+        """The last change of each key, over all participants. MariaDB sorts wide columns by no more than letters where
+        their collation tells accents or capitals apart too."""
         columns, order = self.changes(written)
         names = listed(columns)
         if not self.merge.order_by:  # validated: every key is there once
             return self.union(staging, names)
-        ranks = ", ".join(f"{quoted(column)} DESC" for column in order)  # NULL is below all else
+        subtle = {c.name for c in target.columns if any(mark in c.collation for mark in ("_as_", "_cs", "_w2"))}
+        ranks = ", ".join(  # NULL is below all else
+            f"{quoted(name)} DESC" + (f", WEIGHT_STRING({quoted(name)}) DESC" if name in subtle else "")
+            for name in order
+        )
         return (
             f"SELECT {names} FROM (SELECT {names}, ROW_NUMBER() OVER (PARTITION BY {listed(self.merge.keys)}"
             f" ORDER BY {ranks}) AS `tpc rank` FROM ({self.union(staging, names)}) AS staged) AS ranked"
@@ -304,11 +356,11 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
 
 
-def _extra_column(name: str, arrow: pa.DataType) -> Column:
+def _extra_column(name: str, arrow: pa.DataType, collation: str) -> Column:
     """A column that only a staging table has."""
     declared = target_type(arrow).replace("boolean", "tinyint(1)")
     kind, *numbers = re.findall(r"\w+", declared)
-    text = ("utf8mb4", "utf8mb4_bin") if kind == "longtext" else ("", "")
+    text = ("utf8mb4", collation) if kind == "longtext" else ("", "")
     precision, scale = map(int, numbers) if kind == "decimal" else (0, None)
     return Column(
         name,

@@ -8,7 +8,6 @@ that becomes the current time or the next number, '1' that becomes the first mem
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +22,7 @@ from sinks.arrow_types import is_bytes, is_moment, is_text
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
+from sinks.sql.mysql_json import as_mysql_json, beyond_doubles
 from sinks.sql.values import (
     ROUNDING,
     Convert,
@@ -30,7 +30,6 @@ from sinks.sql.values import (
     Unfit,
     checked,
     created_type,
-    fits_doubles,
     narrowed,
     no_internals,
     refuse,
@@ -57,7 +56,8 @@ class Column(targets.Column):
     """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared` COLUMN_TYPE.
 
     `counter` is one with AUTO_INCREMENT. `precision` and `scale` are those of numbers (for BIT, its bits), `digits`
-    those of fractions of a second, `length` is in bytes. `collation` is "" for what is no text.
+    those of fractions of a second, `length` is in bytes. `collation` is "" for what is no text. `members` are those of
+    an ENUM or SET.
     """
 
     counter: bool = False
@@ -67,15 +67,11 @@ class Column(targets.Column):
     length: int = 0
     charset: str = ""
     collation: str = ""
+    members: tuple[str, ...] = ()
 
     @property
     def unsigned(self) -> bool:
         return "unsigned" in self.declared
-
-    @property
-    def members(self) -> list[str]:
-        """Of an ENUM or SET."""
-        return [member.replace("''", "'") for member in re.findall(r"'((?:[^']|'')*)'", self.declared)]
 
     @property
     def form(self) -> Form:
@@ -179,10 +175,10 @@ def _float(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
 
 # ---------------------------------------------------------------------- text and bytes
 def _text(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
+    if (is_text(arrow) or at.is_nested(arrow)) and column.type == "json" and not column.collation:
+        return as_mysql_json(arrow, rounding=rounding)  # MariaDB's is a text, and has a collation
     if at.is_nested(arrow) and (column.type == "json" or column.type == "longtext"):
         no_internals(arrow)
-        if column.type == "json" and not column.collation and not rounding:  # MySQL's own; MariaDB's is a text
-            fits_doubles(arrow)
         return to_json
     if not is_text(arrow):
         more = " (or give a struct, map or array)" if column.type == "json" else ""
@@ -328,7 +324,7 @@ def target_type(arrow: pa.DataType, *, key: bool = False) -> str:
         return "varbinary(255)" if key else "longblob"
     if at.is_decimal(arrow) and arrow.scale <= 30:
         return f"decimal({arrow.precision},{arrow.scale})"
-    return created_type(arrow, _CREATED, "json", "MySQL")
+    return created_type(arrow, _CREATED, "longtext" if beyond_doubles(arrow) else "json", "MySQL")
 
 
 _CREATED: CreatedTypes = [

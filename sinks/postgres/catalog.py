@@ -91,38 +91,6 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     return schema, parts[0]
 
 
-# Any role sees that there are WAL senders; those of logical replication, which are no standbys, have a slot.
-_STANDBYS = """
-SELECT CASE WHEN current_setting('synchronous_standby_names') = '' THEN 'synchronous_standby_names is empty'
-            ELSE 'synchronous_commit is ' || current_setting('synchronous_commit') END
- WHERE EXISTS (SELECT FROM pg_stat_replication WHERE state IS DISTINCT FROM 'backup' AND pid NOT IN
-               (SELECT active_pid FROM pg_replication_slots WHERE slot_type = 'logical' AND active))
-   AND (current_setting('synchronous_standby_names') = ''
-        OR current_setting('synchronous_commit') IN ('off', 'local'))
-"""
-
-
-def weaknesses(connection: Connection, table: str) -> list[str]:
-    """What lets a crash of the server, or a failover, lose rows that were committed (PostgreSQL's manual on WAL
-    reliability and on synchronous replication)."""
-    off = "SELECT name FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off' ORDER BY 1"
-    found = [
-        f"the server has {name} = off, so a crash of its machine may lose rows" for (name,) in connection.execute(off)
-    ]
-    standbys = connection.execute(_STANDBYS).fetchone()
-    if standbys is not None:
-        found.append(f"its standbys are asynchronous ({standbys[0]}), so a failover may lose rows that were committed")
-    schema, name = locate(connection, table)
-    unlogged = (
-        "SELECT nspname::text, relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace,"
-        " to_regclass(format('%%I.%%I', %s::text, %s::text)) AS target WHERE relpersistence = 'u'"
-        " AND (c.oid = target OR c.oid IN (SELECT relid FROM pg_partition_tree(target))) ORDER BY 1, 2"
-    )
-    for parts in connection.execute(unlogged, [schema, name]):
-        found.append(f"{'.'.join(parts)} is UNLOGGED, so a crash of the server empties it")
-    return found
-
-
 def describe(connection: Connection, schema: str, name: str) -> Target | None:
     """Read the target from the catalog; None if there is none. Raises ConfigurationError if it is not a table."""
     found = connection.execute(
@@ -226,11 +194,12 @@ SELECT attnum, CASE typtype WHEN 'd' THEN typbasetype ELSE typelem END,
 )
 SELECT DISTINCT ON (attnum) attname::text, CASE WHEN element <> 0 THEN '_' ELSE '' END || b.typname,
        format_type(atttypid, atttypmod), NOT (attnotnull OR required),
-       atthasdef OR attidentity <> '' OR t.typdefault IS NOT NULL, attgenerated <> '', b.typtype::text,
-       element::bigint, format_type(b.oid, modifier), t.typtype = 'd',
+       atthasdef OR attidentity <> '' OR t.typdefault IS NOT NULL, attgenerated <> '',
+       coalesce(e.typtype, b.typtype)::text, element::bigint, format_type(b.oid, modifier), t.typtype = 'd',
        CASE WHEN attcollation <> t.typcollation THEN format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,
        attidentity = 'a'
   FROM inner_type JOIN pg_attribute a USING (attnum) JOIN pg_type t ON t.oid = atttypid JOIN pg_type b ON b.oid = type
+  LEFT JOIN pg_type e ON e.oid = element
   LEFT JOIN (pg_collation c JOIN pg_namespace n ON n.oid = collnamespace) ON c.oid = attcollation
  WHERE attrelid = %s ORDER BY attnum, depth DESC
 """

@@ -21,7 +21,8 @@ from sinks.postgres.types import Column, mismatches, target_type
 from sinks.sql.ddl import PostgresDdl
 from sinks.sql.dialect import Dialect, Plan, Writers, declarations
 from sinks.sql.ledger import Ledger
-from sinks.sql.names import of_sink
+from sinks.sql.names import of_sink, witness_of
+from sinks.sql.questions import HOMES
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 HIDES_ROWS = "row-level security may hide rows from the DELETE of delete_marker: let the role pass it (BYPASSRLS)"
@@ -36,6 +37,10 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
     # ------------------------------------------------------------------ the target
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
         return catalog.locate(connection, table)
+
+    def homes(self, connection: Connection, table: str) -> Sequence[str]:
+        *schema, name = row(connection, "SELECT parse_ident(%s)", table)[0]
+        return [] if schema else [home for (home,) in self.server.query(connection, HOMES, [name])]
 
     def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
         with connection.bounded():
@@ -99,12 +104,16 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
         if row(connection, "SELECT pg_is_in_recovery()")[0]:
             yield "the server is a read-only standby"
         rights = self.rights(target, strategy)
-        (exists,) = row(connection, "SELECT to_regclass(%s) IS NOT NULL", self.server.quote(target.schema, ledger))
-        create = strategy == "staged" or not exists
+        ledgers = [
+            name
+            for name in (ledger, witness_of(ledger))
+            if row(connection, "SELECT to_regclass(%s) IS NOT NULL", self.server.quote(target.schema, name))[0]
+        ]
+        create = strategy == "staged" or len(ledgers) < 2
         statements = catalog.missing_rights(connection, target.schema, target.name, rights, create=create)
-        if exists:
+        for name in ledgers:
             ledger_rights = ("SELECT", "INSERT", "DELETE")
-            statements += catalog.missing_rights(connection, target.schema, ledger, ledger_rights, create=False)
+            statements += catalog.missing_rights(connection, target.schema, name, ledger_rights, create=False)
         for statement in dict.fromkeys(statements):
             yield f"a right is missing; an owner has to run: {statement}"
 
@@ -133,7 +142,7 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
         return "prepared", f"the server has max_prepared_transactions = {limit}"
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
-        return doctor.findings(connection, self.server, self.strategy)
+        return doctor.findings(connection, self.strategy)
 
     def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> CopyEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""

@@ -21,6 +21,10 @@ _CHANGED = (
     errors.DatatypeMismatch,
     errors.GeneratedAlways,
 )
+_COPY = (
+    "No two drivers of one checkpoint storage use one name: if a copy of it runs at the same time, stop one of the "
+    "two, and give the copy another job name"
+)
 _INDEX = re.compile(r'in relation "([^"]+)"')
 
 
@@ -41,6 +45,11 @@ def explain(error: psycopg.Error, table: str, where: str, aliases: dict[str, str
     """The SinkError for an error of the server, or None if it is about something else (a lost connection)."""
     text = describe(error, aliases)
     state, who = error.sqlstate or "", f"table {table}: {where}"
+    staging = next((name for name in aliases if name in (error.diag.message_primary or "")), "")
+    if isinstance(error, errors.DuplicateTable):
+        return SinkError(f"{who} found the name of its staging table in use: {describe(error)}. {_COPY}")
+    if isinstance(error, errors.UndefinedTable) and staging:
+        return SinkError(f"{who} found its staging table gone: {describe(error)}. Somebody has dropped it. {_COPY}")
     if isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected):
         index = _INDEX.search(error.diag.context or "")
         held = f" on {index[1]}" if index else ""

@@ -81,6 +81,7 @@ class Server(servers.PooledServer[Connection]):
     """Leaves no session state and no server-side prepared statement behind, so a transaction-pooling PgBouncer may
     stand in between."""
 
+    dialect = "postgresql"
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
     INSERT_MISSING = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"

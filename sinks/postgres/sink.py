@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sinks.base import Sink
 from sinks.diagnosis import InDoubt
-from sinks.postgres import catalog
 from sinks.postgres.catalog import Target
 from sinks.postgres.copying import CopyTransaction
 from sinks.postgres.dialect import PostgresDialect
@@ -98,10 +97,6 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
             dead_letters=dead_letters,
             max_dead_letters=max_dead_letters,
         )
-
-    def weaknesses(self) -> Sequence[str]:
-        with self._server.lend() as connection:
-            return catalog.weaknesses(connection, self.table)
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         gids = [transaction["gid"] for transaction in transactions if "gid" in transaction]

@@ -124,7 +124,9 @@ class PostgresStaging(StagingTables[Connection, Target, CopyTransaction]):
         rights = self.dialect.rights(target, "staged")
         missing = catalog.missing_rights(connection, target.schema, target.name, rights, create=False)
         needed = ("SELECT", "INSERT", "DELETE")
-        return missing + catalog.missing_rights(connection, ledger.schema, ledger.name, needed, create=False)
+        for table in (ledger, ledger.witness):
+            missing += catalog.missing_rights(connection, table.schema, table.name, needed, create=False)
+        return missing
 
     def _changes(self, target: Target, known: Target, staged: StagedTypes) -> Iterable[str]:
         """What keeps the rows from going in as they are, and what to change back."""
@@ -207,13 +209,35 @@ class PostgresStaging(StagingTables[Connection, Target, CopyTransaction]):
                 f"DELETE FROM {table} AS target USING ({last}) AS last"
                 f" WHERE last.{quote(marker)} AND {same}{self.not_older()}",
             )
-        changed = [quote(column) for column in written if column not in {*keys, *target.always_identity}]
+        changes = [column for column in written if column not in {*keys, *target.always_identity}]
+        self._put_in_anew(connection, target, last, written, changes)
+        changed = [quote(column) for column in changes]
         sets = ", ".join(f"{name} = excluded.{name}" for name in changed)
         action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changed else "NOTHING"
         self.server.execute(
             connection,
             f"{self._into(target, written)} SELECT {names} FROM ({last}) AS last{self._kept('last')}"
             f" ON CONFLICT ({self.dialect.quoted(keys)}) DO {action}",
+        )
+
+    def _put_in_anew(
+        self, connection: Connection, target: Target, last: str, written: Sequence[str], changes: Sequence[str]
+    ) -> None:
+        """Rows that give up a value which another one takes, with what the batch has not as it was."""
+        giving, quote = self.giving(target, written, last), self.server.quote
+        table = quote(target.schema, target.name)
+        if giving is None or not self.server.query(
+            connection, f"SELECT 1 FROM {table} AS target, ({last}) AS last WHERE {giving} LIMIT 1"
+        ):
+            return
+        own = [column.name for column in target.columns if not column.generated]
+        values = ", ".join(f"{'last' if column in changes else 'given'}.{quote(column)}" for column in own)
+        # counted first: no row goes in before all are out
+        self.server.execute(
+            connection,
+            f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE {giving} RETURNING target.*)"
+            f" {self._into(target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
+            f" ON {self.equal('given', 'last', self.merge.keys)} WHERE (SELECT count(*) FROM given) > 0",
         )
 
     def _into(self, target: Target, written: Sequence[str]) -> str:

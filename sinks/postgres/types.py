@@ -11,11 +11,10 @@ import ipaddress
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pgpq
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
@@ -36,7 +35,6 @@ from sinks.sql.values import (
     created_type,
     narrowed,
     no_internals,
-    refuse,
     require_moments,
     require_wall_clock,
     same,
@@ -64,7 +62,6 @@ _PLAIN = {
 _MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
 _DAYS = (-2_440_588, 2_145_042_905)
 _NO_YEAR = "from 1970 is outside the years of PostgreSQL"
-_HEADER = 19  # bytes before the first row of COPY BINARY
 _EPOCH = 946_684_800_000_000
 """2000-01-01, PostgreSQL's zero, in microseconds from 1970."""
 _DECLARED = {
@@ -85,8 +82,8 @@ class Column(targets.Column):
     """One column of the target as the catalog tells.
 
     `type` is pg_type.typname (`int4`, `_int4` for its array, a domain's base type) or the type as declared; `kind` is
-    pg_type.typtype of the type, or of an array's element (`e`: an enum); `element` the OID of an array's element type.
-    `limits` is the type, or an array's element, with its modifiers and without domains (`numeric(5,2)`).
+    pg_type.typtype of the type, or of an array's element (`e`: an enum, `d`: a domain); `element` the OID of an array's
+    element type. `limits` is the type, or an array's element, with its modifiers and without domains (`numeric(5,2)`).
     """
 
     kind: str = "b"
@@ -122,8 +119,6 @@ def _plain(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     name = column.typname
     if at.is_null(arrow):
         return lambda array: pa.nulls(len(array), _PLAIN.get(name, pa.string()))
-    if name == "xml":
-        return _xml(arrow)
     if column.kind == "e" or name in TEXTS:
         return _text(arrow, json=name == "json")
     if name in _CAST:
@@ -155,23 +150,6 @@ def _without_nul(array: pa.Array) -> pa.Array:
         if index >= 0:
             raise RefusedValue(index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot")
     return array
-
-
-_ENCODING = r"^<\?xml\s[^>]*\bencoding\s*="
-_UTF_8 = rf"""(?i){_ENCODING}\s*["']utf-?8["']"""
-
-
-def _xml(arrow: pa.DataType) -> Convert:
-    """In binary form the server takes the bytes for text of the encoding that the document names (xml_recv)."""
-    text = _text(arrow, json=False)
-
-    def convert(array: pa.Array) -> pa.Array:
-        other = pc.and_(pc.match_substring_regex(array, _ENCODING), pc.invert(pc.match_substring_regex(array, _UTF_8)))
-        misread = pc.and_(other, pc.invert(pc.string_is_ascii(array)))
-        refuse(array, misread, "names an encoding, in which the server would read its UTF-8: leave that out")
-        return text(array)
-
-    return convert
 
 
 def _jsonb(arrow: pa.DataType) -> Convert:
@@ -249,34 +227,19 @@ def _uuid(arrow: pa.DataType) -> Convert:
     return convert
 
 
-def _inet(arrow: pa.DataType, *, cidr: bool = False) -> Convert:
+def _inet(arrow: pa.DataType) -> Convert:
     """Family, bits, is_cidr, length, address (src/backend/utils/adt/network.c, network_send)."""
+    if not is_text(arrow):
+        raise Unfit("give it as string")
 
     def pack(text: str) -> bytes:
         if "%" in text:  # a zone, which PostgreSQL has no place for
             raise ValueError
-        address = ipaddress.ip_network(text) if cidr else ipaddress.ip_interface(text)
-        packed = (address.network_address if cidr else address.ip).packed  # type: ignore[union-attr]
-        bits = address.prefixlen if cidr else address.network.prefixlen  # type: ignore[union-attr]
-        return struct.pack("BBBB", 2 if address.version == 4 else 3, bits, cidr, len(packed)) + packed
+        address = ipaddress.ip_interface(text)
+        packed, bits = address.ip.packed, address.network.prefixlen
+        return struct.pack("BBBB", 2 if address.version == 4 else 3, bits, False, len(packed)) + packed
 
-    return _from_string(arrow, pack, "is no network" if cidr else "is no address")
-
-
-def _macaddr(arrow: pa.DataType) -> Convert:
-    def pack(text: str) -> bytes:
-        digits = re.sub(r"[:.-]", "", text)
-        if len(digits) != 12:
-            raise ValueError
-        return bytes.fromhex(digits)
-
-    return _from_string(arrow, pack, "is no MAC address")
-
-
-def _from_string(arrow: pa.DataType, pack: Callable[[str], bytes], complaint: str) -> Convert:
-    if not is_text(arrow):
-        raise Unfit("give it as string")
-    return lambda array: _each(array, pack, complaint)
+    return lambda array: _each(array, pack, "is no address")
 
 
 def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.Array:
@@ -304,8 +267,6 @@ _CONVERSIONS: dict[str, Callable[[pa.DataType], Convert]] = {
     "jsonb": _jsonb,
     "uuid": _uuid,
     "inet": _inet,
-    "cidr": lambda arrow: _inet(arrow, cidr=True),
-    "macaddr": _macaddr,
 }
 
 
@@ -314,12 +275,14 @@ def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
         return lambda array: pa.nulls(len(array), pa.binary())
     if not is_list(arrow):
         raise Unfit("it takes an array")
+    if column.kind == "d":
+        raise Unfit("arrays of domains are not supported; use an array of the type that the domain is of, or jsonb")
     if at.is_nested(arrow.value_type):
         raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
     name = column.typname[1:]
     kind = Column(column.name, name, column.declared.removesuffix("[]"), kind=column.kind, limits=column.limits)
     element = conversion(arrow.value_type, kind, rounding=rounding)
-    # pgpq writes the OID of the built-in type, which is neither that of an enum of the same name nor of a domain
+    # pgpq writes the OID of the built-in type, which is not that of an enum of the same name
     plain = name in _PLAIN and column.element in (0, builtin[name].oid)
 
     def convert(array: pa.Array) -> pa.Array:
@@ -358,27 +321,12 @@ def _binary(values: pa.Array) -> pa.Array:
     """The binary form of elements, length not included."""
     if is_text(values.type) or at.is_binary(values.type):
         return values.cast(pa.binary())
-    if not at.is_timestamp(values.type) and not at.is_duration(values.type):
-        return pa.array(_fields(values), pa.binary())
     whole = values.view(pa.int64()).fill_null(0).to_numpy()
     if at.is_timestamp(values.type):
         form = (whole - _EPOCH).astype(">i8")
     else:  # microseconds, days, months
         form = np.stack([whole, np.zeros_like(whole)], axis=1).astype(">i8")
     return pc.if_else(values.is_valid(), _fixed(form), pa.scalar(None, pa.binary()))
-
-
-def _fields(values: pa.Array) -> Iterator[bytes | None]:
-    """The fields that pgpq makes of plain values: the elements of an array of domains."""
-    batch = pa.RecordBatch.from_arrays([values], ["c"])
-    encoder = pgpq.ArrowToPostgresBinaryEncoder(batch.schema)
-    data = encoder.write_header() + encoder.write_batch(batch) + encoder.finish()
-    position = _HEADER
-    for _ in range(len(values)):
-        (length,) = struct.unpack_from(">i", data, position + 2)  # behind the number of fields
-        position += 6
-        yield None if length < 0 else data[position : position + length]
-        position += max(length, 0)
 
 
 def _fixed(rows: np.ndarray) -> pa.Array:

@@ -15,6 +15,10 @@ from sinks.sql.server import C
 from sinks.sql.transaction import T
 from sinks.transaction import Fingerprint, Identity, token
 
+_COUNTED = (
+    "the rows of the table were counted, not compared: what a column had before it was dropped is not missed, even if"
+    " the column is there again"
+)
 _UNDER_SAVEPOINTS = "a sink with dead letters writes under savepoints, so the table does not tell who wrote a row"
 _NO_SUMS = "the ledger has no counts of it: an older version wrote it, or the ledger lacks the columns for them"
 
@@ -56,7 +60,8 @@ class Auditor(Generic[C, TargetT, T]):
         statement = f"SELECT {column}, count(*) FROM {table} WHERE {column} IN ({those}) GROUP BY {column}"
         with server.trial(self.connection):
             rows = {str(mark): int(count) for mark, count in server.query(self.connection, statement, marks)}
-        return Audit([replace(one, held=rows.get(mark, 0)) for one, mark in zip(found, marks, strict=True)])
+        held = [replace(one, held=rows.get(mark, 0)) for one, mark in zip(found, marks, strict=True)]
+        return Audit(held, remarks=(_COUNTED,))
 
     def _by_writer(self, target: TargetT, parts: Sequence[Part], found: Sequence[Holding]) -> Audit:
         keys = [self._keys(part) for part in parts]
@@ -76,7 +81,8 @@ class Auditor(Generic[C, TargetT, T]):
         ]
         if not all(told):
             return Audit(counted, remarks=(_UNDER_SAVEPOINTS,))
-        return Audit(counted, (_of_others(target.label, writers.others),) if writers.others else ())
+        differences = (_of_others(target.label, writers.others),) if writers.others else ()
+        return Audit(counted, differences, remarks=(_COUNTED,))
 
     def _keys(self, part: Part) -> list[str]:
         return [self.key(committable.transaction) for committable in part.committables]
@@ -89,13 +95,10 @@ class Auditor(Generic[C, TargetT, T]):
             if reason := self.ledger.foreign(self.connection, committable.proof):
                 return Holding(remarks=(reason,))
         differences = [f"the ledger {self.ledger.label} does not say that {key} was committed" for key in missing]
-        known = {*keys, *map(self.key, part.given_up)}
-        differences += [
-            f"{key} was committed, and the record does not name it: its rows are there beside those of the record"
-            for key in sorted(entries.keys() - known)
-        ]
+        unnamed = sorted(entries.keys() - {*keys, *map(self.key, part.given_up)})
         kept = _sum(entries, [key for key in keys if key in entries])
-        return Holding(kept, differences=tuple(differences), remarks=() if kept else (_NO_SUMS,))
+        remarks = () if kept else (_NO_SUMS,)
+        return Holding(kept, differences=tuple(differences), remarks=remarks, unnamed=tuple(unnamed))
 
 
 def mark_of(lineage: str, checkpoint: int) -> str:

@@ -69,6 +69,11 @@ class Dialect(ABC, Generic[C, TargetT, T]):
     def locate(self, connection: C, table: str) -> tuple[str, str]:
         """Schema and name of the table, which need not exist. Raises ConfigurationError if it is no table name."""
 
+    def homes(self, connection: C, table: str) -> Sequence[str]:
+        """Schemas that the database looks into, in its order, for a table whose schema the user left out, and that have
+        it. Default: it looks into one only."""
+        return ()
+
     @abstractmethod
     def describe(self, connection: C, schema: str, name: str) -> TargetT | None:
         """The table, None if there is none. Raises ConfigurationError if it is something else."""
@@ -188,6 +193,10 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         return None
 
     # ------------------------------------------------------------------ alike
+    def aim(self, target: TargetT) -> str:
+        """Where rows go, and how: what committables are compared by."""
+        return f"{target.label} ({self.merge})"
+
     def quoted(self, columns: Iterable[str]) -> str:
         """Identifiers, as a list."""
         return ", ".join(self.server.quote(column) for column in columns)

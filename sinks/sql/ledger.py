@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeAlias
 
 from sinks.errors import ConfigurationError
-from sinks.sql.names import label
+from sinks.sql.names import label, witness_of
 from sinks.sql.server import LEDGER_COLUMNS, SUMS, C, Row, Server
 from sinks.transaction import Checkpoint, Fingerprint, TransactionId, token
 
@@ -58,6 +58,8 @@ class Ledger(Generic[C]):
             found = new._look(connection)
         if found is None or not found.id:
             raise ConfigurationError(f"the ledger table {new.label} could not be created")
+        if not server.has_ledger(connection, schema, new.witness.name):
+            server.create_ledger(connection, schema, new.witness.name)
         return replace(found, has_sums=server.has_sums(connection, schema, name))
 
     def _look(self, connection: C) -> Self | None:
@@ -87,6 +89,11 @@ class Ledger(Generic[C]):
         self.server.has_ledger(connection, self.schema, self.name)
 
     @property
+    def witness(self) -> Self:
+        """The table that has each commit a second time."""
+        return replace(self, name=witness_of(self.name))
+
+    @property
     def label(self) -> str:
         """Its name, for a reader."""
         return label(self.schema, self.name)
@@ -110,13 +117,27 @@ class Ledger(Generic[C]):
     def foreign(self, connection: C, proof: Mapping[str, object]) -> str | None:
         """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
         there = self.find(self.server, connection, self.schema, self.name)  # it may have been made anew since `ensure`
-        if not proof or (there and there.proof().items() <= proof.items()):
+        if not proof:
             return None
-        place = proof["ledger"]
+        then = proof["ledger"]
+        place = ".".join(then) if isinstance(then, list) else str(then)
+        # SqlAlchemySink left the schema out once
+        if there and there.id == proof.get("ledger_id") and f".{self.label}".endswith(f".{place}"):
+            return None
         return (
-            f"the ledger {self.label} is not the one that was there at pre-commit "
-            f"({'.'.join(place) if isinstance(place, list) else place}, id {proof.get('ledger_id')}); it was emptied "
-            "or dropped, or the sink points elsewhere"
+            f"the ledger {self.label} is not the one that was there at pre-commit ({place}, id "
+            f"{proof.get('ledger_id')}); it was emptied or dropped, or the sink points elsewhere"
+        )
+
+    def contradiction(self, connection: C, proof: Mapping[str, object], *, witnessed: bool) -> str | None:
+        """Why a transaction of which the ledger has nothing can nevertheless not be called lost, or None. `witnessed`:
+        the witness, asked before the ledger since others commit meanwhile, has it."""
+        return self.foreign(connection, proof) or (self._set_back() if witnessed else None)
+
+    def _set_back(self) -> str:
+        return (
+            f"the ledger {self.label} lacks what {self.witness.label}, which is written in the same transaction, has: "
+            "the ledger was set back by itself, or rows of it were deleted"
         )
 
     def states(self, connection: C, ids: Collection[str]) -> dict[str, bool]:
@@ -131,8 +152,27 @@ class Ledger(Generic[C]):
             states |= {text: bool(committed) for text, committed in self._query(connection, template, some)}
         return states
 
+    def knows(self, connection: C, job: str, sink: str) -> bool:
+        """Whether it has any row of a job and sink (as tokens)."""
+        template = "SELECT count(*) FROM {ledger} WHERE {job} = %s AND {sink} = %s"
+        ((count,),) = self._query(connection, template, [job, sink])
+        return bool(count)
+
     def newest(self, connection: C, job: str, sink: str) -> dict[str, int]:
-        """By lineage, the newest checkpoint of a job and sink (as tokens) that has a row of a commit."""
+        """By lineage, the newest checkpoint of a job and sink (as tokens) that has a row of a commit. Raises
+        ConfigurationError if the witness has a newer one."""
+        has_witness = self.server.has_ledger(connection, self.schema, self.witness.name)
+        witnessed = self.witness._newest(connection, job, sink) if has_witness else {}
+        own = self._newest(connection, job, sink)
+        if any(checkpoint > own.get(lineage, -1) for lineage, checkpoint in witnessed.items()):
+            raise ConfigurationError(
+                f"{self._set_back()}. Look for the rows of the newest checkpoint in the table. If they are there, give "
+                f"the ledger what it lacks, as {self.witness.label} has it; if not, restore the newer table. Nothing "
+                "was changed"
+            )
+        return own
+
+    def _newest(self, connection: C, job: str, sink: str) -> dict[str, int]:
         template = (
             "SELECT {lineage}, max({checkpoint}) FROM {ledger} WHERE {job} = %s AND {sink} = %s AND {committed} = %s"
             " GROUP BY {lineage}"
@@ -150,6 +190,17 @@ class Ledger(Generic[C]):
         """Write a row or a tombstone under each key that has none, in the caller's transaction. Returns whether that
         was each of them. Waits for others that write the same keys, within the limit for lock waits. `sums`: of the
         transactions' rows, as far as they are known."""
+        inserted = self._insert(connection, transactions, committed=committed, sums=sums)
+        return inserted and (not committed or self.witness._insert(connection, transactions, committed=True))
+
+    def _insert(
+        self,
+        connection: C,
+        transactions: Mapping[str, TransactionId],
+        *,
+        committed: bool,
+        sums: Mapping[str, Fingerprint] | None = None,
+    ) -> bool:
         rows: list[tuple[object, ...]] = [
             (key, committed, name.job, name.lineage, name.sink, name.checkpoint)
             for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
@@ -186,6 +237,10 @@ class Ledger(Generic[C]):
     def prune(self, connection: C, checkpoint: Checkpoint, sink: str) -> None:
         """Delete the rows of this job, lineage and sink that recovery will never ask for again, those that are staged
         excepted. By their keys: a DELETE that looks for them would wait, in MySQL, for what others have prepared."""
+        for table in (self, self.witness):
+            table._prune(connection, checkpoint, sink)
+
+    def _prune(self, connection: C, checkpoint: Checkpoint, sink: str) -> None:
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
         template = (
             "SELECT {transaction_id} FROM {ledger} WHERE {job} = %s AND {lineage} = %s AND {sink} = %s"

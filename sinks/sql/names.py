@@ -14,6 +14,11 @@ def staging_table(transaction_id: str) -> str:
     return f"tpc_{hashlib.sha256(transaction_id.encode()).hexdigest()[:20]}"
 
 
+def witness_of(ledger: str) -> str:
+    """The name of the table that has each commit a second time."""
+    return f"{ledger}_witness"
+
+
 def of_sink(transaction_id: str, sink: str) -> bool:
     """Whether this is the name of a transaction of a sink, and not some other text."""
     try:

@@ -75,8 +75,8 @@ class MergeOptions:
 
     def orders_by_members(self, kinds: Mapping[str, str]) -> Iterable[str]:
         """`kinds`: of the table's columns in MySQL, which sorts an enumeration by its members' places, and where two
-        tables are joined or compared, by their texts."""
-        if self.order_by and (kind := kinds.get(self.order_by)) in ("enum", "set"):
+        tables are joined or compared, by their texts; and its JSON by what is no array or object."""
+        if self.order_by and (kind := kinds.get(self.order_by)) in ("enum", "set", "json"):
             yield (
                 f"order_by names the column {self.order_by!r}, which is {kind}: the server takes that for a number at "
                 "times, and for a text at others: order by a number, a time or a text"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 import pyarrow as pa
 
@@ -17,6 +17,10 @@ from sinks.sql.ledger import Ledger
 from sinks.sql.names import label
 from sinks.sql.server import C
 from sinks.sql.transaction import T
+from sinks.transaction import token
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +41,8 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Planner(Generic[C, TargetT, T]):
-    """The sink as the user configured it. `sink` and `ledger` are names, `table` is as the user wrote it."""
+    """The sink as the user configured it. `sink` and `ledger` are names, `table` is as the user wrote it. `home`: the
+    schema where it was first, for ever, also if an earlier one of the search_path gets a table of this name."""
 
     dialect: Dialect[C, TargetT, T]
     sink: str
@@ -45,12 +50,30 @@ class Planner(Generic[C, TargetT, T]):
     create_table: bool
     ledger: str
     evolution: SchemaEvolution = "none"
+    home: str | None = None
+
+    def at_home(self, connection: C, job: str) -> Self:
+        """The same with the home that a job's ledger tells, if it has written any row. Raises ConfigurationError if
+        there are two."""
+        homes = self.dialect.homes(connection, self.table) if self.home is None else ()
+        if len(homes) < 2:
+            return self
+        ledger, mine = self.dialect.ledger(), (token(job), token(self.sink))
+        found = [ledger.find(self.dialect.server, connection, home, self.ledger) for home in homes]
+        known = [one.schema for one in found if one and one.knows(connection, *mine)]
+        if len(known) > 1:
+            tables = " and ".join(label(one, self.table) for one in known)
+            raise ConfigurationError(
+                f"sink {self.sink!r}: its rows are in the tables {tables}: see which belong where, and write the "
+                f"schema too (with name={self.sink!r})"
+            )
+        return replace(self, home=known[0]) if known else self
 
     def check(self, connection: C, batch: pa.Schema) -> Plan[C, TargetT]:
         """The plan for rows of `batch`; while the table is yet to be altered for them, one for recovery. Raises
         ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once."""
         self.ready(connection)
-        schema, name = self._locate(connection)
+        schema, name = self.locate(connection)
         target = self.dialect.describe(connection, schema, name)
         if target is None:
             self._create(connection, schema, name, batch)
@@ -85,7 +108,7 @@ class Planner(Generic[C, TargetT, T]):
     def diff(self, connection: C, batch: pa.Schema) -> SchemaDiff:
         """Between `batch` and the table: also what the sink would not alter. Changes nothing."""
         self.ready(connection)
-        schema, name = self._locate(connection)
+        schema, name = self.locate(connection)
         target = self.dialect.describe(connection, schema, name)
         if target is None:
             will = "the first batch creates it" if self.create_table else "create it, or let create_table=True do so"
@@ -97,7 +120,7 @@ class Planner(Generic[C, TargetT, T]):
     def evolve(self, connection: C, batch: pa.Schema) -> None:
         """Alter the table for rows of `batch`. Looks at it again when nobody else alters it, so that what another
         driver, or an earlier run that died, has done is not done again."""
-        schema, name = self._locate(connection)
+        schema, name = self.locate(connection)
 
         def changes() -> list[SchemaChange]:
             target = self._describe(connection, schema, name)
@@ -169,12 +192,12 @@ class Planner(Generic[C, TargetT, T]):
 
     def load(self, connection: C) -> Plan[C, TargetT]:
         """The plan without a look at any rows. Raises ConfigurationError if there is no table."""
-        return self._plan(connection, self._describe(connection, *self._locate(connection)), None)
+        return self._plan(connection, self._describe(connection, *self.locate(connection)), None)
 
     def diagnose(self, connection: C) -> Iterable[Finding]:
         """What can be told without a batch."""
         self.ready(connection)
-        schema, name = self._locate(connection)
+        schema, name = self.locate(connection)
         target = self.dialect.describe(connection, schema, name)
         if target is None and self.create_table:
             yield Finding.ok(f"the table {label(schema, name)} will be created with the first batch")
@@ -196,7 +219,7 @@ class Planner(Generic[C, TargetT, T]):
 
     def trial(self, connection: C) -> tuple[pa.Schema, Plan[C, TargetT]] | None:
         """A column of the table with a type that fits, and the plan for it; None if there is no table yet."""
-        target = self.dialect.describe(connection, *self._locate(connection))
+        target = self.dialect.describe(connection, *self.locate(connection))
         if target is None:
             return None
         name = next(iter([*self.dialect.merge.keys, *target.names]))
@@ -206,14 +229,14 @@ class Planner(Generic[C, TargetT, T]):
 
     def find_ledger(self, connection: C) -> tuple[str, Ledger[C] | None]:
         """The schema of table and ledger, and the ledger if there is one."""
-        schema, _ = self._locate(connection)
+        schema, _ = self.locate(connection)
         return schema, self.dialect.ledger().find(self.dialect.server, connection, schema, self.ledger)
 
     def find_target(self, connection: C) -> TargetT | None:
-        return self.dialect.describe(connection, *self._locate(connection))
+        return self.dialect.describe(connection, *self.locate(connection))
 
     def ensure_ledger(self, connection: C) -> Ledger[C]:
-        schema, _ = self._locate(connection)
+        schema, _ = self.locate(connection)
         return self.dialect.ledger().ensure(self.dialect.server, connection, schema, self.ledger)
 
     def ready(self, connection: C) -> None:
@@ -225,8 +248,9 @@ class Planner(Generic[C, TargetT, T]):
     def _place(self) -> str:
         return str(self.dialect.server)
 
-    def _locate(self, connection: C) -> tuple[str, str]:
-        return self.dialect.locate(connection, self.table)
+    def locate(self, connection: C) -> tuple[str, str]:
+        schema, name = self.dialect.locate(connection, self.table)
+        return self.home if self.home is not None else schema, name
 
     def _describe(self, connection: C, schema: str, name: str) -> TargetT:
         target = self.dialect.describe(connection, schema, name)

@@ -26,6 +26,13 @@ SELECT CONCAT('trigger ', trigger_name), CONCAT(action_timing, ' ', event_manipu
 """
 """The same. A user without the right TRIGGER sees none."""
 
+HOMES = """
+SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+ WHERE relname = %s AND relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname = ANY(current_schemas(false))
+ ORDER BY array_position(current_schemas(false), nspname)
+"""
+"""Schemas of the search_path that have a table of this name, in its order."""
+
 DEFERRED = """
 SELECT nspname::text, conname::text FROM pg_constraint c JOIN pg_namespace n ON n.oid = connamespace
 WHERE conrelid = %s::regclass AND condeferred
@@ -35,12 +42,9 @@ WHERE conrelid = %s::regclass AND condeferred
 keys, exclusions, and references to other tables. What a later row of the table may mend has to wait: its references to
 itself, and triggers."""
 
-ASYNCHRONOUS_IN_MYSQL = (
-    "EXISTS (SELECT 1 FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%')"
-    " AND NOT EXISTS (SELECT 1 FROM"
-    " /*M! information_schema.global_status *//*!80000 performance_schema.global_status */"
-    " WHERE LOWER(variable_name) IN ('rpl_semi_sync_master_status', 'rpl_semi_sync_source_status')"
-    " AND variable_value = 'ON')"
+GTID_UNSAFE = 1785
+"""ER_GTID_UNSAFE_NON_TRANSACTIONAL_TABLE of MySQL."""
+REFUSED_BY_GTID = (
+    "a trigger writes into a table without transactions, itself or by what it calls, which the server refuses for the"
+    f" sake of its GTIDs (error {GTID_UNSAFE}): make that table InnoDB, or drop the trigger"
 )
-"""A condition: there are replicas, and none is waited for. A replica is a thread that sends the binary log; users
-without the right PROCESS see none. The comments are SQL for MariaDB alone and for MySQL alone."""

@@ -33,7 +33,10 @@ C = TypeVar("C", bound=Closable)
 
 
 class Server(ABC, Generic[C]):
-    """One database: lends connections and runs statements on them, in which %s stands for a parameter."""
+    """One database: lends connections and runs statements on them, in which %s stands for a parameter. `dialect` is
+    SQLAlchemy's name for the kind of database."""
+
+    dialect: str
 
     @abstractmethod
     def lend(self) -> AbstractContextManager[C]: ...

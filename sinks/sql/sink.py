@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
 from sinks.sql.audit import Auditor, mark_of
 from sinks.sql.dialect import Dialect, Plan, TargetT
+from sinks.sql.durability import weaknesses
 from sinks.sql.evolution import STEPS
 from sinks.sql.planning import Planner
 from sinks.sql.server import IDLE_CONNECTIONS, C
@@ -82,7 +84,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         """
         try:
             with self._server.lend() as connection:
-                self._plan = self._planner.check(connection, self._marked(schema))
+                self._at_home(self._planner.check(connection, self._marked(schema)))
         except Exception as error:
             reason = self._dialect.misconfigured(error)
             if reason is None:
@@ -117,11 +119,20 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         """The plan of `check`, or one made now: recovery comes before the first batch."""
         if self._plan is None:
             with self._server.lend() as connection:
-                self._plan = self._planner.load(connection)
+                return self._at_home(self._planner.load(connection))
         return self._plan
+
+    def _at_home(self, plan: Plan[C, TargetT]) -> Plan[C, TargetT]:
+        self._plan, self._planner = plan, replace(self._planner, home=plan.target.schema)
+        return plan
 
     def _strategy(self, identity: Identity) -> TwoPhase[C, TargetT, T] | Staged[C, TargetT, T]:
         return self._staged if _is_staged(identity) else self._two_phase
+
+    def weaknesses(self) -> Sequence[str]:
+        with self._server.lend() as connection:
+            ask = partial(self._server.query, connection)
+            return weaknesses(self._server.dialect, ask, *self._planner.locate(connection))
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> T:
@@ -226,6 +237,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         with self._server.lend() as connection:
+            self._planner = self._planner.at_home(connection, job)
             schema, ledger = self._planner.find_ledger(connection)
             return [
                 *self._dialect.prepared(connection, schema, job, self.name),
@@ -235,6 +247,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
         """As the ledger has it."""
         with self._server.lend() as connection, self._server.reading(connection):
+            self._planner = self._planner.at_home(connection, job)
             _, ledger = self._planner.find_ledger(connection)
             return ledger.newest(connection, token(job), token(self.name)) if ledger else {}
 
@@ -254,6 +267,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         """By the ledger; and by the table, if the database keeps who wrote a row."""
         with self._server.lend() as connection, self._server.reading(connection):
+            self._planner = self._planner.at_home(connection, job)
             _, ledger = self._planner.find_ledger(connection)
             if ledger is None:
                 gone = f"the ledger {self._planner.ledger}, which says what was committed, is gone, or was emptied"
@@ -266,24 +280,18 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
                 return replace(found, differences=(f"there is no table {self._planner.table} any more",))
             return found
 
-    def find_letters(self, wanted: Sequence[Mapping[str, object]] = ({},), most: int | None = None) -> FoundLetters:
+    def find_letters(self, job: str, sink: str, most: int) -> FoundLetters:
         with self._server.lend() as connection, self._server.reading(connection):
             target = self._planner.find_target(connection)
             if target is None:
                 return FoundLetters(())
-            return FoundLetters([one for where in wanted for one in self._letters(connection, target, where, most)])
-
-    def _letters(
-        self, connection: C, target: TargetT, where: Mapping[str, object], most: int | None
-    ) -> Sequence[Mapping[str, object]]:
-        quote, names = self._server.quote, [name for name in SCHEMA.names if name in target.names]
-        columns, table = ", ".join(map(quote, names)), quote(target.schema, target.name)
-        conditions = "".join(f" AND {quote(name)} = \0" for name in where)
-        order = f"ORDER BY {quote('time')} DESC" + (" LIMIT \0" if most else "")
-        statement = f"SELECT {columns} FROM {table} WHERE 1 = \0{conditions} {order}"
-        statement = statement.replace("%", "%%").replace("\0", "%s")
-        rows = self._server.query(connection, statement, [1, *where.values(), *([most] if most else [])])
-        return [dict(zip(names, row, strict=True)) for row in rows]
+            quote, names = self._server.quote, [name for name in SCHEMA.names if name in target.names]
+            columns, table = ", ".join(map(quote, names)), quote(target.schema, target.name)
+            where = f"{quote('job')} = \0 AND {quote('sink')} = \0"
+            statement = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {quote('time')} DESC LIMIT \0"
+            statement = statement.replace("%", "%%").replace("\0", "%s")
+            rows = self._server.query(connection, statement, [job, sink, most])
+            return FoundLetters([dict(zip(names, row, strict=True)) for row in rows])
 
     def _key(self, identity: Identity) -> str:
         return str(identity["transaction_id"]) if _is_staged(identity) else self._dialect.key(identity)

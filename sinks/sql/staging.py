@@ -132,12 +132,17 @@ class StagingTables(Staged[C, TargetT, T]):
                 self._twice(connection, target, staging, unique.columns, rule)
                 self._taken(connection, target, staging, unique.columns, rule)
 
+    def grouped(self, target: TargetT, column: str) -> str:
+        """What equal values of a column are grouped by."""
+        return self.server.quote(column)
+
     def _twice(self, connection: C, target: TargetT, staging: Sequence[str], columns: Sequence[str], rule: str) -> None:
-        names = self.dialect.quoted(columns)
+        names = ", ".join(self.grouped(target, column) for column in columns)
         known = " AND ".join(f"{self.server.quote(column)} IS NOT NULL" for column in columns)
+        staged = self.union(staging, self.dialect.quoted(columns))
         rows = self.server.query(
             connection,
-            f"SELECT {names}, count(*) FROM ({self.union(staging, names)}) AS staged WHERE {known}"
+            f"SELECT {names}, count(*) FROM ({staged}) AS staged WHERE {known}"
             f" GROUP BY {names} HAVING count(*) > 1 LIMIT 1",
         )
         for row in rows:
@@ -176,6 +181,29 @@ class StagingTables(Staged[C, TargetT, T]):
             return ""
         by = self.server.quote(str(self.merge.order_by))
         return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"
+
+    def giving(self, target: TargetT, written: Sequence[str], last: str) -> str | None:
+        """The condition for rows `target`, with the change `last` of their key, whose value of another unique index a
+        change of another key takes: one that is changed first would meet what the other is yet to give up. None if
+        there can be none, or if a row cannot go in anew: foreign keys and triggers would take that for a delete."""
+        keys, takes = self.merge.keys, []
+        for unique in target.uniques:
+            columns = [column for column in unique.columns if column in written]
+            if columns and set(unique.columns) != set(keys):
+                takes.append(f"({self.equal('taker', 'target', columns)})")
+        if (
+            not takes
+            or target.referenced_by
+            or any(one.startswith(("trigger ", "rule ")) for one in target.constraints)
+        ):
+            return None
+        marker = (
+            f" AND taker.{self.server.quote(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
+        )
+        return (
+            f"{self.equal('target', 'last', keys)}{self.not_older()} AND EXISTS (SELECT 1 FROM ({last}) AS taker"
+            f" WHERE ({' OR '.join(takes)}) AND NOT ({self.equal('taker', 'target', keys)}){marker})"
+        )
 
     def union(self, staging: Sequence[str], columns: str) -> str:
         return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in staging)
@@ -284,7 +312,7 @@ class StagingTables(Staged[C, TargetT, T]):
         staged = self.staged_types(connection, plan.target.schema, tables)
         for committable in committables:
             there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
-            if there and committable.proof.get("columns", columns_digest(there)) != columns_digest(there):
+            if there and committable.proof["columns"] != columns_digest(there):
                 raise altered(committable.transaction["table"], there)
         target = self.locked(connection, plan, staged)
         self.require_meant(connection, plan)

@@ -54,11 +54,7 @@ class Strategy(ABC, Generic[C, TargetT, T]):
 
     def proof(self, plan: Plan[C, TargetT]) -> dict[str, object]:
         """What committables carry: which ledger speaks for them, and what their rows were written for."""
-        return plan.ledger.proof() | {"target": self.aim(plan)}
-
-    def aim(self, plan: Plan[C, TargetT]) -> str:
-        """Where rows go, and how."""
-        return f"{plan.target.label} ({self.dialect.merge})"
+        return plan.ledger.proof() | {"target": self.dialect.aim(plan.target)}
 
     def require_meant(self, connection: C, plan: Plan[C, TargetT]) -> None:
         """Raise ConfigurationError if something new alters the rows of the target, which the transaction has locked."""
@@ -111,10 +107,12 @@ class TwoPhase(Strategy[C, TargetT, T]):
         """Not prepared: committed, rolled back by somebody, or not prepared yet. The ledger tells, see there."""
         ledger = plan.ledger
         key = self.dialect.key(committable.transaction)
+        witnessed = key in ledger.witness.states(connection, [key])
         committed = ledger.states(connection, [key]).get(key)
         if committed is None:
             proof = committable.proof
-            if reason := ledger.foreign(connection, proof) or self.dialect.contradiction(connection, proof):
+            reason = ledger.contradiction(connection, proof, witnessed=witnessed)
+            if reason or (reason := self.dialect.contradiction(connection, proof)):
                 return CommitOutcome.unknown(
                     f"{key} is no longer prepared at {self.server}, and nobody can tell what became of it: {reason}. "
                     "Look for its rows in the table, then point the sink at the old ledger, or insert its row into the "
@@ -130,7 +128,7 @@ class TwoPhase(Strategy[C, TargetT, T]):
             f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger {ledger.label} has a "
             "tombstone in place of its row"
         )
-        if astray := committable.astray(self.aim(plan)):
+        if astray := committable.astray(self.dialect.aim(plan.target)):
             return CommitOutcome.unknown(f"{lost}; {astray}")
         return CommitOutcome.lost(lost)
 
@@ -229,21 +227,23 @@ class Staged(Strategy[C, TargetT, T]):
         an older change must not come after a newer one."""
         ledger = plan.ledger
         by_id = {_id(c): c for c in committables}
+        witnessed = ledger.witness.states(connection, list(by_id))
         states = ledger.states(connection, list(by_id))
         ledger.require_intact(connection)
         undecided = [c for text, c in by_id.items() if text not in states]
         for text, c in by_id.items():
-            if not states.get(text) and (astray := c.astray(self.aim(plan))):
+            if not states.get(text) and (astray := c.astray(self.dialect.aim(plan.target))):
                 raise TargetRefuses(f"{text}: {astray}")
         intact = self.intact(connection, plan, undecided)
         outcomes: dict[str, CommitOutcome] = {}
 
         lost = []
         for c in undecided:
-            if _id(c) not in intact:
-                if reason := ledger.foreign(connection, c.proof):
+            if _id(c) in witnessed or _id(c) not in intact:
+                if reason := ledger.contradiction(connection, c.proof, witnessed=_id(c) in witnessed):
                     outcomes[_id(c)] = CommitOutcome.unknown(
-                        f"{self.gone(_id(c))}, and nobody can tell whether it was moved: {reason}"
+                        f"nobody can tell whether the rows of {_id(c)} are in the table: {reason}. Look for them, then "
+                        "point the sink at the old ledger, or insert its row into the new one"
                     )
                 else:
                     lost.append(_id(c))

@@ -235,18 +235,6 @@ def created_type(arrow: pa.DataType, plain: CreatedTypes, nested: str, system: s
     return nested
 
 
-def fits_doubles(arrow: pa.DataType) -> None:
-    """Raises Unfit for a type with decimals of more digits than a double has, for JSON of MySQL, which makes one of
-    each fraction."""
-    if at.is_decimal(arrow) and arrow.precision > DOUBLE_DIGITS:
-        raise Unfit(
-            f"it holds a {spark_name(arrow)}, and MySQL's JSON keeps such numbers as doubles, with {DOUBLE_DIGITS} "
-            f"digits: make the column longtext, or cast to string in Spark{ROUNDING}"
-        )
-    for inner in (arrow.field(i).type for i in range(arrow.num_fields)):
-        fits_doubles(inner)
-
-
 def spark_name(arrow: pa.DataType) -> str:
     """An Arrow type in Spark's words."""
     if at.is_timestamp(arrow):

@@ -13,8 +13,13 @@ from sqlalchemy.engine import Connection
 
 from sinks.errors import ConfigurationError
 from sinks.sql.evolution import holds
+from sinks.sqlalchemy.database import MYSQL, is_gtid_unsafe
 
-RECREATED = ("sqlite", "postgresql", "mysql", "mariadb")
+_COLLATIONS = sa.text(
+    "SELECT column_name, collation_name FROM information_schema.columns"
+    " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name AND collation_name IS NOT NULL"
+)
+RECREATED = ("sqlite", "postgresql", *MYSQL)
 """Dialects of which is tested that a staging table shows the types of the target that it was made after."""
 
 
@@ -32,15 +37,33 @@ def types_of(connection: Connection, columns: Mapping[str, Mapping[str, Any]]) -
 
 def columns_of(connection: Connection, table: sa.Table) -> dict[str, Mapping[str, Any]]:
     """As the database has them now."""
-    return {column["name"]: column for column in sa.inspect(connection).get_columns(table.name, table.schema)}
+    found = sa.inspect(connection).get_columns(table.name, table.schema)
+    columns: dict[str, Mapping[str, Any]] = {column["name"]: column for column in found}
+    collate({name: column["type"] for name, column in columns.items()}, connection, table)
+    return columns
+
+
+def collate(types: Mapping[str, sa.types.TypeEngine[Any]], connection: Connection, table: sa.Table) -> None:
+    """Name the collation of each text: MySQL's SHOW CREATE TABLE leaves out what is the table's, and says the character
+    set only at times."""
+    if connection.dialect.name not in MYSQL:
+        return
+    for name, collation in connection.execute(_COLLATIONS, {"schema": table.schema, "name": table.name}):
+        if isinstance(kind := types.get(name), sa.String):
+            kind.charset, kind.collation = None, collation  # type: ignore[attr-defined]
 
 
 def require_same(connection: Connection, table: sa.Table, then: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
     """Lock the table for rows that were made for columns of the types `then`, and return its columns. Raises
     ConfigurationError that says what was changed."""
-    written = [name for name in then if name in table.columns]
+    written, refused = [name for name in then if name in table.columns], None
     try:
-        _lock(connection, table, written)
+        try:
+            _lock(connection, table, written)
+        except exc.DBAPIError as error:
+            if not is_gtid_unsafe(error):
+                raise
+            refused = error
         now = columns_of(connection, table)
     except exc.NoSuchTableError:
         raise changed(table, ["it is gone: create it again as it was"]) from None
@@ -51,11 +74,13 @@ def require_same(connection: Connection, table: sa.Table, then: Mapping[str, str
             reasons.append(f'it has no column "{name}" any more: add it, or give it its name back')
         elif not holds(types[name], then[name]):
             reasons.append(f'its column "{name}" is {types[name]}, and the rows are written for {then[name]}')
-    if connection.dialect.name in ("mysql", "mariadb"):
+    if connection.dialect.name in MYSQL:
         options = sa.inspect(connection).get_table_options(table.name, table.schema)
         engine = str(options.get(f"{connection.dialect.name}_engine", "InnoDB"))
         if engine.lower() != "innodb":
             reasons.append(f"its engine is {engine}, which has no transactions")
+    if refused and not reasons:
+        raise refused
     if reasons:
         raise changed(table, reasons)
     return now

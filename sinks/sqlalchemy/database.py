@@ -15,10 +15,14 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
-from sinks.sql.questions import MYSQL_TRIGGERS, POSTGRES_TRIGGERS
+from sinks.sql.questions import GTID_UNSAFE, MYSQL_TRIGGERS, POSTGRES_TRIGGERS, REFUSED_BY_GTID
 from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, SUMS, LedgerRow, Row, Server
 
+MYSQL = ("mysql", "mariadb")
+"""SQLAlchemy's two names for its dialect of MySQL and MariaDB."""
 _LOCK_SECONDS = 10
+SORTED_BYTES = 4096
+"""Of a text, by which MySQL sorts."""
 _SQLITE_SECONDS = 60  # one writer at a time, so a task waits for all of another's partition
 
 # Connection parameters that the URL may override: seconds that a host may be silent.
@@ -32,10 +36,6 @@ _BOUNDS = {
 # Run on each new connection: what was committed is on disk, waits for locks are bounded, nothing is cut to fit.
 _SESSION: dict[str, tuple[str, ...]] = {
     "sqlite": ("PRAGMA synchronous = EXTRA", "PRAGMA foreign_keys = ON"),
-    "postgresql": (
-        "SELECT set_config('synchronous_commit', 'local', false) WHERE current_setting('synchronous_commit') = 'off'",
-        f"SET lock_timeout = '{_LOCK_SECONDS}s'",
-    ),
     "mysql": (
         f"SET SESSION innodb_lock_wait_timeout = {_LOCK_SECONDS}, lock_wait_timeout = {_LOCK_SECONDS},"
         # drivers may escape bytes by backslashes in whatever mode
@@ -43,10 +43,17 @@ _SESSION: dict[str, tuple[str, ...]] = {
         " 'NO_BACKSLASH_ESCAPES', 'STRICT_ALL_TABLES'),"
         " ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'),"
         " time_zone = '+00:00', completion_type = 0, sql_safe_updates = 0, sql_select_limit = 18446744073709551615,"
-        " max_sort_length = 4096",
+        f" max_sort_length = {SORTED_BYTES}",
     ),
 }
 _SESSION["mariadb"] = _SESSION["mysql"]
+
+# The same in each transaction: a pooler may give PostgreSQL's session to somebody else.
+_TRANSACTION = (
+    f"SELECT set_config('lock_timeout', '{_LOCK_SECONDS}s', true), set_config('synchronous_commit',"
+    " CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local'"
+    " ELSE current_setting('synchronous_commit') END, true)"
+)
 
 # What databases say when a bounded wait for a lock ran out: SQLite, PostgreSQL, MySQL, Oracle, SQL Server.
 _BLOCKED = re.compile(
@@ -145,7 +152,19 @@ class Database(Server[Connection]):
                 """Take the write lock at once: two readers that both want to write could only fail."""
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
 
+        if self.dialect == "postgresql":
+
+            @sa.event.listens_for(engine, "begin")
+            def configure_transaction(connection: Connection) -> None:
+                connection.exec_driver_sql(_TRANSACTION)
+
         return engine
+
+    def begin_twophase(self, connection: Connection, xid: str) -> sa.TwoPhaseTransaction:
+        transaction = connection.begin_twophase(xid)
+        if self.dialect == "postgresql":
+            connection.exec_driver_sql(_TRANSACTION)
+        return transaction
 
     @contextmanager
     def lend(self) -> Iterator[Connection]:
@@ -190,15 +209,15 @@ class Database(Server[Connection]):
             return dict(self.query(connection, found, [name]))
         if self.dialect == "postgresql":
             return dict(self.query(connection, POSTGRES_TRIGGERS, [self.quote(schema, name)] * 3))
-        if self.dialect in ("mysql", "mariadb"):
+        if self.dialect in MYSQL:
             return dict(self.query(connection, MYSQL_TRIGGERS, [schema or self.url.database, name]))
         return {}
 
     # ------------------------------------------------------------------ the ledger's table
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
-        inspector = sa.inspect(connection)
-        if not inspector.has_table(name, schema=schema or None):
+        if not has_table(connection, name, schema):
             return False
+        inspector = sa.inspect(connection)
         columns = {column["name"]: column for column in inspector.get_columns(name, schema or None)}
         table = ledger_table(name, schema)
         keys = inspector.get_pk_constraint(name, schema or None)["constrained_columns"]
@@ -257,6 +276,8 @@ class Database(Server[Connection]):
             )
         if self.refuses(error):
             return BadValue(f"{where} was refused: {text}").because(text, type(error).__name__)
+        if is_gtid_unsafe(error):
+            return ConfigurationError(f"{where} failed: {REFUSED_BY_GTID}")
         if isinstance(error, exc.ProgrammingError | exc.NoSuchTableError | exc.NotSupportedError) or (
             isinstance(error, exc.OperationalError) and _CHANGED.search(text)
         ):
@@ -298,6 +319,12 @@ def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:
     return sa.text(marked).bindparams(**dict(zip(names, parameters, strict=True)))
 
 
+def is_gtid_unsafe(error: BaseException) -> bool:
+    """Whether MySQL refused a write into a table without transactions."""
+    driver = getattr(error, "orig", None)
+    return getattr(driver, "errno", None) == GTID_UNSAFE or getattr(driver, "args", ())[:1] == (GTID_UNSAFE,)
+
+
 def inserted(connection: Connection, statement: sa.Executable) -> bool:
     """Insert a row in the running transaction; False if there is one of its key, after a wait for who is in flight."""
     try:
@@ -333,10 +360,23 @@ def ledger_table(name: str, schema: str) -> sa.Table:
 
 def create(connection: Connection, table: sa.Table) -> None:
     """Create a table that is missing, and commit; safe against others that do the same."""
+    if has_table(connection, table.name, table.schema):
+        return
     try:
-        table.create(connection, checkfirst=True)
+        table.create(connection, checkfirst=False)
         connection.commit()
     except exc.DBAPIError:
         connection.rollback()
-        if not sa.inspect(connection).has_table(table.name, schema=table.schema):
+        if not has_table(connection, table.name, table.schema):
             raise
+
+
+def has_table(connection: Connection, name: str, schema: str | None) -> bool:
+    inspector = sa.inspect(connection)
+    if connection.dialect.name not in MYSQL:
+        return inspector.has_table(name, schema=schema or None)
+    try:  # unlike DESCRIBE, SHOW CREATE TABLE waits for who creates the table at this moment
+        inspector.get_table_options(name, schema=schema or None)
+    except exc.NoSuchTableError:
+        return False
+    return True

@@ -22,9 +22,11 @@ from sinks.errors import TransactionBlocked
 from sinks.sql import target as targets
 from sinks.sql.ddl import Ddl, MySqlDdl, PostgresDdl, ShortAddDdl, SqliteDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
+from sinks.sql.enumerations import in_full
+from sinks.sql.questions import HOMES
 from sinks.sql.values import mismatches
 from sinks.sqlalchemy import changes
-from sinks.sqlalchemy.database import Database, create
+from sinks.sqlalchemy.database import Database, create, has_table
 from sinks.sqlalchemy.ledger import Ledger
 from sinks.sqlalchemy.rows import InsertTransaction
 from sinks.sqlalchemy.types import Column, conversion, declared
@@ -72,18 +74,29 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
     # ------------------------------------------------------------------ the target
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
         schema, _, name = table.rpartition(".")
+        if not schema and self.server.dialect == "postgresql":
+            ((first,),) = self.server.query(connection, "SELECT current_schema()")
+            schema = next(iter(self.homes(connection, table)), first)
         return schema, name
 
+    def homes(self, connection: Connection, table: str) -> Sequence[str]:
+        if "." in table or self.server.dialect != "postgresql":
+            return ()
+        return [home for (home,) in self.server.query(connection, HOMES, [table])]
+
     def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
-        if not sa.inspect(connection).has_table(name, schema=schema or None):
+        if not has_table(connection, name, schema):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
+        changes.collate({column.name: column.type for column in table.columns}, connection, table)
         columns, collations = [], self._collations(connection, table)
         for column in table.columns:
             if column.name in collations and isinstance(column.type, sa.String):
                 column.type.collation = collations[column.name]
             if isinstance(column.type, sa.JSON):
                 column.type.none_as_null = True  # a NULL is none, and not the JSON value null
+            if isinstance(column.type, mysql.ENUM | mysql.SET):
+                column.type = self._enumeration(connection, column, column.type)
             counter = column is table.autoincrement_column
             columns.append(
                 Column(
@@ -100,6 +113,15 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
         filled = {column.name: column for column in columns}
         types = changes.types_of(connection, changes.columns_of(connection, table))
         return Target(schema, name, tuple(columns), table=table, types=types, filled=filled)
+
+    def _enumeration(
+        self, connection: Connection, column: sa.Column[Any], kind: mysql.ENUM | mysql.SET
+    ) -> mysql.ENUM | mysql.SET:
+        written = kind.values if isinstance(kind, mysql.SET) else kind.enums
+        names = self.server.quote(column.name), self.server.quote(column.table.schema or "", column.table.name)
+        several, query = isinstance(kind, mysql.SET), partial(self.server.query, connection)
+        members = in_full(written, *names, several=several, query=query)
+        return type(kind)(*members, charset=kind.charset, collation=kind.collation)
 
     def _collations(self, connection: Connection, table: sa.Table) -> dict[str, str]:
         """By which SQLite compares the keys, which SQLAlchemy does not tell."""
@@ -127,7 +149,18 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
             )
             for field, kind in declarations(fields, self._declared)
         )
-        create(connection, sa.Table(name, sa.MetaData(), *columns, schema=schema or None))
+        collation = "utf8mb4_nopad_bin" if getattr(connection.dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
+        table = sa.Table(
+            name,
+            sa.MetaData(),
+            *columns,
+            schema=schema or None,
+            mysql_engine="InnoDB",
+            mariadb_engine="InnoDB",
+            mysql_collate=collation,
+            mariadb_collate=collation,
+        )
+        create(connection, table)
 
     def _declared(self, field: pa.Field) -> TypeEngine[Any]:
         return declared(field.type, self.server.dialect, key=field.name in self.merge.keys)
@@ -198,6 +231,8 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
             schema=target.schema or None,
             mysql_engine="InnoDB",
             mariadb_engine="InnoDB",
+            mysql_collate="utf8mb4_bin",
+            mariadb_collate="utf8mb4_bin",
         )
         create(connection, staging)
         return replace(target, filled=filled, staging=staging)

@@ -71,8 +71,11 @@ class Ledger(ledger.Ledger[Connection]):
         t = self.rows.c
         turn = self.rows.update().where(t.transaction_id.in_(ids), t.committed.is_(None)).values(committed=committed)
         decided = connection.execute(turn).rowcount
-        if committed or decided == len(ids):
-            return decided == len(ids)
+        if committed:
+            names = {text: TransactionId.parse(text) for text in ids}
+            return decided == len(ids) and self.witness._insert(connection, names, committed=True)
+        if decided == len(ids):
+            return True
         known = set(connection.scalars(sa.select(t.transaction_id).where(t.transaction_id.in_(ids))))
         new = {text: TransactionId.parse(text) for text in ids if text not in known}
         return self.insert(connection, new, committed=False) and decided + len(new) == len(ids)

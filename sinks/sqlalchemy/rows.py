@@ -56,7 +56,7 @@ class InsertTransaction(RowTransaction[Connection]):
             self.connection = database.engine.connect()
             try:
                 self.transaction: RootTransaction = (
-                    self.connection.begin_twophase(xid) if xid else self.connection.begin()
+                    database.begin_twophase(self.connection, xid) if xid else self.connection.begin()
                 )
             except BaseException:
                 self.connection.close()

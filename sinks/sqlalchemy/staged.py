@@ -24,7 +24,7 @@ from sinks.sql import strategies
 from sinks.sql.names import altered, columns_digest
 from sinks.sql.options import MergeOptions
 from sinks.sqlalchemy import changes
-from sinks.sqlalchemy.database import Database
+from sinks.sqlalchemy.database import SORTED_BYTES, Database, has_table
 from sinks.sqlalchemy.dialect import PARTICIPANT, SqlAlchemyDialect, Target
 from sinks.sqlalchemy.ledger import Ledger
 from sinks.sqlalchemy.rows import InsertTransaction
@@ -40,6 +40,8 @@ from sinks.transaction import (
 Plan: TypeAlias = dialects.Plan[Connection, Target]
 Rows: TypeAlias = "tuple[sa.Table, list[str]]"
 """A staging table and the tags of participants."""
+_SORTING_THE_BEGINNING = ("mysql", "mariadb")
+"""Dialects whose servers sort texts by their first bytes."""
 
 
 def tag(transaction_id: str) -> str:
@@ -88,6 +90,7 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
         with transaction.explained():
             self._require_same(transaction.connection, plan, [rows], [])
             _once(transaction.connection, plan, self.merge, rows)
+            _sortable(transaction.connection, plan, self.merge, rows)
             _move(transaction.connection, plan.target.table, self.merge, rows)
         transaction.seal()
 
@@ -99,6 +102,7 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
                 self._require_same(connection, plan, tables, committables)
                 rows = _gathered(connection, tables)
                 _once(connection, plan, self.merge, rows)
+                _sortable(connection, plan, self.merge, rows)
                 _move(connection, plan.target.table, self.merge, rows)
 
     def intact(self, connection: Connection, plan: Plan, committables: Sequence[Committable]) -> set[str]:
@@ -136,7 +140,7 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
         """Lock the target. Raises SinkError if somebody altered a staging table, and ConfigurationError if the target
         was altered since its rows were staged: if the types differ, or it takes no NULL where there is one, in place of
         which databases may count on, or put the time."""
-        digests = {c.transaction["staging"]: c.proof["columns"] for c in committables if "columns" in c.proof}
+        digests = {c.transaction["staging"]: c.proof["columns"] for c in committables}
         target = plan.target
         known = {column.name: column for column in target.columns}
         for staging, tags in staged:
@@ -171,7 +175,7 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
             return self.refused(committables, reason)
 
     def forget(self, connection: Connection, schema: str, identity: Identity) -> None:
-        if sa.inspect(connection).has_table(identity["staging"], schema=schema or None):
+        if has_table(connection, identity["staging"], schema):
             staging = sa.table(identity["staging"], sa.column(PARTICIPANT), schema=schema or None)
             mine = staging.c[PARTICIPANT] == tag(identity["transaction_id"])
             with self.server.transaction(connection):
@@ -199,7 +203,7 @@ def _by_table(connection: Connection, plan: Plan, committables: Sequence[Committ
     for name, its in tags.items():
         if plan.target.staging is not None and plan.target.staging.name == name:
             known = plan.target.staging
-            if sa.inspect(connection).has_table(name, schema=known.schema):
+            if has_table(connection, name, known.schema):
                 tables.append((known, its))
         else:
             try:
@@ -239,6 +243,22 @@ def _once(connection: Connection, plan: Plan, merge: MergeOptions, rows: Rows) -
         )
 
 
+def _sortable(connection: Connection, plan: Plan, merge: MergeOptions, rows: Rows) -> None:
+    """Raise BadValue for a value of `order_by` of which MySQL would look at the beginning alone."""
+    staging, tags = rows
+    if not merge.order_by or connection.dialect.name not in _SORTING_THE_BEGINNING:
+        return
+    by = staging.c[merge.order_by]
+    weights = sa.func.greatest(sa.func.length(by), sa.func.length(sa.func.weight_string(by)))
+    too_long = sa.select(sa.literal(1)).where(staging.c[PARTICIPANT].in_(tags), weights > SORTED_BYTES).limit(1)
+    if connection.execute(too_long).first():
+        raise BadValue(
+            f'table {plan.target.label}: a value of the order_by column "{merge.order_by}" is longer than '
+            f"{SORTED_BYTES} bytes, or has more in its collation, and the server sorts by no more: order by a number, "
+            "a time or a shorter text"
+        )
+
+
 def _move(connection: Connection, target: sa.Table, merge: MergeOptions, staged: Rows) -> None:
     """Put the staged rows into the target and delete them here: all, or the last one of each key in place of the row
     that the target has."""
@@ -250,7 +270,7 @@ def _move(connection: Connection, target: sa.Table, merge: MergeOptions, staged:
         connection.execute(staging.delete().where(mine, _is_older(target, merge, staging)))
     if merge.mode == "upsert":
         connection.execute(target.delete().where(_in_batch(target, merge, staging, mine)))
-        rows = _last(merge, staging, mine, written)
+        rows = _last(connection, merge, staging, mine, written)
     connection.execute(target.insert().from_select(written, rows))
     connection.execute(staging.delete().where(mine))
 
@@ -274,20 +294,24 @@ def _is_older(target: sa.Table, merge: MergeOptions, staging: sa.Table) -> sa.Co
 
 
 def _last(
-    merge: MergeOptions, staging: sa.Table, mine: sa.ColumnElement[bool], written: Sequence[str]
+    connection: Connection, merge: MergeOptions, staging: sa.Table, mine: sa.ColumnElement[bool], written: Sequence[str]
 ) -> sa.Select[Any]:
-    """The last change of each key, by the greatest `order_by`, NULLs first; of equals a delete wins."""
+    """The last change of each key, by the greatest `order_by`, NULLs first; of equals a delete wins. Without `order_by`
+    each key is there once. MariaDB sorts wide columns by no more than letters where their collation tells accents or
+    capitals apart too."""
+    columns = [staging.c[name] for name in written]
     deletes: sa.ColumnElement[int] = sa.literal(0)
     if merge.delete_marker:
         deletes = sa.case((sa.type_coerce(staging.c[merge.delete_marker], sa.Boolean) == sa.literal(True), 1), else_=0)
-    order: list[sa.ColumnElement[object]] = []
-    if merge.order_by:
-        by = staging.c[merge.order_by]
-        order = [sa.case((by.is_(None), 1), else_=0), by.desc()]
-    number = sa.func.row_number().over(
-        partition_by=[staging.c[key] for key in merge.keys], order_by=[*order, deletes.desc()]
-    )
-    columns = [staging.c[name] for name in written]
+    if not merge.order_by:
+        return sa.select(*columns).where(mine, deletes == 0)
+    by = staging.c[merge.order_by]
+    order = [sa.case((by.is_(None), 1), else_=0), by.desc()]
+    if connection.dialect.name in _SORTING_THE_BEGINNING and isinstance(by.type, sa.String):
+        order.append(sa.func.weight_string(by).desc())
+    if merge.delete_marker:
+        order.append(deletes.desc())
+    number = sa.func.row_number().over(partition_by=[staging.c[key] for key in merge.keys], order_by=order)
     last = sa.select(*columns, number.label("tpc_place"), deletes.label("tpc_deletes")).where(mine).subquery()
     kept = (last.c.tpc_place == 1, last.c.tpc_deletes == 0)
     return sa.select(*(last.c[name] for name in written)).where(*kept)

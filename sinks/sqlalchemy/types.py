@@ -21,13 +21,13 @@ from sinks.arrow_types import is_bytes, is_text
 from sinks.sql import target as targets
 from sinks.sql import values
 from sinks.sql.json import to_json
+from sinks.sql.mysql_json import as_mysql_json, beyond_doubles
 from sinks.sql.values import (
     DOUBLE_DIGITS,
     ROUNDING,
     Convert,
     Unfit,
     checked,
-    fits_doubles,
     narrowed,
     no_internals,
     refuse,
@@ -45,6 +45,13 @@ _SQLITE_WHOLE = 2**53
 _NUMBER = r"^\s*[-+.]?[0-9.]"
 """What texts begin with that SQLite may take for a number."""
 _KEY_LENGTH = 255
+_INFINITE = (lambda array: pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
+_NO_NUMBER = {
+    "sqlite": (pc.is_nan, "would become NULL in SQLite"),
+    "mysql": _INFINITE,
+    "mariadb": _INFINITE,
+}
+"""Which floating-point numbers a database has no place for."""
 _BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY, mysql.TINYBLOB, mysql.MEDIUMBLOB, mysql.LONGBLOB)
 
 
@@ -65,8 +72,8 @@ def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) ->
     blanks it would drop, are refused, unless `rounding`. Raises Unfit."""
     kind = column.kind
     if isinstance(kind, sa.JSON):
-        if column.dialect == "mysql" and not rounding:
-            fits_doubles(arrow)
+        if column.dialect == "mysql":
+            return as_mysql_json(arrow, rounding=rounding)
         return _no_number if column.dialect == "sqlite" and is_text(arrow) else _as_text(arrow)
     if isinstance(kind, mysql.ENUM | mysql.SET) and not is_text(arrow):
         raise Unfit("cast to string in Spark")
@@ -147,18 +154,20 @@ def _floating(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
         raise Unfit("cast to double in Spark")
     if getattr(column.kind, "scale", None) is not None and not rounding:  # float(7,4) of MySQL
         raise Unfit(f"the column rounds to {column.kind.scale} digits: use double or decimal{ROUNDING}")  # type: ignore[attr-defined]
+    fitting = same
     if _single(column) and at.is_float64(arrow):
-        return lambda array: narrowed(array, column.type, exact=not rounding)
-    if _single(column) and at.is_integer(arrow):
+        fitting = lambda array: narrowed(array, column.type, exact=not rounding)  # noqa: E731
+    elif _single(column) and at.is_integer(arrow):
         return lambda array: array.cast(pa.float32(), safe=False) if rounding else checked(array, pa.float32())
-    if column.dialect != "sqlite" or not at.is_floating(arrow):
-        return same
+    if column.dialect not in _NO_NUMBER or not at.is_floating(arrow):
+        return fitting
+    is_none, reason = _NO_NUMBER[column.dialect]
 
-    def no_nan(array: pa.Array) -> pa.Array:
-        refuse(array, pc.is_nan(array), "would become NULL in SQLite")
-        return array
+    def number(array: pa.Array) -> pa.Array:
+        refuse(array, is_none(array), reason)
+        return fitting(array)
 
-    return no_nan
+    return number
 
 
 def _single(column: Column) -> bool:
@@ -251,5 +260,5 @@ def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[
         return sa.Time().with_variant(mysql.TIME(fsp=6), "mysql", "mariadb")
     if at.is_nested(arrow):
         no_internals(arrow)
-        return sa.JSON()
+        return mysql.LONGTEXT() if dialect == "mysql" and beyond_doubles(arrow) else sa.JSON()
     raise Unfit(f"{spark_name(arrow)} has no portable column type: cast it in Spark, to string for example")

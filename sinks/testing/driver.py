@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from sinks.audit import Audit, Part
 from sinks.base import TwoPhaseCommitSink
 from sinks.dead_letters import FoundLetters, Refusal
 from sinks.testing.local import LocalQuery, Partitions
@@ -151,10 +152,11 @@ class Hooked(TwoPhaseCommitSink[Any]):
     def in_doubt(self, job: str) -> Iterable[Identity]:
         return list(self._call("in_doubt", job))
 
-    def find_letters(
-        self, wanted: Sequence[Mapping[str, object]] = ({},), most: int | None = None
-    ) -> FoundLetters | None:
-        found: FoundLetters | None = self._call("find_letters", wanted, most)
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        return self.inner.audit(job, parts, quick=quick)
+
+    def find_letters(self, job: str, sink: str, most: int) -> FoundLetters | None:
+        found: FoundLetters | None = self._call("find_letters", job, sink, most)
         return found
 
 

@@ -12,6 +12,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +30,7 @@ Partitions = Sequence[pa.Table]
 class LocalBatch:
     """One micro-batch of in-memory partitions."""
 
-    row_hashes = ("",)
+    row_hash = "local"
 
     def __init__(self, facts: BatchFacts, run_id: str, partitions: Partitions, query: LocalQuery) -> None:
         self.facts = facts
@@ -53,7 +54,7 @@ class LocalBatch:
     def partitions(self, sink: TwoPhaseCommitSink[Any]) -> int:
         return len(self._partitions)
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         acks: dict[str, list[Ack]] = {}
         self._cancelled = False
         for name, task in tasks.items():
@@ -91,6 +92,11 @@ class LocalBatch:
         return self._partitions is other._partitions
 
 
+@dataclass(frozen=True)
+class Progress:
+    batchId: int  # noqa: N815 - Spark's name
+
+
 class QueryStopped(Exception):
     """Ends a query that was told to stop."""
 
@@ -111,12 +117,16 @@ class LocalQuery:
         self.topic_ids: Callable[[], TopicIds] = tuple
         """As `MicroBatch` has it."""
         self._batch: LocalBatch | None = None
+        self._handed_over: list[int] = []
         self._ended = threading.Event()
         self._ended.set()
 
     def batch(self, n: int, run_id: str) -> LocalBatch:
         end = f'{{"end":{n}}}'
         (self.folder / "offsets" / str(n)).write_text(f"v1\n{{}}\n{end}")
+        if self._batch and self._batch.run_id != run_id:
+            self._handed_over.clear()
+        self._handed_over.append(n)
         self._batch = LocalBatch(BatchFacts(n, self.query_id, (end,)), run_id, self.input[n], self)
         return self._batch
 
@@ -143,6 +153,10 @@ class LocalQuery:
     @property
     def status(self) -> dict[str, bool]:
         return {"isTriggerActive": self.isActive}
+
+    @property
+    def recentProgress(self) -> list[Progress]:  # noqa: N802 - Spark's name
+        return [Progress(n) for n in self._handed_over]
 
     def exception(self) -> None:
         """`run` raises it."""

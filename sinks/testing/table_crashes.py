@@ -3,6 +3,7 @@ exactly once, whichever database it is. The jobs run here without Spark; tests/s
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -13,12 +14,12 @@ from typing import Any, Protocol
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from coordinator.errors import CheckpointFailed, InDoubtError
-from sinks.errors import BadValue
+from coordinator.errors import CheckpointFailed, InDoubtError, StorageBehind
+from sinks.errors import BadValue, ConfigurationError
 from sinks.sql.sink import TableSink
 from sinks.testing import KILLED, Driver, Hooked, LocalQuery
 from sinks.testing.conformance import example_input, ids
-from sinks.testing.driver import die
+from sinks.testing.driver import KillAt, die
 from sinks.testing.kit import rows
 from sinks.testing.table import Database
 
@@ -64,6 +65,36 @@ def assert_exactly_once(db: Database, input: Any) -> None:
         assert Counter(db.ids()) == Counter(ids(input))
         assert list(db.prepared()) == []
         assert db.staging() == []
+
+
+def set_back_to_before_a_replay(folder: Path, sink: TableSink[Any, Any, Any], db: Database, *, whole: bool) -> None:
+    """One transaction of checkpoint 1 is lost and written again as round 1, and its record goes: alone, or with all of
+    storage that is newer than the loss."""
+    input, storage = example_input(), folder / "storage"
+
+    def killed_at(step: Step) -> None:
+        assert Driver("job", sink, f"file://{storage}", folder / "query", input, [KillAt(step, 1, 1)]).run() == KILLED
+
+    killed_at(Step.COMPLETE)
+    with closing(sink):
+        sink.abort(next(iter(sink.in_doubt("job"))))
+    shutil.copytree(storage, folder / "old")
+    killed_at(Step.DONE)
+    shutil.copytree(storage, folder / "newer")
+    if whole:
+        shutil.rmtree(storage)
+        shutil.copytree(folder / "old", storage)
+    else:
+        [record] = storage.rglob("*.000001")
+        record.unlink()
+    for _ in range(2):
+        with pytest.raises(StorageBehind, match=r"checkpoint 1 .* lost .* was set back to before .* written again"):
+            run(folder, sink, input)
+        assert Counter(db.ids()) == Counter(ids(input[:2]))
+    shutil.rmtree(storage)
+    shutil.copytree(folder / "newer", storage)
+    run(folder, sink, input)
+    assert Counter(db.ids()) == Counter(ids(input))
 
 
 class TableCrashes:
@@ -114,7 +145,7 @@ class TableCrashes:
     ) -> None:
         input = example_input()
         sink = self.make(dsn, "orders", strategy=strategy)
-        with pytest.raises(InDoubtError, match=r"could not be made visible within \d s") as error:
+        with pytest.raises(InDoubtError, match=r"within \d s it could not be made visible") as error:
             run(tmp_path, sink, input, At(Step.COMPLETE, server.kill), commit_timeout=1)
         assert len(error.value.transactions) == 3
         server.start()
@@ -172,6 +203,32 @@ class TableCrashes:
 
         input = example_input()
         run(tmp_path, self.make(dsn, "orders", strategy="staged"), input, At(Step.COMPLETE, drop))
+        assert_exactly_once(self.observe(dsn), input)
+
+    @pytest.mark.parametrize("whole", [False, True], ids=["its record is gone", "the folder is older"])
+    def test_storage_set_back_to_before_a_replay(self, tmp_path: Path, dsn: str, strategy: str, whole: bool) -> None:
+        with closing(self.observe(dsn)) as db:
+            set_back_to_before_a_replay(tmp_path, self.make(dsn, "orders", strategy=strategy), db, whole=whole)
+
+    def test_a_ledger_restored_by_itself_after_a_kill_writes_nothing_again(
+        self, tmp_path: Path, dsn: str, strategy: str
+    ) -> None:
+        """Its dump is from before the checkpoint that Spark asks for again."""
+        input = example_input()
+        sink = self.make(dsn, "orders", strategy=strategy)
+        driver = Driver("job", sink, f"file://{tmp_path / 'storage'}", tmp_path / "query", input)
+        driver.listeners = [KillAt(Step.COMMITTED, checkpoint_id=1)]
+        assert driver.run() == KILLED
+        columns = "transaction_id, committed, job, lineage, sink, checkpoint"
+        with closing(self.observe(dsn)) as db:
+            db.run("DELETE FROM tpc_ledger WHERE checkpoint = 1")
+            visible = Counter(db.ids())
+            with pytest.raises(ConfigurationError, match="the ledger was set back by itself"):
+                run(tmp_path, sink, input)
+            assert Counter(db.ids()) == visible == Counter(ids(input[:2]))
+            there = "transaction_id IN (SELECT transaction_id FROM tpc_ledger)"
+            db.run(f"INSERT INTO tpc_ledger ({columns}) SELECT {columns} FROM tpc_ledger_witness WHERE NOT {there}")
+        run(tmp_path, sink, input)
         assert_exactly_once(self.observe(dsn), input)
 
     def test_strategies_may_change_between_restarts(self, tmp_path: Path, dsn: str) -> None:

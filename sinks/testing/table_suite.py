@@ -260,6 +260,28 @@ class TableSuite:
         later = pre_commit(one, rows_of(2), checkpoint=1)
         assert one.commit_all(checkpoint(1), [later]) == [COMMITTED]
 
+    @pytest.mark.parametrize("partly", [False, True])
+    def test_a_ledger_that_is_older_than_its_rows_proves_no_loss(
+        self, db: Database, sink: TableSink[Any, Any, Any], partly: bool
+    ) -> None:
+        """It was restored from a dump by itself, or its newest rows were deleted."""
+        committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(2)]
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+        lost = sorted(db.ledger())[partly:]
+        db.run(f"DELETE FROM tpc_ledger WHERE transaction_id IN ({', '.join(map(repr, lost))})")
+        if not partly:
+            with pytest.raises(ConfigurationError, match="the ledger was set back by itself"):
+                sink.committed_checkpoints("job")
+        for _ in range(2):
+            *first, last = sink.commit_all(checkpoint(), committables)
+            assert "set back by itself, or rows of it were deleted" in why_unknown(last)
+            assert first == [COMMITTED] or not partly
+        columns = "transaction_id, committed, job, lineage, sink, checkpoint"
+        there = "transaction_id IN (SELECT transaction_id FROM tpc_ledger)"
+        db.run(f"INSERT INTO tpc_ledger ({columns}) SELECT {columns} FROM tpc_ledger_witness WHERE NOT {there}")
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+        assert db.ids() == [0, 1]
+
     def test_a_new_trigger_is_refused_until_a_start_that_takes_it_as_meant(
         self, db: Database, sink: TableSink[Any, Any, Any]
     ) -> None:
@@ -320,6 +342,10 @@ class TableSuite:
         with self.held(db.dsn, f"SELECT * FROM {db.staging()[0]}"):
             assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
         db.run("TRUNCATE tpc_ledger")
+        (outcome,) = sink.commit_all(checkpoint(), [committable])
+        assert "it was emptied or dropped" in why_unknown(outcome)
+        assert db.ids() == [1]
+        db.run("TRUNCATE tpc_ledger_witness")
         (outcome,) = sink.commit_all(checkpoint(), [committable])
         assert "or emptied the ledger after they were moved" in why_unknown(outcome)
         assert db.ids() == [1]
@@ -497,6 +523,49 @@ class TableSuite:
         sink.validate_all(checkpoint(), committables)
         assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
         assert keyed.visible() == [(1, "second"), (3, "back"), (4, "untouched"), (6, "known")]
+
+    @pytest.mark.parametrize("order_by", [None, "at"])
+    def test_rows_swap_or_hand_on_the_value_of_another_unique_index(
+        self, keyed: Database, order_by: str | None
+    ) -> None:
+        """What the batch does not have stays as it is."""
+        schema = CHANGES if order_by else CHANGES.remove(2)
+        keyed.run("ALTER TABLE orders ADD note varchar(10) DEFAULT 'new'")
+        keyed.run("ALTER TABLE orders ADD CONSTRAINT named UNIQUE (name)")
+        for id, name in enumerate("abcdefg", 1):
+            keyed.run(f"INSERT INTO orders VALUES ({id}, '{name}', 'old {id}')")
+        sink = self.make(keyed, mode="upsert", keys=["id"], order_by=order_by, delete_marker="gone", check=schema)
+        changes = [
+            *(change(1, "b", 2), change(2, "a", 2)),  # a swap
+            *(change(3, "d", 2), change(4, "x", 2)),  # one gives up, another takes
+            *(change(8, "e", 2), change(5, "y", 2)),  # a new one takes
+            *(change(6, "g", 2), change(7, None, 2, True)),  # a deleted one gives up
+        ]
+        committables = [pre_commit(sink, batch([one], schema), subtask=n) for n, one in enumerate(changes)]
+        sink.validate_all(checkpoint(), committables)
+        assert keyed.visible()[0] == (1, "a", "old 1")
+        assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * len(changes)
+        assert keyed.visible() == [
+            *((1, "b", "old 1"), (2, "a", "old 2"), (3, "d", "old 3"), (4, "x", "old 4"), (5, "y", "old 5")),
+            *((6, "g", "old 6"), (8, "e", "new")),
+        ]
+        clash = pre_commit(sink, batch([change(1, "x", 3)], schema), checkpoint=1)
+        with pytest.raises(BadValue, match="named"):
+            sink.validate_all(checkpoint(1), [clash])
+
+    def test_a_row_that_others_refer_to_does_not_go_out_and_in(self, keyed: Database) -> None:
+        """The server would take them along."""
+        keyed.run("ALTER TABLE orders ADD CONSTRAINT named UNIQUE (name)")
+        keyed.run("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+        keyed.run(
+            "CREATE TABLE parts (id bigint PRIMARY KEY, FOREIGN KEY (id) REFERENCES orders (id) ON DELETE CASCADE)"
+        )
+        keyed.run("INSERT INTO parts VALUES (1), (2)")
+        sink = self.make(keyed, mode="upsert", keys=["id"])
+        rows = batch([{"id": 1, "name": "b"}, {"id": 2, "name": "a"}], rows_of(1).schema)
+        with pytest.raises(BadValue, match="named"):
+            sink.validate_all(checkpoint(), [pre_commit(sink, rows)])
+        assert (keyed.visible(), keyed.ids("parts")) == ([(1, "a"), (2, "b")], [1, 2])
 
     def test_a_key_that_is_null_is_refused_in_the_task(self, db: Database) -> None:
         db.run("CREATE TABLE nullable (id bigint UNIQUE, name varchar(50))")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tests import jvm
+from tests import jvm, signals
 from tests.chaos import ledger, spark
 from tests.chaos.bugs import BUGS
 from tests.chaos.faults import KINDS
@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--report", type=Path, nargs="+", metavar="FILE", help="print the tables of results files, and stop"
     )
     options = parser.parse_args(arguments)
+    signals.prepare()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers, drivers and folders go too
     if options.report:
         print(ledger.report([line for file in options.report for line in ledger.load(file)]))

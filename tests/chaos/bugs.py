@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coordinator import dead_letters
 from coordinator.protocol import decisions
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.fence import CommitPermit
@@ -50,18 +49,12 @@ def replay_without_fingerprint() -> None:
     _replace(decisions, "require_same_rows", lambda lost, acks: None)
 
 
-def letters_without_mark() -> None:
-    _replace(dead_letters._Through, "__contains__", lambda self, id: False)
-
-
 BUGS: dict[str, Callable[[], None]] = {
     "commit-before-complete": commit_before_complete,
     "recovery-without-sweep": recovery_without_sweep,
     "put-without-if-absent": put_over_what_is_there,
     "replay-without-fingerprint": replay_without_fingerprint,
-    "letters-without-mark": letters_without_mark,
 }
-OF_OPERATORS = ("letters-without-mark",)
 
 
 def switch_on(name: str | None) -> None:

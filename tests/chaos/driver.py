@@ -9,8 +9,8 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -92,10 +92,9 @@ class Life:
 class LocalProcess:
     """A driver's process, and our end of the connection to it."""
 
-    def __init__(self, life: Any, run: Callable[[Any, Connection], None] | None = None) -> None:
-        """`run` takes the life; default: `live`."""
+    def __init__(self, life: Life) -> None:
         self.connection, theirs = Pipe()
-        self._process = fork(run or live, life, theirs, preload=__name__)
+        self._process = fork(live, life, theirs, preload=__name__)
         theirs.close()
 
     @property
@@ -125,24 +124,18 @@ class LocalProcess:
 
 
 def live(life: Life, connection: Connection) -> None:
-    with mortal(life, connection, "driver.log") as here:
-        sinks = [WatchedSink(sink) for sink in life.sinks]
-        storage = WatchedStorage(open_storage(life.storage))
-        with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
-            _Query(life.folder, life.input).run(coordinator)
-
-
-@contextmanager
-def mortal(life: Life, connection: Connection, log: str) -> Iterator[Injector]:
-    """A process that the faults of a life may strike: it ends here, and the supervisor is told if it fails."""
+    """In a process that the faults of a life may strike: it ends here, and the supervisor is told if it fails."""
     signal.alarm(_LIMIT)
-    redirect_output(life.folder / log)
+    redirect_output(life.folder / "driver.log")
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s", force=True)
     logging.raiseExceptions = False  # nobody reads them
     faults.here = here = Injector(connection, life.faults)
     try:
         bugs.switch_on(life.bug)
-        yield here
+        sinks = [WatchedSink(sink) for sink in life.sinks]
+        storage = WatchedStorage(open_storage(life.storage))
+        with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
+            _Query(life.folder, life.input).run(coordinator)
     except Exception as error:
         logging.exception("it fails")
         here.failed(error)
@@ -161,7 +154,7 @@ class _Batch(LocalBatch):
     """Hands other rows to a replay than to the first writing, when the fault `source` says so: as a query with the
     current time or a changing lookup in it would."""
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None], row_hash: str) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
         if faults.here and faults.here.unfaithful and any(task.round for task in tasks.values()):
             self._partitions = [table.slice(0, table.num_rows - 1) for table in self._partitions]
-        return super().run(tasks, ended, row_hash)
+        return super().run(tasks, ended)

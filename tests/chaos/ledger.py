@@ -12,7 +12,7 @@ from typing import Any
 from tests.chaos.faults import STEPS
 
 Line = Mapping[str, Any]
-SINKS = ("kafka", "mysql", "postgres")
+SINKS = ("kafka", "mariadb", "mysql", "postgres")
 
 
 def load(path: Path) -> list[Line]:
@@ -42,7 +42,6 @@ def report(lines: Sequence[Line]) -> str:
         ("kills", "kills"), ("other faults", "faults"), ("last protocol step before the kill", "at_steps"),
         ("last call of sink or storage, or step, before the kill", "at_calls"),
         ("how drivers failed by themselves", "errors"), ("starts that were refused after a set-back", "refused"),
-        ("operators and the letters that they put through", "put_through"),
     ):  # fmt: skip
         parts.append(_by(title, kind, groups))
     bad = [f"- {line['sink']} {line['mode']}, seed {line['seed']}: {v}" for line in lines for v in line["violations"]]

@@ -20,17 +20,17 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from psycopg.conninfo import conninfo_to_dict
 
-from coordinator.dead_letters import replay_job
 from sinks.base import TwoPhaseCommitSink
 from sinks.dead_letters import Refusal
 from sinks.kafka import KafkaSink
 from sinks.kafka.producer import TransactionalProducer
-from sinks.mysql import MySQLSink
-from sinks.mysql.server import parameters, query, quoted
+from sinks.mysql import MySQLSink, xa
+from sinks.mysql.server import Connection, parameters, query, quoted
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer
 from sinks.testing.servers.postgres import PostgresServer, jdbc_url
 from sinks.transaction import token
 from tests.chaos.network import Network
@@ -89,10 +89,6 @@ class Target(ABC):
     def final(self) -> Sequence[Row]:
         """`rows`, after all that is decided has been carried out."""
         return self.rows()
-
-    def accepted(self) -> Sequence[int]:
-        """Ids in the table or topic itself, where there are dead letters; as often as they are there."""
-        raise NotImplementedError
 
     @abstractmethod
     def in_doubt(self, job: str) -> Sequence[Any]:
@@ -177,13 +173,9 @@ class PostgresTarget(Target):
 
 
 BAD = 5
-"""What is left of the id of a bad row, divided by 11: a target with dead letters refuses one in eleven, until somebody
-gives it another name."""
+"""What is left of the id of a bad row, divided by 11: a target with dead letters refuses one in eleven."""
 _IS_BAD = f"id % 11 = {BAD}"
-_IS_REFUSED = f"{_IS_BAD} AND name LIKE 'user-%'"
 _OF_ROWS = (("id", "SIGNED"), ("amount", "DOUBLE"))
-_OF_REPLAYS = "/dead-letters/"
-"""In the names of jobs. Their letters are of rows that have one of the query already."""
 
 
 class PostgresWithDeadLetters(PostgresTarget):
@@ -194,7 +186,7 @@ class PostgresWithDeadLetters(PostgresTarget):
         self.name, self._dead = "postgres_with_dead_letters", "dead_letters"
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(
-                f"CREATE TABLE {self.name} (id bigint, name text, amount float8, CHECK (NOT ({_IS_REFUSED})))"
+                f"CREATE TABLE {self.name} (id bigint, name text, amount float8, CHECK (NOT ({_IS_BAD})))"
             )
 
     def sink(self, rng: random.Random) -> TwoPhaseCommitSink[Any]:
@@ -209,12 +201,7 @@ class PostgresWithDeadLetters(PostgresTarget):
         return super()._select(reader) + (
             f" UNION ALL SELECT id, amount FROM {self._dead},"
             f' json_to_record("row"::json) AS bad (id bigint, amount float8) WHERE {_IS_BAD}'
-            f" AND position('{_OF_REPLAYS}' IN job) = 0 AND id NOT IN (SELECT id FROM {self.name})"
         )
-
-    def accepted(self) -> Sequence[int]:
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-            return [id for (id,) in connection.execute(f"SELECT id FROM {self.name}")]
 
 
 class SqlAlchemyWithDeadLetters(PostgresWithDeadLetters):
@@ -267,10 +254,8 @@ class MySQLTarget(Target):
                 " AND table_name REGEXP '^tpc_[0-9a-f]{20}$'",
             )
             found = [f"DROP TABLE {quoted(name)}" for (name,) in tables]
-            for form, length, _, data in query(connection, "XA RECOVER"):
-                data = data if isinstance(data, bytes) else data.encode()
-                found.append(f"XA ROLLBACK X'{data[:length].hex()}', X'{data[length:].hex()}', {form}")
-            return found
+            schema = str(parameters(self.dsn)["database"])
+            return found + [f"XA ROLLBACK {xa.xid(branch, schema)}" for branch in xa.prepared(connection, schema)]
 
     def roll_back(self, job: str, rng: random.Random) -> None:
         found = self.in_doubt(job)
@@ -282,7 +267,7 @@ class MySQLTarget(Target):
                     query(connection, statement)
 
     def _connect(self) -> Any:
-        return pymysql.connect(autocommit=True, charset="utf8mb4", **parameters(self.dsn))
+        return Connection(autocommit=True, charset="utf8mb4", **parameters(self.dsn))
 
 
 class MySQLWithDeadLetters(MySQLTarget):
@@ -291,7 +276,7 @@ class MySQLWithDeadLetters(MySQLTarget):
     def __init__(self, system: System, dsn: str) -> None:
         super().__init__(system, dsn, "xa")
         self.name, self._dead = "mysql_with_dead_letters", "dead_letters"
-        columns = f"(id bigint, name text, amount double, CHECK (NOT ({_IS_REFUSED})))"
+        columns = f"(id bigint, name text, amount double, CHECK (NOT ({_IS_BAD})))"
         with closing(self._connect()) as connection:
             query(connection, f"CREATE TABLE {self.name} {columns}")
 
@@ -303,15 +288,8 @@ class MySQLWithDeadLetters(MySQLTarget):
     def _select(self) -> str:
         """A letter that is none counts for nothing, so its row is a lost one."""
         id, amount = (f"CAST(JSON_VALUE(`row`, '$.{name}') AS {kind}) AS {name}" for name, kind in _OF_ROWS)
-        letters = f"SELECT {id}, {amount} FROM {self._dead} WHERE LOCATE('{_OF_REPLAYS}', job) = 0"
-        return (
-            f"{super()._select()} UNION ALL SELECT id, amount FROM ({letters}) AS bad"
-            f" WHERE {_IS_BAD} AND id NOT IN (SELECT id FROM {self.name})"
-        )
-
-    def accepted(self) -> Sequence[int]:
-        with closing(self._connect()) as connection:
-            return [id for (id,) in query(connection, f"SELECT id FROM {self.name}")]
+        letters = f"SELECT {id}, {amount} FROM {self._dead}"
+        return f"{super()._select()} UNION ALL SELECT id, amount FROM ({letters}) AS bad WHERE {_IS_BAD}"
 
 
 class KafkaTarget(Target):
@@ -367,7 +345,7 @@ class KafkaTarget(Target):
     def roll_back(self, job: str, rng: random.Random) -> None:
         sink = KafkaSink(self.system.server.bootstrap, self.topic, name="kafka")
         with closing(sink):
-            found = [one for name in (job, replay_job(job, sink.name)) for one in sink.in_doubt(name)]
+            found = list(sink.in_doubt(job))
             for identity in rng.sample(found, rng.choice((1, len(found)))) if found else []:
                 with suppress(Exception):  # committed just now
                     sink.abort(identity)
@@ -416,25 +394,12 @@ class KafkaWithDeadLetters(KafkaTarget):
         options: dict[str, Any] = {"transaction_timeout": timeout, "timeout": 10, "dead_letters": dead}
         return AsPlacedRecords(bootstrap, self.topic, name="kafka", **options)
 
-    def _of(self, messages: Sequence[Message]) -> Sequence[Row]:
-        accepted = [_row(one.value()) for one in messages if one.topic() == self.topic]
-        letters = [one for one in messages if one.topic() == self._dead]
-        told: list[Any] = [dict(one.headers() or ())["exactly_once.job"] for one in letters]
-        first = [_row(one.value()) for one, job in zip(letters, told, strict=True) if _OF_REPLAYS not in job.decode()]
-        there = {id for id, _ in accepted}
-        return [*accepted, *(row for row in first if row[0] not in there)]
-
-    def accepted(self) -> Sequence[int]:
-        settled(self.system.server.bootstrap)
-        return [_row(message.value())[0] for message in read(self.system.server.client_options(), self.topic)]
-
 
 class AsPlacedRecords(AsRecords):
     """Bad rows ask for a partition that is not there."""
 
     def _records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        rows = zip(batch["id"].to_pylist(), batch["name"].to_pylist(), strict=True)
-        bad = [99 if id % 11 == BAD and name.startswith("user-") else id % 3 for id, name in rows]
+        bad = [99 if id % 11 == BAD else id % 3 for id in batch["id"].to_pylist()]
         wanted = pa.array(bad, pa.int32())
         return super()._records(batch).append_column("partition", wanted)
 
@@ -467,7 +432,7 @@ class Services:
         return self._systems[name]
 
 
-def _database(server: PostgresServer | MariaDBServer) -> System:
+def _database(server: PostgresServer | EmbeddedMySQL) -> System:
     system = System(server)
     server.start()
     system.network.target = ("127.0.0.1", server.port)
@@ -489,7 +454,8 @@ def _brokers() -> System:
 
 _SYSTEMS: Mapping[str, Callable[[], System]] = {
     "postgres": lambda: _database(PostgresServer({"max_prepared_transactions": "64"})),
-    "mysql": lambda: _database(MariaDBServer()),
+    "mysql": lambda: _database(MySQLServer()),
+    "mariadb": lambda: _database(MariaDBServer()),
     "kafka": _brokers,
 }
 
@@ -526,6 +492,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "postgres": ("prepared", "staged", "upsert", "dead-letters"),
     "kafka": ("append", "dead-letters"),
     "mysql": ("xa", "staged", "upsert", "dead-letters"),
+    "mariadb": ("xa", "staged", "upsert", "dead-letters"),
     "sqlalchemy": ("dead-letters",),
     "all": ("append", "mixed"),
 }
@@ -534,6 +501,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
 _MAKERS: Mapping[str, Callable[[Services, str], Any]] = {
     "postgres": partial(_table, "postgres", PostgresTarget, PostgresWithDeadLetters),
     "mysql": partial(_table, "mysql", MySQLTarget, MySQLWithDeadLetters),
+    "mariadb": partial(_table, "mariadb", MySQLTarget, MySQLWithDeadLetters),
     "sqlalchemy": partial(_table, "postgres", PostgresTarget, SqlAlchemyWithDeadLetters),
     "kafka": _topic,
 }

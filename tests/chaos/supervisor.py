@@ -20,10 +20,8 @@ import psutil
 from coordinator import CheckpointConfig, Replay
 from sinks.testing.local import LocalQuery
 from tests.chaos import faults, rigs
-from tests.chaos.bugs import OF_OPERATORS
 from tests.chaos.driver import Input, Life, LocalProcess
 from tests.chaos.faults import STEPS, Fault
-from tests.chaos.operators import Operators
 from tests.chaos.oracle import Reader, Verdict
 from tests.chaos.rigs import Target
 
@@ -86,8 +84,6 @@ class Result:
     lost: int = 0
     duplicated: int = 0
     polls: int = 0
-    put_through: Counter[str] = field(default_factory=Counter)
-    """What operators did with dead letters."""
     recovery: list[float] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -203,10 +199,7 @@ class Round:
         self._drivers: list[_Driver] = []
         self._killed_at: float | None = None
         self._folder, self._backups = folder, 0
-        self._operators: Operators | None = None
-        if mode == "dead-letters" and bug in (None, *OF_OPERATORS) and not tier.victims:
-            self._operators = Operators(targets[0], self._life, self._result, EXPECTED, tier.patience)
-        fits = file and not (tier.victims or peer or bug or self._operators)
+        fits = file and not (tier.victims or peer or bug)
         self._may_set_back = fits and (not only or "set-back" in only)
         self._refusal = ""
 
@@ -224,8 +217,6 @@ class Round:
         finally:
             for one in self._drivers:
                 one.process.signal(signal.SIGKILL)
-            if self._operators:
-                self._operators.stop()
             reader.stop()
         result.polls = reader.polls
         result.violations += reader.violations
@@ -235,9 +226,6 @@ class Round:
             if not life.peer:
                 verdict.ask_systems(self._targets, life.job)
                 verdict.ask_storage(life.job, life.storage, len(life.input) - 1, life.config.retained_checkpoints)
-                if self._operators:
-                    bad = [id for ids in life.input.ids() for id in ids if id % 11 == rigs.BAD]
-                    verdict.violations += self._operators.verdict(bad)
                 result.violations += verdict.violations
         elif any("more than once" in violation for violation in result.violations):
             result.duplicated = max(result.duplicated, 1)
@@ -260,8 +248,6 @@ class Round:
             if all(one.stopped for one in self._drivers):
                 self._start(batches, self._plan())
             self._attend()
-            if self._operators:
-                self._operators.attend()
 
     # ------------------------------------------------------------------ set back
     def _back_up(self) -> None:
@@ -325,8 +311,6 @@ class Round:
             for one in self._drivers:
                 one.kill("in the end")
             self._attend()
-        if self._operators:
-            self._operators.settle()
 
     def _quiet(self, batches: int) -> None:
         """One more checkpoint without any fault, and a clean stop."""
@@ -387,8 +371,6 @@ class Round:
                     self._note(one, *facts)
                 elif kind == "fired":
                     self._strike(one, *facts)
-                    if self._operators:
-                        self._operators.waited()
                 else:
                     self._failed(one, *facts)
 

@@ -47,7 +47,6 @@ def test_every_row_once_whatever_fails(services: Services, sink: str, mode: str)
     pytest.param("recovery-without-sweep", "prepared", ("kill",), marks=pytest.mark.large),
     pytest.param("put-without-if-absent", "prepared", ("stop",), marks=pytest.mark.large),
     pytest.param("replay-without-fingerprint", "staged", ("source", "kill"), marks=pytest.mark.large),
-    pytest.param("letters-without-mark", "dead-letters", (), marks=pytest.mark.large),
 ])  # fmt: skip
 def test_a_deliberate_bug_is_found(services: Services, bug: str, mode: str, faults: tuple[str, ...]) -> None:
     found: list[str] = []

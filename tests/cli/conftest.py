@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pyarrow.parquet as pq
 import pytest
 
+from sinks.testing.servers.postgres import PostgresService, postgres_service
 from tests.cli.play import Job
 
 TABLE = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, amount double precision)"
@@ -17,6 +18,13 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where drivers leave their tokens."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state"
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No colours in what commands print, which some CI systems ask for."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -42,3 +50,10 @@ def pg_job(tmp_path: Path, pg_database: str, monkeypatch: pytest.MonkeyPatch) ->
     with psycopg.connect(pg_database, autocommit=True) as connection:
         connection.execute(TABLE)
     return Job(tmp_path, 'type = "postgres"\ndsn = "${ORDERS_DSN}"\ntable = "orders"\nstrategy = "prepared"')
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresService]:
+    """One that a test may stop."""
+    with postgres_service({"max_prepared_transactions": "64"}) as server:
+        yield server

@@ -27,9 +27,24 @@ class Halt(CheckpointListener):
             time.sleep(600)
 
 
-def run(environment: Mapping[str, str], file: str, query: str, input: Sequence[Partitions], halt: Halt) -> None:
+@dataclass
+class Slow(CheckpointListener):
+    """Each commit takes a while. Says so once, at the first."""
+
+    begun: Connection
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if step is Step.COMMITTING and checkpoint_id >= 0:
+            if checkpoint_id == 0:
+                self.begun.send("halted")
+            time.sleep(0.3)
+
+
+def run(
+    environment: Mapping[str, str], file: str, query: str, input: Sequence[Partitions], listener: CheckpointListener
+) -> None:
     os.environ.clear()
     os.environ.update(environment)
     coordinator = load_job(file)
-    coordinator.protocol.listeners.add(halt)
+    coordinator.protocol.listeners.add(listener)
     LocalQuery(query, input).run(coordinator)

@@ -6,9 +6,10 @@ import functools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from multiprocessing.connection import Pipe
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from coordinator.cli.app import app
 from coordinator.jobfile import load_job
-from coordinator.listener import Step
+from coordinator.listener import CheckpointListener, Step
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 from sinks.testing.driver import fork
@@ -72,13 +73,19 @@ class Job:
             time.sleep(0.1)
         return about
 
-    @contextmanager
-    def halted(self, step: Step, checkpoint: int) -> Iterator[BaseProcess]:
+    def halted(self, step: Step, checkpoint: int) -> AbstractContextManager[BaseProcess]:
         """A driver in a process of its own, which stands still at this step; killed with SIGKILL at the latest here."""
+        return self._driven(partial(driver.Halt, step, checkpoint))
+
+    def at_work(self) -> AbstractContextManager[BaseProcess]:
+        """A driver in a process of its own, whose commits are slow enough to be seen, from its first one on."""
+        return self._driven(driver.Slow)
+
+    @contextmanager
+    def _driven(self, listener: Callable[[Connection], CheckpointListener]) -> Iterator[BaseProcess]:
         ours, theirs = Pipe(duplex=False)
-        halt = driver.Halt(step, checkpoint, theirs)
-        query = str(self.folder / "query")
-        process = fork(driver.run, dict(os.environ), str(self.file), query, self.input, halt, preload=driver.__name__)
+        query, told = str(self.folder / "query"), listener(theirs)
+        process = fork(driver.run, dict(os.environ), str(self.file), query, self.input, told, preload=driver.__name__)
         theirs.close()
         try:
             assert ours.recv() == "halted"

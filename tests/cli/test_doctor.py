@@ -1,18 +1,12 @@
 from __future__ import annotations
 
-import getpass
 import re
-import shutil
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
-import pymysql
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -22,11 +16,12 @@ from coordinator.jobfile import load_job
 from coordinator.storage import open_storage
 from coordinator.storage.memory import MemoryStorage
 from sinks.diagnosis import Severity
-from sinks.mysql.server import parameters
+from sinks.mysql.server import is_mariadb
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.postgres import PostgresService
 from tests.cli.conftest import TABLE
 from tests.cli.play import Job
+from tests.mysql.play import Observer
 
 Findings = list[dict[str, Any]]
 
@@ -93,7 +88,6 @@ def test_postgres(pg_job: Job, pg_database: str) -> None:
     assert "PostgreSQL 1" in told
     assert "public.orders can be written by strategy prepared" in told
     assert "max_prepared_transactions = 64 are free" in told
-    assert "no pooler in between" in told
     assert "the clock of the server agrees" in told
     assert "an empty transaction was pre-committed and aborted" in told
     with psycopg.connect(pg_database) as connection:
@@ -157,66 +151,22 @@ def test_an_old_prepared_transaction_is_reported(
     assert "ROLLBACK PREPARED 'somebody''s'" in warnings
 
 
-@pytest.fixture
-def pgbouncer(tmp_path: Path, pg_database: str) -> Iterator[dict[str, str]]:
-    """A DSN through PgBouncer for each pool mode."""
-    program = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
-    if program is None:
-        pytest.skip("PgBouncer is not installed")
-    login = conninfo_to_dict(pg_database)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = f"host={login['host']} port={login['port']} dbname={login['dbname']} user={login['user']}"
-    modes = ("transaction", "session")
-    databases = [f"{mode} = {server} password={login['password']} pool_mode={mode}" for mode in modes]
-    settings = f"listen_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\nunix_socket_dir =\n"
-    file = tmp_path / "pgbouncer.ini"
-    file.write_text("[databases]\n" + "\n".join(databases) + "\n[pgbouncer]\n" + settings)
-    command = [program, str(file)]
-    if getpass.getuser() == "root":
-        tmp_path.chmod(0o755)
-        for parent in tmp_path.parents[:3]:
-            parent.chmod(parent.stat().st_mode | 0o011)
-        command += ["-u", "nobody"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 120
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield {mode: f"postgresql://u@127.0.0.1:{port}/{mode}" for mode in modes}
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_pooler_in_between_is_told_by_its_mode(pg_job: Job, pgbouncer: dict[str, str], monkeypatch: Any) -> None:
-    said = {}
-    for mode, dsn in pgbouncer.items():
-        monkeypatch.setenv("ORDERS_DSN", dsn)
-        said[mode] = about(pg_job.json("doctor"), "sink orders")
-        assert "an empty transaction was pre-committed and aborted" in said[mode]
-    assert "a pooler in transaction mode is in between" in said["transaction"]
-    assert "a pooler is in between, in session mode" in said["session"]
-
-
-def test_mariadb(tmp_path: Path, mysql_database: str) -> None:
-    connection = pymysql.connect(**parameters(mysql_database), autocommit=True)
+def test_mysql(tmp_path: Path, mysql_database: str) -> None:
+    connection = Observer(mysql_database).connection
+    product = "MariaDB 1" if is_mariadb(connection) else "MySQL 9"
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE orders (id bigint PRIMARY KEY, name text) ENGINE=InnoDB")
         section = f'type = "mysql"\ndsn = "{mysql_database}"\ntable = "orders"\n'
         for strategy in ("xa", "staged"):
             told = about(Job(tmp_path, f'{section}strategy = "{strategy}"').json("doctor"), "sink orders")
-            assert "MariaDB 1" in told
+            assert product in told
             assert f"can be written by strategy {strategy}" in told
             assert "an empty transaction was pre-committed and aborted" in told
             cursor.execute("SELECT count(*) FROM tpc_ledger WHERE job <> '-'")
             assert cursor.fetchone() == (0,)
         cursor.execute("XA RECOVER")
         assert not [row for row in cursor.fetchall() if b"doctor" in bytes(str(row), "utf-8")]
-        cursor.execute("CREATE TABLE plain (id bigint) ENGINE=Aria")
+        cursor.execute("CREATE TABLE plain (id bigint) ENGINE=MyISAM")
         findings = Job(tmp_path, section.replace('"orders"', '"plain"')).json("doctor", code=1)
         assert "only InnoDB" in about(findings, "sink plain", "error")
     connection.close()

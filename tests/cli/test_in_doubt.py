@@ -6,22 +6,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import psycopg
 import pyarrow as pa
 
-from coordinator.jobfile import load_job
 from coordinator.listener import Step
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
-from sinks.postgres import PostgresSink
-from sinks.testing import KILLED
-from sinks.testing.driver import KillAt, in_process
 from sinks.testing.servers.kafka import KafkaService
 from tests.cli.play import Job, cli, ids
-from tests.dead_letters import partition
 
 
 def prepared(dsn: str) -> int:
@@ -209,9 +203,7 @@ def test_a_person_types_the_word(file_job: Job) -> None:
     assert one["id"] not in [left["id"] for left in file_job.json("in-doubt", "list", code=1)["transactions"]]
 
 
-def test_kafka_and_mariadb_in_one_job(
-    tmp_path: Path, kafka: KafkaService, kafka_topic: str, mysql_database: str
-) -> None:
+def test_kafka_and_mysql_in_one_job(tmp_path: Path, kafka: KafkaService, kafka_topic: str, mysql_database: str) -> None:
     sinks = {
         "k": f'type = "kafka"\nname = "k"\nbootstrap_servers = "{kafka.bootstrap}"\ntopic = "{kafka_topic}"',
         "m": f'type = "mysql"\nname = "m"\ndsn = "{mysql_database}"\ntable = "t"\nstrategy = "xa"\ncreate_table = true',
@@ -257,53 +249,3 @@ def test_what_an_older_record_decides_is_no_orphan(file_job: Job, file_rows: Cal
     told = file_job.json("in-doubt", "commit", "--all-decided", code=1)
     assert "the system was set back" in told["results"][0]["result"]
     assert file_rows() == ids(1)
-
-
-def test_replays_of_dead_letters_that_were_killed(tmp_path: Path, pg_database: str) -> None:
-    dead = f'\n[sinks.dead_letters]\ntype = "postgres"\ndsn = "{pg_database}"\ntable = "dead"\ncreate_table = true'
-    job = Job(tmp_path, f'type = "postgres"\ndsn = "{pg_database}"\ntable = "orders"{dead}')
-    rows = partition(0, by_client=None)  # refused are 5 for a NULL, 5 for the CHECK
-    with psycopg.connect(pg_database, autocommit=True) as connection:
-        connection.execute("CREATE TABLE orders (id bigint, name text NOT NULL, amount float CHECK (amount > 0))")
-        job.input = [[rows], [partition(1000, by_client=None)]]
-        job.run()
-        assert job.json("in-doubt", "list")["replays"] == {}
-        connection.execute("ALTER TABLE orders ALTER name DROP NOT NULL")
-    kill = partial(_replay, str(job.file))
-    lineage = job.json("dead-letters", "show")["dead_letters"][0]["lineage"]
-
-    code, said = in_process(partial(kill, f"{lineage}.0", Step.COMPLETE), tmp_path, PostgresSink)
-    assert code == KILLED, said
-    told = job.json("in-doubt", "list", code=1)
-    assert told["transactions"] == []
-    listed = told["replays"]["orders"]["transactions"]
-    assert [(one["sink"], one["decision"], one["checkpoint"]) for one in listed] == [
-        ("orders", "commit", 0),
-        ("dead", "commit", 0),
-    ]
-    told = job.json("in-doubt", "commit", listed[0]["id"])
-    assert [one["result"] for one in told["results"]] == ["committed"]
-    assert job.json("in-doubt", "commit", "--all-decided")["results"] == []  # the letters went with it
-    assert job.json("in-doubt", "list")["replays"]["orders"]["transactions"] == []
-
-    code, said = in_process(partial(kill, f"{lineage}.1", Step.PRE_COMMITTED), tmp_path, PostgresSink)
-    assert code == KILLED, said
-    shown = job.cli("in-doubt", "list", code=1)
-    assert f"dead-letters replay --sink orders --job {job.file}" in shown.stderr
-    assert "Not touched: 2 of a replay" in job.cli("in-doubt", "abort", "--all-orphans", code=1).stderr
-    told = job.json("in-doubt", "abort", "--all-orphans", "--fence", "--yes")
-    assert [one["result"] for one in told["results"]] == ["aborted"] * 2
-    assert prepared(pg_database) == 0
-
-    with psycopg.connect(pg_database, autocommit=True) as connection:
-        connection.execute("ALTER TABLE orders DROP CONSTRAINT orders_amount_check")
-    job.cli("dead-letters", "replay", "--all")
-    assert visible(pg_database) == sorted(
-        id for tables in job.input for table in tables for id in table["id"].to_pylist()
-    )
-    assert job.json("verify")["verdict"] == "balanced"
-
-
-def _replay(file: str, wanted: str, step: Step) -> None:
-    with load_job(file) as coordinator, coordinator.dead_letters("orders", [KillAt(step)]) as letters:
-        letters.replay([wanted])

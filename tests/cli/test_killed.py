@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
 from pathlib import Path
 
 import psycopg
@@ -12,7 +12,8 @@ import pytest
 from coordinator.listener import Step
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
-from sinks.testing.servers.postgres import PostgresService, postgres_service
+from sinks.testing.conformance import example_input
+from sinks.testing.servers.postgres import PostgresService
 from tests.cli.conftest import TABLE
 from tests.cli.play import INPUT, Job, ids
 from tests.cli.test_in_doubt import prepared, visible
@@ -64,6 +65,22 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(
     assert "Newest checkpoint: 2, complete 20" in ended
 
 
+def test_a_driver_that_was_killed_just_now(pg_job: Job) -> None:
+    """Nobody can tell it from one that runs: `status` says what it knows."""
+    pg_job.kill(Step.PRE_COMMITTED, 0)
+    said = pg_job.cli("status").stderr
+    assert re.search(r"no sign of life for \d+\.\d s \(since 20.* clock\), taken for dead after 1\.5 min\.", said), said
+
+
+def test_what_a_driver_that_runs_is_about_to_commit_is_no_finding(pg_job: Job) -> None:
+    """Its checkpoints follow one another, so that each look meets another one."""
+    pg_job.input = example_input(200)
+    with pg_job.at_work() as process:
+        looks = [pg_job.json("in-doubt", "list")["transactions"] for _ in range(10)]
+        assert process.is_alive()
+    assert {one["decision"] for look in looks for one in look} <= {"open"}
+
+
 def test_resolve_says_what_it_commits(pg_job: Job, pg_database: str) -> None:
     pg_job.kill(Step.COMPLETE, 1)
     said = pg_job.cli("resolve").stderr
@@ -72,12 +89,6 @@ def test_resolve_says_what_it_commits(pg_job: Job, pg_database: str) -> None:
     assert visible(pg_database) == ids(2)
     assert "now" not in pg_job.cli("resolve").stderr
     assert pg_job.json("resolve")["committed_now"] == 0
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresService]:
-    with postgres_service({"max_prepared_transactions": "64"}) as server:
-        yield server
 
 
 @pytest.mark.parametrize("committed", [True, False])

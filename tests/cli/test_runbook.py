@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +15,17 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from coordinator.errors import CheckpointError, CheckpointLocationMismatch
+from coordinator.errors import CheckpointError, CheckpointFailed, CheckpointLocationMismatch
 from coordinator.jobfile import load_job
-from coordinator.listener import Step
+from coordinator.listener import CheckpointListener, Step
+from sinks.errors import SinkError
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.kafka import KafkaService
+from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
-from tests.cli.play import INPUT, Job
+from sinks.testing.table_crashes import At
+from tests.cli.play import INPUT, Job, ids
 from tests.kafka.reading import read, settled
 
 RUNBOOK = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
@@ -206,9 +210,32 @@ def test_the_brokers_abort_what_nobody_settles(on_kafka: Target) -> None:
     assert on_kafka.visible() == on_kafka.expected(3)
 
 
+def test_the_database_is_down(tmp_path: Path, own_postgres: PostgresService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Amid a batch the query stops at once. A start waits, and goes on."""
+    told = section("The database is down")
+    assert "starting, after one with rows for this sink | asks for `commit_timeout`" in told
+    assert "stops within seconds (`CheckpointFailed`" in told
+    with own_postgres.database() as dsn:
+        monkeypatch.setenv("ORDERS_DSN", dsn)
+        job = Job(tmp_path, 'type = "postgres"\ndsn = "${ORDERS_DSN}"\ntable = "orders"\ncreate_table = true')
+        job.file.write_text(job.file.read_text().replace("commit_timeout = 2", "commit_timeout = 300"))
+        began = time.monotonic()
+        with pytest.raises((CheckpointFailed, SinkError)):
+            start(job, listeners=[At(Step.TRIGGERED, own_postgres.stop)])
+        assert time.monotonic() - began < 60
+        back = threading.Timer(3, own_postgres.start)
+        back.start()
+        start(job)
+        back.join()
+        with psycopg.connect(dsn) as connection:
+            assert sorted(id for (id,) in connection.execute("SELECT id FROM orders")) == ids()
+
+
 # ---------------------------------------------------------------------- what was deleted
-def start(job: Job, batches: int = 3, query: str = "query") -> None:
+def start(job: Job, batches: int = 3, query: str = "query", listeners: Sequence[CheckpointListener] = ()) -> None:
     with load_job(str(job.file)) as coordinator:
+        for listener in listeners:
+            coordinator.protocol.listeners.add(listener)
         LocalQuery(job.folder / query, job.input[:batches]).run(coordinator)
 
 
@@ -227,6 +254,33 @@ def test_the_checkpoint_location_is_gone_and_there_is_a_savepoint(on_postgres: T
     assert f"option('checkpointLocation', '{place}')" in told.replace("\n", " ")
     start(job, query="restored")
     assert on_postgres.visible() == on_postgres.expected(3)
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_the_machine_is_gone(on_postgres: Target, pg_database: str, decided: bool) -> None:
+    """With storage and checkpointLocation. What the list advises gets rid of the locks, as the section does."""
+    job, steps = on_postgres.job, section("The driver's machine is gone")
+    job.kill(Step.COMPLETE, 1)
+    listed = job.json("in-doubt", "list", code=1)["transactions"]
+    ids = [one["id"] for one in listed]
+    with psycopg.connect(pg_database, autocommit=True) as connection:
+        if decided:
+            connection.execute(f"COMMIT PREPARED '{listed[0]['transaction']['gid']}'")
+            ids.pop(0)
+        for folder in ("checkpoints", "query"):
+            shutil.rmtree(job.folder / folder)
+        told = on_postgres.run_command("in-doubt list", code=1)
+        assert "There is no checkpoint storage" in told
+        assert f"{len(ids)} stranded" in told
+        [command] = [c for c in commands(steps) if c.startswith("in-doubt commit" if decided else "in-doubt abort")]
+        assert decided or command.replace("ID …", "ID") in told, "list and runbook say the same"
+        done = job.cli(*command.replace("ID …", " ".join(ids)).split(), "--yes", "--break-decision")
+        assert done.stdout.count("committed" if decided else "aborted") == len(ids)
+        assert on_postgres.visible() == on_postgres.expected(2 if decided else 1)
+        assert on_postgres.decisions() == set()
+        assert not (job.folder / "checkpoints").exists(), "a fence shuts nobody out in a storage that is not there"
+        connection.execute("SET lock_timeout = '1s'")
+        connection.execute("DROP TABLE orders")
 
 
 @pytest.mark.parametrize("decided", [True, False])

@@ -3,23 +3,29 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+
+import pytest
 
 from tests.cli.play import Job, cli
+from tests.signals import in_background, in_foreground
 from tests.ui.browser import Browser
 
 
-def test_the_page_of_a_job_that_is_down(file_job: Job) -> None:
+@pytest.mark.parametrize(("started", "how"), [(in_foreground, signal.SIGINT), (in_background, signal.SIGTERM)])
+def test_the_page_of_a_job_that_is_down(file_job: Job, started: Callable[[], None], how: signal.Signals) -> None:
     file_job.run(2)
     command = [sys.executable, "-m", "coordinator.cli", "ui", "--job", str(file_job.file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=started) as process:
         assert process.stdout
         try:
             browser = Browser.invited(process.stdout.readline().strip())
             assert "Newest checkpoint: 1, complete" in browser.see("/ui/")
             assert f"--job {file_job.file}" in browser.see("/ui/balance")
+            process.send_signal(how)
+            assert process.wait(120) == 0
         finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 0
+            process.kill()
 
 
 def test_what_cannot_be_served(file_job: Job) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import OFFSET_END
+from confluent_kafka import TopicPartition as Place
 from kafka import TopicPartition
 from kafka.admin import AbortTransactionSpec, KafkaAdminClient
 
@@ -177,6 +179,23 @@ def test_an_operator_ends_a_transaction_in_one_partition(kafka: KafkaService, tm
         run(sink, tmp_path, example_input(), At(step, 1, end_one), seen)
         every_row_once(kafka, sink, example_input())
     assert ((Step.REPLAYING, 1) in seen.seen) is (step is Step.COMPLETE)
+
+
+@pytest.mark.parametrize("step", [Step.PRE_COMMITTED, Step.COMPLETE])
+def test_somebody_deletes_records_of_open_transactions(kafka: KafkaService, tmp_path: Path, step: Step) -> None:
+    """Up to the high watermark, as `kafka-delete-records.sh` does: the transactions stay open, and EndTxn would say
+    that all is committed. Before the decision nothing has to be replayed."""
+    seen, admin = Steps(), kafka.admin()
+    with kafka.topic(2) as topic:
+
+        def delete() -> None:
+            (deleted,) = admin.delete_records([Place(topic, 1, OFFSET_END)]).values()
+            deleted.result(120)
+
+        sink = AsRecords(kafka.bootstrap, topic)
+        run(sink, tmp_path, example_input(), At(step, 0, delete), seen)
+        every_row_once(kafka, sink, example_input())
+    assert ((Step.REPLAYING, 0) in seen.seen) is (step is Step.COMPLETE)
 
 
 def test_ids_left_over_by_a_job_that_shrank(kafka: KafkaService, kafka_topic: str, tmp_path: Path) -> None:

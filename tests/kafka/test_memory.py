@@ -206,6 +206,24 @@ def test_storage_older_by_one_record(job: Job) -> None:
     assert job.visible() == Counter(ids(INPUT[:5]))
 
 
+def test_storage_set_back_to_before_a_replay(job: Job) -> None:
+    """One transaction is aborted after its decision and written again; the record that says so is gone."""
+    job.run(5, KillAt(Step.COMPLETE, checkpoint_id=4))
+    job.sink.abort(next(iter(job.sink.in_doubt("job"))))
+    job.sink.close()
+    job.run(5, KillAt(Step.DONE, checkpoint_id=4))
+    record, kept = job.records()[-1], job.records()[-1].read_bytes()
+    assert record.name.endswith(".000001")
+    record.unlink()
+    for _ in range(2):
+        with pytest.raises(StorageBehind, match=r"checkpoint 4 .* \(a transaction of its replay 1\).* was set back"):
+            job.driver(6).run_here()
+        assert job.visible() == Counter(ids(INPUT[:5]))
+    record.write_bytes(kept)
+    job.run(6)
+    assert job.visible() == Counter(ids(INPUT))
+
+
 def test_both_folders_deleted(job: Job) -> None:
     for part in ("storage", "query"):
         shutil.rmtree(job.folder / part)

@@ -407,7 +407,7 @@ def test_what_protobuf_cannot_hold_is_a_bad_row(subject: Messages, kafka: KafkaS
     given = rows({"id": pa.int32(), "tags": pa.list_(pa.string())}, (1, []), (2, None), (3, ["a"]))
     with (
         closing(subject.ready(given.schema)) as sink,
-        pytest.raises(BadValue, match="does not take a value: tags: null, which would be read as an empty array"),
+        pytest.raises(BadValue, match="row 2 of a batch: tags: null, which would be read as an empty array"),
     ):
         pre_commit(sink, *given.to_batches())
     with kafka.topic() as letters:

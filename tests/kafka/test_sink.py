@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from confluent_kafka.serialization import SerializationContext
 from kafka.errors import KafkaError
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
-from sinks.kafka import KafkaSink, cluster, producer
+from sinks.kafka import KafkaSink, cluster, librdkafka, producer
 from sinks.kafka.outcome import NotYetKnown
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
@@ -82,14 +82,15 @@ def timed(moment: datetime | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": ["a"], "timestamp": pa.array([moment], pa.timestamp("us", "UTC"))})
 
 
-@pytest.mark.parametrize("milliseconds", [0, -1])
-def test_a_timestamp_that_stands_for_none_is_refused(sink: KafkaSink, milliseconds: int) -> None:
-    """librdkafka would send the present time, or none."""
-    with pytest.raises(BadValue, match="stands for none in Kafka"):
+@pytest.mark.parametrize("milliseconds", [0, -1, -2, -(10**12)])
+def test_a_timestamp_that_is_not_after_1970_is_refused(sink: KafkaSink, milliseconds: int) -> None:
+    """librdkafka would send the present time, or none; and of earlier ones the broker's log cleaner says "Invalid
+    negative timestamp", and never compacts the partition again."""
+    with pytest.raises(BadValue, match=f"row 1 of a batch: the timestamp is {milliseconds} ms from 1970"):
         pre_commit(sink, timed(datetime.fromtimestamp(milliseconds / 1000, timezone.utc)))
 
 
-@pytest.mark.parametrize(("micros", "kept"), [(1_499, 1), (1_500, 2), (-1_501, -2), (-(10**15) - 1, -(10**12))])
+@pytest.mark.parametrize(("micros", "kept"), [(501, 1), (1_499, 1), (1_500, 2), (10**15 + 1, 10**12)])
 def test_a_timestamp_is_rounded_whatever_zone_it_is_in(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink, micros: int, kept: int
 ) -> None:
@@ -160,12 +161,13 @@ def test_rows_may_name_their_topics(kafka: KafkaService, kafka_topic: str) -> No
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("default", [False, True])
-def test_a_row_without_topic_is_refused(kafka: KafkaService, kafka_topic: str, default: bool) -> None:
+@pytest.mark.parametrize("name", [None, "", "a b", "..", "x" * 250, "tägig", b"\xff"], ids=ascii)
+def test_a_row_without_topic_is_refused(kafka: KafkaService, kafka_topic: str, name: str | bytes | None) -> None:
     """An empty name is none, and does not stand for the sink's own topic."""
-    sink = sink_of(kafka, kafka_topic if default else None, name="no topic")
-    batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [kafka_topic, "" if default else None]})
-    with pytest.raises(BadValue, match="no topic"):
+    sink = sink_of(kafka, None if name is None else kafka_topic, name="no topic")
+    raw = pa.array([kafka_topic.encode(), name.encode() if isinstance(name, str) else name], pa.binary())
+    batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": raw.view(pa.string())})
+    with pytest.raises(BadValue, match=r"row 2 of a batch: .*(is no name of a topic|the sink has no topic)"):
         pre_commit(sink, batch)
     sink.close()
     assert values(kafka, kafka_topic, isolation="read_uncommitted") in ([], ["a"])
@@ -268,6 +270,28 @@ def test_nobody_listens_at_the_address() -> None:
     sink.close()
 
 
+def test_brokers_that_are_down_are_named_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with KafkaServer() as server:
+        sink = sink_of(server, "orders", timeout=5, create_topic=True)
+        sink.check(TEXTS)
+        committable = pre_commit(sink, texts("a"))
+        sink.timeout = 1
+        server.kill()
+        calls: list[Callable[[], object]] = [
+            lambda: sink.validate_all(Checkpoint("job", LINEAGE, 0), [committable]),
+            lambda: sink.commit(committable),
+            lambda: list(sink.in_doubt("job")),
+        ]
+        for call in calls:
+            with pytest.raises(KafkaError, match=f"{server.bootstrap} does not answer: check that all of them run"):
+                call()
+        for unusable in (None, "for this test"):
+            monkeypatch.setattr(librdkafka, "unusable", lambda why=unusable: why)
+            with pytest.raises(RuntimeError, match="no Kafka broker answers: check that they run"):
+                begun(sink)
+        sink.close()
+
+
 @pytest.mark.parametrize("name", ["transactional.id", "acks", "transaction.timeout.ms", "bootstrap.servers"])
 def test_options_that_are_the_sinks(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
@@ -313,6 +337,43 @@ def test_a_partition_that_is_not_there(sink: KafkaSink) -> None:
     batch = pa.RecordBatch.from_pydict({"value": ["a", "b"], "partition": pa.array([0, 3], pa.int32())})
     with pytest.raises(SinkError, match=r"no such partition|no partition 3"):
         pre_commit(sink, batch)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("accepted", [False, True], ids=["write", "write_accepted"])
+def test_partitions_that_become_more_meanwhile(kafka: KafkaService, accepted: bool) -> None:
+    def to(partition: int) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"value": [f"{partition}"], "partition": pa.array([partition], pa.int32())})
+
+    with kafka.topic(partitions=3) as topic:
+        sink = sink_of(kafka, topic)
+        transaction = begun(sink, to(2))
+        admin = kafka.admin()
+        admin.create_partitions([NewPartitions(topic, 8)])[topic].result(120)
+        eventually(lambda: len((sink._brokers.topic(topic) or {})["partitions"]) == 8)
+        if accepted:
+            assert list(sink.write_accepted(transaction, to(7), 1)) == []
+        else:
+            sink.write(transaction, to(7))
+        with pytest.raises(BadValue, match="no partition 8, which a row asks for: it has 8"):
+            sink.write(transaction, to(8))
+        assert sink.commit(sink.pre_commit(transaction)) == CommitOutcome.COMMITTED
+        settled(kafka.bootstrap)
+        found = {one.partition(): one.value() for one in read(kafka.client_options(), topic)}
+        assert found == {2: b"2", 7: b"7"}
+        sink.close()
+
+
+@pytest.mark.usefixtures("way")
+def test_small_records_that_are_too_large_together(kafka: KafkaService) -> None:
+    """librdkafka then throws away, or refuses, the other records, often before it tells of those."""
+    sink = sink_of(kafka, None, name="together", options={"linger.ms": 0})
+    for attempt in range(10):
+        with kafka.topic(partitions=20, config={"max.message.bytes": "2000"}) as topic:
+            rows = pa.RecordBatch.from_pydict({"value": ["x" * 50] * 300, "topic": [topic] * 300})
+            with pytest.raises(BadValue, match=r"options=\{'batch.size': …\}.*MSG_SIZE_TOO_LARGE"):
+                pre_commit(sink, *[rows] * 20, slot=attempt)
+    sink.close()
 
 
 @pytest.mark.usefixtures("way")

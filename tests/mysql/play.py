@@ -6,14 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from sinks.mysql import xa
 from sinks.mysql.server import Connection, execute, parameters, query
 from sinks.testing.table import Database
+
+ON_MARIADB = pytest.mark.parametrize("mysql", ["mariadb"], indirect=True, ids=["MariaDB"])
+"""For what MySQL does not do, or does not have."""
 
 
 class Observer(Database):
     def __init__(self, dsn: str, **options: Any) -> None:
         self.dsn = dsn
         chosen: dict[str, Any] = {"autocommit": True, "charset": "utf8mb4"} | parameters(dsn) | options
+        if chosen["user"] == chosen["database"]:  # the user of a sink, who may do less
+            chosen["user"] += "_admin"
         self.connection = Connection(**chosen)
         self.schema = parameters(dsn)["database"]
 
@@ -21,8 +29,9 @@ class Observer(Database):
         return query(self.connection, statement, parameters)
 
     def prepared(self) -> list[tuple[Any, ...]]:
-        """All branches of the server."""
-        return sorted(self.run("XA RECOVER"), key=str)
+        """Branches of the database, as XA RECOVER lists them."""
+        form = xa.format_of(self.schema)
+        return sorted((row for row in self.run("XA RECOVER") if row[0] == form), key=str)
 
     def staging(self) -> list[str]:
         rows = self.run(
@@ -54,3 +63,7 @@ def held(dsn: str, *statements: str) -> Iterator[Connection]:
     finally:
         execute(observer.connection, "ROLLBACK")
         observer.close()
+
+
+def with_option(dsn: str, option: str) -> str:
+    return f"{dsn}{'&' if '?' in dsn else '?'}{option}"

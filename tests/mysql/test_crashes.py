@@ -16,20 +16,16 @@ from sinks.mysql import MySQLSink, xa
 from sinks.mysql.server import parameters, query
 from sinks.testing import SCHEMA, Hooked
 from sinks.testing.conformance import example_input
-from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mysql import EmbeddedMySQL
 from sinks.testing.table_crashes import At, TableCrashes, assert_exactly_once, run
 from tests.mysql.play import Observer
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[MariaDBServer]:
-    """One that tests may kill, with a binary log as those have that are replicated."""
-    with MariaDBServer({"log_bin": "binlog", "binlog_format": "ROW", "server_id": "1"}) as server:
-        yield server
+SETTINGS = {"MariaDB": {"log_bin": "binlog", "binlog_format": "ROW", "server_id": "1"}}
+"""A binary log, as those have that are replicated; MySQL has one anyway."""
 
 
 @pytest.fixture
-def dsn(server: MariaDBServer) -> Iterator[str]:
+def dsn(server: EmbeddedMySQL) -> Iterator[str]:
     with server.database() as dsn:
         with closing(Observer(dsn)) as observer:
             observer.run("CREATE TABLE orders (id bigint NOT NULL, name text, amount double) ENGINE=InnoDB")
@@ -67,7 +63,7 @@ def test_an_orphan_that_holds_the_key_of_its_own_retry_is_swept(tmp_path: Path, 
 
 
 def test_a_wrong_password_is_said_at_once_and_not_shown(
-    tmp_path: Path, server: MariaDBServer, dsn: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, server: EmbeddedMySQL, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
     wrong = server.url(parameters(dsn)["database"], password="hunter2")
@@ -83,14 +79,11 @@ def test_a_wrong_password_is_said_at_once_and_not_shown(
     ("read_only", "ON", "OFF", "read-only"),
 ])  # fmt: skip
 def test_servers_that_take_no_rows_of_ours_are_refused_before_the_first(
-    server: MariaDBServer, dsn: str, name: str, value: str, usual: str, reason: str
+    server: EmbeddedMySQL, dsn: str, name: str, value: str, usual: str, reason: str
 ) -> None:
-    schema = parameters(dsn)["database"]
     with closing(Observer(dsn)) as admin:
         assert admin.run("SELECT @@log_bin") == [(1,)]
-        admin.run(f"CREATE USER {schema} IDENTIFIED BY 'p'")
-        admin.run(f"GRANT ALL ON {schema}.* TO {schema}")
-        sink = MySQLSink(server.url(schema, schema, "p"), "orders")
+        sink = MySQLSink(dsn, "orders")
         admin.run(f"SET GLOBAL {name} = {value}")
         try:
             with pytest.raises(ConfigurationError, match=reason):
@@ -100,7 +93,6 @@ def test_servers_that_take_no_rows_of_ours_are_refused_before_the_first(
             sink.close()
         sink.check(SCHEMA)
         sink.close()
-        admin.run(f"DROP USER {schema}")
 
 
 class TestCrashes(TableCrashes):
@@ -112,9 +104,11 @@ class TestCrashes(TableCrashes):
     def strategy(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 
-    def cut_connections(self, server: MariaDBServer) -> None:
+    def cut_connections(self, server: EmbeddedMySQL) -> None:
         with server.connect() as connection:
-            others = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user = 'tester'"
+            others = (
+                "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user LIKE 'test\\_%'"
+            )
             for (session,) in query(connection, others):
                 with suppress(pymysql.OperationalError):  # it has gone by itself
                     query(connection, f"KILL {session}")

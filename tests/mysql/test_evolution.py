@@ -9,6 +9,7 @@ import pytest
 
 from sinks.diagnosis import VARCHAR
 from sinks.mysql import MySQLSink
+from sinks.mysql.server import is_mariadb
 from sinks.sql.ddl import MySqlDdl
 from tests.evolution import Evolution
 from tests.mysql.play import Observer
@@ -26,8 +27,9 @@ class TestEvolution(Evolution):
 
 
 def table_id(db: Observer) -> object:
-    """Another one when the table was built anew (MariaDB)."""
-    return db.run("SELECT table_id FROM information_schema.innodb_sys_tables WHERE name = %s", [f"{db.schema}/orders"])
+    """Another one when the table was built anew."""
+    tables = "innodb_sys_tables" if is_mariadb(db.connection) else "innodb_tables"
+    return db.run(f"SELECT table_id FROM information_schema.{tables} WHERE name = %s", [f"{db.schema}/orders"])
 
 
 @pytest.mark.parametrize(

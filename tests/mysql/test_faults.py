@@ -20,12 +20,13 @@ from sinks.errors import CommittedError, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql import server as mysql_server
 from sinks.mysql.dialect import MySQLDialect
+from sinks.mysql.server import Connection, parameters
 from sinks.mysql.staging import MySQLStaging
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
 from sinks.transaction import CommitState
-from tests.mysql.play import Observer, held
+from tests.mysql.play import ON_MARIADB, Observer, held
 
 COMMITTED = CommitOutcome.COMMITTED
 COLUMNS = "transaction_id, committed, job, lineage, sink, checkpoint"
@@ -272,14 +273,13 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Obs
 
 
 # ------------------------------------------------------------------ XA COMMIT beside the end of the session (MariaDB)
+@ON_MARIADB
 @pytest.mark.parametrize("strategy", ["xa"], indirect=True)
 def test_a_branch_is_committed_only_when_its_session_has_ended(db: Observer, sink: MySQLSink) -> None:
     """In the moment in which it ends, MariaDB answers XA COMMIT and may do nothing."""
-    if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
-        pytest.skip("MySQL detaches a branch as it is prepared")
     committable = pre_commit(sink, rows_of(1))
-    other = Observer(db.dsn)
-    still_there = replace(committable, proof={**committable.proof, "session": other.connection.thread_id()})
+    other = Connection(**parameters(db.dsn))
+    still_there = replace(committable, proof={**committable.proof, "session": other.thread_id()})
     began = time.monotonic()
     threading.Timer(0.5, other.close).start()
     assert sink.commit_all(checkpoint(), [still_there]) == [COMMITTED]
@@ -287,12 +287,11 @@ def test_a_branch_is_committed_only_when_its_session_has_ended(db: Observer, sin
     assert db.ids() == [1]
 
 
+@ON_MARIADB
 @pytest.mark.parametrize("strategy", ["xa"], indirect=True)
 def test_a_commit_that_the_server_answers_and_does_not_do_is_no_commit(db: Observer, sink: MySQLSink) -> None:
     """As MariaDB 11.4.5 did now and then, when XA COMMIT was sent while the session of the branch ended. It cannot be
     made to do so at will: here the answer is ours, and the branch stays prepared as it does there."""
-    if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
-        pytest.skip("the answer is MariaDB's")
 
     class Answered(MySQLDialect):
         def end(self, connection: Any, schema: str, how: str, identity: Any) -> bool:
@@ -309,13 +308,12 @@ def test_a_commit_that_the_server_answers_and_does_not_do_is_no_commit(db: Obser
     assert db.ids() == [1]
 
 
+@ON_MARIADB
 @pytest.mark.parametrize("strategy", ["xa"], indirect=True)
 def test_a_rollback_that_the_server_answers_and_does_not_do_is_told(
     db: Observer, sink: MySQLSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As MariaDB 11.4.5 did for 5 of 1,200 branches, whose sessions had just ended; the answer is ours, as above."""
-    if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
-        pytest.skip("the answer is MariaDB's")
     identity = pre_commit(sink, rows_of(1)).transaction
     with monkeypatch.context() as answered:
         answered.setattr(MySQLDialect, "end", lambda *_: True)

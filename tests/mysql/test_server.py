@@ -1,48 +1,45 @@
-"""The MariaDB that the other tests stand on."""
+"""The servers that the other tests stand on."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pymysql
 import pytest
 
-from sinks.mysql.server import query
-from sinks.testing.servers.mariadb import ExternalMySQL, MariaDBServer, mysql_service
+from sinks.mysql import xa
+from sinks.mysql.server import parameters, query
+from sinks.testing.servers import debian
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mysql import EmbeddedMySQL, ExternalMySQL, MySQLServer, mysql_service
 from sinks.testing.table import eventually
 from tests.mysql.play import Observer
 
+SETTINGS = {"MySQL": {"max_connections": "33"}, "MariaDB": {"max_connections": "33"}}
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[MariaDBServer]:
-    """A server of this module's own, to be killed."""
-    with MariaDBServer({"max_connections": "33"}) as server:
-        yield server
+
+MYSQL = pytest.param(MySQLServer, id="MySQL", marks=pytest.mark.skipif(not debian.available(), reason="no Debian"))
+EMBEDDED = pytest.mark.parametrize("kind", [MYSQL, pytest.param(MariaDBServer, id="MariaDB")])
 
 
 def prepare(observer: Observer) -> None:
     observer.run("CREATE TABLE t (id int) ENGINE=InnoDB")
-    for command in (
-        "XA START 'tpc.x', 'y'",
-        "INSERT INTO t VALUES (1)",
-        "XA END 'tpc.x', 'y'",
-        "XA PREPARE 'tpc.x', 'y'",
-    ):
+    xid = xa.xid({"gtrid": "tpc.x", "bqual": "y"}, observer.schema)
+    for command in (f"XA START {xid}", "INSERT INTO t VALUES (1)", f"XA END {xid}", f"XA PREPARE {xid}"):
         observer.run(command)
     observer.close()
 
 
-def test_settings_reach_the_server_and_commits_are_flushed(server: MariaDBServer) -> None:
+def test_settings_reach_the_server_and_commits_are_flushed(server: EmbeddedMySQL) -> None:
     with server.connect() as connection:
         assert query(connection, "SELECT @@max_connections, @@innodb_flush_log_at_trx_commit") == [(33, 1)]
 
 
-def test_the_password_is_asked_for(server: MariaDBServer) -> None:
+def test_the_password_is_asked_for(server: EmbeddedMySQL) -> None:
     with pytest.raises(pymysql.OperationalError, match="Access denied"):
         server.connect(password="wrong")
     with pytest.raises(pymysql.OperationalError, match="Access denied"):
@@ -50,7 +47,7 @@ def test_the_password_is_asked_for(server: MariaDBServer) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "restart"])
-def test_prepared_branches_outlive_the_server_until_their_database_goes(server: MariaDBServer, how: str) -> None:
+def test_prepared_branches_outlive_the_server_until_their_database_goes(server: EmbeddedMySQL, how: str) -> None:
     with server.database() as dsn:
         prepare(Observer(dsn))
         port, pid = server.port, server.pid
@@ -63,20 +60,21 @@ def test_prepared_branches_outlive_the_server_until_their_database_goes(server: 
         assert (server.port, server.running) == (port, True)
         assert server.pid != pid
         with server.connect() as connection:
-            assert [row[3] for row in query(connection, "XA RECOVER")] == [b"tpc.xy"]
+            assert xa.prepared(connection, parameters(dsn)["database"]) == [{"gtrid": "tpc.x", "bqual": "y"}]
     with server.connect() as connection:
         assert query(connection, "XA RECOVER") == []
         assert query(connection, "SHOW DATABASES LIKE 'test\\_%%'") == []
 
 
-def test_a_crashed_server_is_started_to_drop_a_database(server: MariaDBServer) -> None:
+def test_a_crashed_server_is_started_to_drop_a_database(server: EmbeddedMySQL) -> None:
     with server.database():
         server.kill()
     assert server.running
 
 
-def test_nothing_is_left_when_it_is_closed() -> None:
-    with MariaDBServer() as server:
+@EMBEDDED
+def test_nothing_is_left_when_it_is_closed(kind: type[EmbeddedMySQL]) -> None:
+    with kind() as server:
         assert server._home is not None
         home, pid = server._home, server.pid
         assert "ready for connections" in server.log
@@ -86,9 +84,10 @@ def test_nothing_is_left_when_it_is_closed() -> None:
         server.pid  # noqa: B018
 
 
-def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+@EMBEDDED
+def test_it_dies_with_its_parent(tmp_path: Path, kind: type[EmbeddedMySQL]) -> None:
     program = (
-        "from sinks.testing.servers.mariadb import MariaDBServer; s = MariaDBServer(); s.start();"
+        f"from {kind.__module__} import {kind.__name__} as Server; s = Server(); s.start();"
         "print(s.pid, s._home, flush=True); input()"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -103,13 +102,14 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(pid))
 
 
-def test_a_server_that_cannot_start_says_why() -> None:
-    with pytest.raises(RuntimeError, match="no_such_setting"):
-        MariaDBServer({"no_such_setting": "1"}).start()
+@EMBEDDED
+def test_a_server_that_cannot_start_says_why(kind: type[EmbeddedMySQL]) -> None:
+    with pytest.raises(RuntimeError, match="no_such_setting"), kind({"no_such_setting": "1"}):
+        pass
 
 
 def test_the_server_of_the_environment_is_not_ours_to_stop(
-    server: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+    server: EmbeddedMySQL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_MYSQL_DSN", server.dsn)
     with mysql_service() as external:

@@ -18,8 +18,9 @@ import pytest
 from sinks import Committable
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
-from sinks.mysql.server import execute, parameters
-from sinks.testing.servers.mariadb import MariaDBServer, MySQLService
+from sinks.mysql.server import execute, is_mariadb, parameters
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.table import (
     CHANGES,
     COMMITTED,
@@ -34,7 +35,7 @@ from sinks.testing.table import (
 )
 from sinks.testing.table_suite import TableSuite
 from sinks.transaction import Fingerprint, TransactionId
-from tests.mysql.play import Observer, held
+from tests.mysql.play import Observer, held, with_option
 
 _made: list[MySQLSink] = []
 
@@ -115,7 +116,7 @@ def test_a_name_that_is_too_long_for_a_branch_is_refused() -> None:
 
 
 def test_in_doubt_leaves_other_sinks_databases_and_people_alone(
-    db: Observer, sink: MySQLSink, mariadb: MySQLService
+    db: Observer, sink: MySQLSink, mysql: MySQLService
 ) -> None:
     other = make(db, name="other", strategy=sink.strategy)
     pre_commit(other, rows_of(1))
@@ -131,7 +132,7 @@ def test_in_doubt_leaves_other_sinks_databases_and_people_alone(
     assert list(sink.in_doubt("job")) == []
     for branch in branches:
         db.run(f"XA ROLLBACK {branch}")
-    with mariadb.database() as dsn:
+    with mysql.database() as dsn:
         elsewhere = Observer(dsn)
         elsewhere.run("CREATE TABLE orders (id bigint, name text) ENGINE=InnoDB")
         far = make(elsewhere, strategy=sink.strategy)
@@ -143,7 +144,7 @@ def test_in_doubt_leaves_other_sinks_databases_and_people_alone(
 
 
 # ---------------------------------------------------------------------- lost, held, unknown, ask again
-def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(db: Observer, mariadb: MySQLService) -> None:
+def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(db: Observer, mysql: MySQLService) -> None:
     """Of a task that hangs, or whose host is cut off, between XA PREPARE and the end of its session."""
     sink = make(db, strategy="xa", lock_timeout=1)
     transaction = sink.begin_transaction(context(sink))
@@ -301,12 +302,11 @@ def test_a_live_sibling_with_the_same_key_blocks(db: Observer) -> None:
     assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1), subtask=1)]) == [COMMITTED]
 
 
-def test_sessions_do_not_depend_on_the_defaults_of_the_server(db: Observer, mariadb: MySQLService) -> None:
+def test_sessions_do_not_depend_on_the_defaults_of_the_server(db: Observer, mysql: MySQLService) -> None:
     """Lax modes, another zone, another isolation level, a limit on statements: none of them reaches our sessions."""
-    defaults = {"sql_mode": "''", "time_zone": "'+05:00'", "sql_notes": "0", "tx_isolation": "'SERIALIZABLE'"}
+    isolation = "tx_isolation" if is_mariadb(db.connection) else "transaction_isolation"
+    defaults = {"sql_mode": "''", "time_zone": "'+05:00'", "sql_notes": "0", isolation: "'SERIALIZABLE'"}
     db.run("CREATE TABLE at (id bigint, at timestamp NULL) ENGINE=InnoDB")
-    if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
-        pytest.skip("the names of the variables are MariaDB's")
     admin = Observer(db.dsn)
     before = {name: admin.run(f"SELECT @@global.{name}")[0][0] for name in defaults}
     try:
@@ -318,7 +318,7 @@ def test_sessions_do_not_depend_on_the_defaults_of_the_server(db: Observer, mari
         assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
         assert db.run("SELECT UNIX_TIMESTAMP(at) FROM at") == [(1,)]
         with sink._server.lend() as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT @@sql_mode LIKE '%STRICT_ALL_TABLES%', @@tx_isolation, @@sql_notes")
+            cursor.execute(f"SELECT @@sql_mode LIKE '%STRICT_ALL_TABLES%', @@{isolation}, @@sql_notes")
             assert cursor.fetchone() == (1, "READ-COMMITTED", 1)
     finally:
         for name, value in before.items():
@@ -328,7 +328,7 @@ def test_sessions_do_not_depend_on_the_defaults_of_the_server(db: Observer, mari
 
 @pytest.mark.parametrize("strategy", ["xa", "staged"])
 def test_a_task_may_be_without_rows_for_longer_than_the_server_waits_by_default(
-    db: Observer, mariadb: MySQLService, strategy: str
+    db: Observer, mysql: MySQLService, strategy: str
 ) -> None:
     admin = Observer(db.dsn)
     ((before,),) = admin.run("SELECT @@global.wait_timeout")
@@ -405,11 +405,8 @@ def test_a_view_and_a_table_without_transactions_are_no_targets(db: Observer) ->
 def test_create_table_with_its_key(db: Observer) -> None:
     for _ in range(2):
         make(db, table="made", check=CHANGES, create_table=True, mode="upsert", keys=["name"], delete_marker="gone")
-    assert [row[:3] for row in db.run("DESCRIBE made")] == [
-        ("id", "bigint(20)", "YES"),
-        ("name", "varchar(255)", "NO"),
-        ("at", "bigint(20)", "YES"),
-    ]
+    described = [(name, kind.removesuffix("(20)"), null) for name, kind, null, *_ in db.run("DESCRIBE made")]
+    assert described == [("id", "bigint", "YES"), ("name", "varchar(255)", "NO"), ("at", "bigint", "YES")]
 
 
 @pytest.mark.parametrize(
@@ -432,26 +429,29 @@ def test_options_that_contradict_each_other(options: dict[str, Any], reason: str
 
 
 @pytest.fixture
-def limited(db: Observer, mariadb: MySQLService) -> Iterator[str]:
-    """The DSN of a user who may do nothing yet; named like the database."""
-    db.run("CREATE USER %s@'%%' IDENTIFIED BY 'p'", [db.schema])
-    db.run(f"GRANT USAGE ON *.* TO {db.schema}@'%'")
-    yield mariadb.url(db.schema, db.schema, "p")
-    db.run(f"DROP USER {db.schema}@'%'")
+def limited(db: Observer, mysql: MySQLService) -> Iterator[str]:
+    """The DSN of a user who may do nothing yet."""
+    user = f"{db.schema}_limited"
+    with mysql.connect() as admin:
+        dsn = mysql.add_user(admin, user, "USAGE ON *.*", db.schema)
+        yield dsn
+        execute(admin, f"DROP USER {user}@'%'")
 
 
-def test_missing_rights_are_all_named(db: Observer, limited: str) -> None:
-    user = f"{db.schema}@'%'"
+def test_missing_rights_are_all_named(db: Observer, limited: str, mysql: MySQLService) -> None:
+    user = f"{parameters(limited)['user']}@'%'"
     db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
-    db.run(f"GRANT SELECT ON {db.schema}.orders TO {user}")
+    admin = mysql.connect()
+    execute(admin, f"GRANT SELECT ON {db.schema}.orders TO {user}")
     options = {"dsn": limited, "mode": "upsert", "keys": ["id"], "strategy": "staged"}
     with pytest.raises(ConfigurationError) as caught:
         make(db, **options)
     told = [line.split("- ")[1].split(" is missing")[0] for line in str(caught.value).splitlines()[1:]]
     assert [line.split(" ON ")[0] for line in told] == ["GRANT INSERT", "GRANT UPDATE", "GRANT CREATE, DROP"]
     for grant in told:
-        db.run(f"{grant} TO {user}")
-    db.run(f"GRANT SELECT, INSERT, DELETE ON {db.schema}.* TO {user}")  # of the ledger and the staging tables
+        execute(admin, f"{grant} TO {user}")
+    execute(admin, f"GRANT SELECT, INSERT, DELETE ON {db.schema}.* TO {user}")  # of the ledger and the staging tables
+    admin.close()
     sink = make(db, **options)
     assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
 
@@ -461,10 +461,31 @@ def test_a_user_who_may_not_see_the_database(db: Observer, limited: str) -> None
         make(db, dsn=limited)
 
 
-def test_an_appending_user_needs_no_more_than_insert_and_the_ledger(db: Observer, limited: str) -> None:
+def test_rows_that_swap_a_unique_value_need_a_right_that_is_named(
+    db: Observer, limited: str, mysql: MySQLService
+) -> None:
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id), ADD UNIQUE named (name)")
+    db.run("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    with mysql.connect() as admin:
+        user = f"{parameters(limited)['user']}@'%'"
+        execute(admin, f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP ON {db.schema}.* TO {user}")
+    sink = make(db, dsn=limited, mode="upsert", keys=["id"])
+    swapped = batch([{"id": 1, "name": "b"}, {"id": 2, "name": "a"}], SCHEMA)
+    with pytest.raises(BadValue, match="needs the right CREATE TEMPORARY TABLES"):
+        sink.validate_all(checkpoint(), [pre_commit(sink, swapped)])
+
+
+def test_an_appending_user_needs_no_more_than_insert_and_the_ledger(
+    db: Observer, limited: str, mysql: MySQLService
+) -> None:
     make(db)
-    db.run(f"GRANT INSERT ON {db.schema}.orders TO {db.schema}@'%'")
-    db.run(f"GRANT SELECT, INSERT, DELETE ON {db.schema}.tpc_ledger TO {db.schema}@'%'")
+    user = f"{parameters(limited)['user']}@'%'"
+    with mysql.connect() as admin:
+        execute(admin, f"GRANT INSERT ON {db.schema}.orders TO {user}")
+        for ledger in ("tpc_ledger", "tpc_ledger_witness"):
+            execute(admin, f"GRANT SELECT, INSERT, DELETE ON {db.schema}.{ledger} TO {user}")
+        if not is_mariadb(admin):
+            execute(admin, f"GRANT XA_RECOVER_ADMIN ON *.* TO {user}")
     sink = make(db, dsn=limited, strategy="xa")
     assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
 
@@ -519,7 +540,7 @@ def test_parameters_pass_through(db: Observer) -> None:
     sink = make(db, connect_options={"read_timeout": 77})
     with sink._server.lend() as connection:
         assert connection._read_timeout == 77
-    sink = make(db, dsn=f"{db.dsn}?read_timeout=78")
+    sink = make(db, dsn=with_option(db.dsn, "read_timeout=78"))
     with sink._server.lend() as connection:
         assert connection._read_timeout == 78
 
@@ -741,9 +762,14 @@ def test_a_zero_keeps_its_sign_in_an_insert(db: Observer) -> None:
 
 
 @pytest.mark.usefixtures("without_local")
-def test_rows_that_no_statement_of_the_server_has_room_for(db: Observer) -> None:
+def test_rows_that_no_statement_of_the_server_has_room_for(db: Observer, request: pytest.FixtureRequest) -> None:
     """INSERTs of several rows are halved until they fit; for a row alone there is advice."""
     db.run("ALTER TABLE orders MODIFY name longtext")
+    admin = Observer(db.dsn)
+    ((before,),) = admin.run("SELECT @@global.max_allowed_packet")
+    admin.run(f"SET GLOBAL max_allowed_packet = {2**24}")
+    request.addfinalizer(admin.close)
+    request.addfinalizer(lambda: admin.run(f"SET GLOBAL max_allowed_packet = {before}"))
     sink = make(db, strategy="staged")
     rows = [{"id": n, "name": "x" * (6 * 2**20 if n > 996 else 1)} for n in range(1000)]
     assert sink.commit_all(checkpoint(), [pre_commit(sink, batch(rows, SCHEMA))]) == [COMMITTED]

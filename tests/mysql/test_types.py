@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import math
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,15 +14,16 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.mysql import MySQLSink
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
+from sinks.mysql.server import literal
 from sinks.mysql.types import Column, mismatches, target_type
-from sinks.testing.servers.mariadb import MySQLService
 from sinks.testing.table import context
 from tests.mysql.play import Observer
 
@@ -28,13 +31,12 @@ WAYS = pytest.mark.parametrize("local", [True, False], ids=["load", "insert"])
 NOON = dt.datetime(2026, 1, 2, 12, 30, 15, 123456)
 
 
-@pytest.fixture(scope="module")
-def db(mariadb: MySQLService) -> Iterator[Observer]:
-    with mariadb.database() as dsn:
-        observer = Observer(dsn)
-        observer.run("SET time_zone = '+00:00'")
-        yield observer
-        observer.close()
+@pytest.fixture
+def db(mysql_database: str) -> Iterator[Observer]:
+    observer = Observer(mysql_database)
+    observer.run("SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_BACKSLASH_ESCAPES'")
+    yield observer
+    observer.close()
 
 
 def write(
@@ -66,6 +68,10 @@ def round_trip(
     return [row[0] for row in db.run(f"SELECT {read} FROM t ORDER BY n")]
 
 
+MEMBERS = ["a\\b", "\\", "\\'", "n\n", "\r\t\0\x1a", '"', "😀", "x?", "😁?", "é", "''"]
+"""Of an enumeration, in ways that the catalog writes with marks, or does not show."""
+EIGHT = MEMBERS[-8:]
+LITERALS = ", ".join(map(literal, MEMBERS))
 SAME = [
     (pa.array([True, None, False]), "boolean"),
     (pa.array([-128, None, 127], pa.int8()), "tinyint"),
@@ -101,11 +107,13 @@ SAME = [
     (pa.array(["sad", None, "it's"]), "enum('sad', 'it''s', '12')"),
     (pa.array(["12", None]), "enum('sad', 'it''s', '12')"),
     (pa.array(["a,c", None, ""]), "set('a', 'b', 'c')"),
+    (pa.array(MEMBERS), f"enum({LITERALS}) COLLATE utf8mb4_bin"),
+    (pa.array([*EIGHT, f"{EIGHT[0]},{EIGHT[-1]}"]), f"set({', '.join(map(literal, EIGHT))}) COLLATE utf8mb4_bin"),
 ]
 
 
 @WAYS
-@pytest.mark.parametrize(("array", "declared"), SAME, ids=[f"{array.type} to {name}" for array, name in SAME])
+@pytest.mark.parametrize(("array", "declared"), SAME, ids=[f"{array.type} to {name!a}" for array, name in SAME])
 def test_values_come_back_as_they_went(db: Observer, array: pa.Array, declared: str, local: bool) -> None:
     expected = array.to_pylist()
     assert round_trip(db, array, declared, local=local) == expected
@@ -150,7 +158,7 @@ STRUCT = pa.struct(
     [
         ("i", pa.int64()),
         ("f", pa.float64()),
-        ("d", pa.decimal128(38, 2)),
+        ("d", pa.decimal128(15, 2)),
         ("s", pa.string()),
         ("b", pa.binary()),
         ("t", pa.timestamp("us", "UTC")),
@@ -162,7 +170,7 @@ STRUCT = pa.struct(
 VALUE = {
     "i": 2**60,
     "f": math.nan,
-    "d": Decimal("9" * 36 + ".25"),
+    "d": Decimal("9" * 13 + ".25"),
     "s": 'quote " and \\ and \t and ü and 😀',
     "b": b"\x00\x01",
     "t": NOON.replace(tzinfo=dt.timezone.utc),
@@ -173,7 +181,7 @@ VALUE = {
 AS_JSON = {
     "i": 2**60,
     "f": "NaN",
-    "d": Decimal("9" * 36 + ".25"),
+    "d": Decimal("9" * 13 + ".25"),
     "s": 'quote " and \\ and \t and ü and 😀',
     "b": "AAE=",
     "t": "2026-01-02T12:30:15.123456Z",
@@ -181,6 +189,10 @@ AS_JSON = {
     "l": [1, None],
     "m": {"k": {"x": True}, "n": None},
 }
+
+
+LONG_STRUCT = pa.struct([("prices", pa.list_(pa.decimal128(38, 2)))])
+LONG = {"prices": [Decimal("9" * 36 + ".25"), None]}
 
 
 @WAYS
@@ -198,6 +210,98 @@ def test_structs_maps_and_arrays_become_json(db: Observer, local: bool) -> None:
     ]
 
 
+def test_a_struct_with_more_digits_than_doubles_goes_into_the_table_that_the_sink_creates(db: Observer) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([LONG, None], LONG_STRUCT)], ["c"])
+    sink = MySQLSink(db.dsn, "created", strategy="staged", create_table=True)
+    sink.check(batch.schema)
+    transaction = sink.begin_transaction(context(sink, schema=batch.schema))
+    sink.write(transaction, batch)
+    sink.commit_directly(transaction)
+    sink.close()
+    found = [text and json.loads(text, parse_float=Decimal) for (text,) in db.run("SELECT c FROM created")]
+    assert found == batch.column(0).to_pylist()
+
+
+def exactly(text: str) -> Any:
+    """Numbers compare by value, and objects with all their names."""
+    return json.loads(
+        text, parse_float=Decimal, parse_int=Decimal, object_pairs_hook=lambda pairs: sorted(pairs, key=repr)
+    )
+
+
+ALTERED_BY_MYSQL = [
+    ('{"a": 1, "a": 2}', "'a' comes twice"),
+    ('[{"a" : {"b": 1, "\\u0062"\n: 2}}]', "'b' comes twice"),
+    ("0.10000000000000000555", "0.10000000000000000555 would be rounded to 0.1 "),
+    ("[9007199254740993.0]", "9007199254740993.0 would be rounded to 9007199254740992.0 "),
+    ('{"a": 18446744073709551616}', "18446744073709551616 would be rounded to 1.8446744073709552e"),
+    ("9007199254740993e1", "9007199254740993e1 would be rounded to 9.007199254740994e+16 "),
+    ("-1e400", "-1e400 is out of range of a double"),
+    ("1e-400", "1e-400 is out of range of a double"),
+    ("[0.1234567890123456", "is no JSON: Expecting"),
+]
+
+
+@pytest.mark.parametrize("mysql", ["mysql_server"], indirect=True, ids=["MySQL"])
+@pytest.mark.parametrize(("text", "reason"), ALTERED_BY_MYSQL, ids=[text for text, _ in ALTERED_BY_MYSQL])
+def test_json_that_mysql_would_alter_is_refused(db: Observer, text: str, reason: str) -> None:
+    array, refusal = pa.array(["0", text]), rf'row 2, column "c0": .*{re.escape(reason)}'
+    with pytest.raises(BadValue, match=refusal):
+        round_trip(db, array, "json")
+    if "rounded" in reason:
+        assert len(round_trip(db, array, "json", rounding="allow")) == 2
+    else:
+        with pytest.raises(BadValue, match=refusal):
+            round_trip(db, array, "json", rounding="allow")
+
+
+NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,22})(\.[0-9]{1,22})?([eE][+-]?[0-9]{1,3})?", fullmatch=True)
+LETTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=3)
+
+
+def nested(documents: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    members = st.tuples(st.sampled_from("abc") | LETTERS, documents)
+    objects = st.lists(members, max_size=4).map(
+        lambda pairs: f"{{{','.join(f'{json.dumps(name)} : {value}' for name, value in pairs)}}}"
+    )
+    return objects | st.lists(documents, max_size=4).map(lambda items: f"[{', '.join(items)}]")
+
+
+PLAIN = NUMBERS | LETTERS.map(json.dumps) | st.sampled_from(["null", "true", "[]", "{}"])
+DOCUMENTS = st.recursive(PLAIN, nested, max_leaves=8)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=DOCUMENTS)
+@example('{"a": 1, "b": [18446744073709551615, -9223372036854775808, 0.30000000000000004, 1e22, -0.0]}')
+def test_any_json_comes_back_or_is_refused(db: Observer, json_sink: MySQLSink, text: str) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([text])], ["c"])
+    transaction = json_sink.begin_transaction(context(json_sink, schema=batch.schema))
+    try:
+        json_sink.write(transaction, batch)
+        json_sink.commit_directly(transaction)
+        refused = False
+    except BadValue:
+        json_sink.rollback(transaction)
+        refused = True
+        try:
+            db.run("INSERT INTO documents VALUES (%s)", [text])
+        except pymysql.Error:
+            return
+    ((found,),) = db.run("SELECT c FROM documents")
+    db.run("DELETE FROM documents")
+    assert (exactly(found) != exactly(text)) is refused
+
+
+@pytest.fixture
+def json_sink(db: Observer) -> Iterator[MySQLSink]:
+    db.run("CREATE TABLE documents (c json)")
+    sink = MySQLSink(db.dsn, "documents", strategy="xa")
+    sink.check(pa.schema([("c", pa.string())]))
+    yield sink
+    sink.close()
+
+
 @WAYS
 def test_types_of_mariadb_that_take_strings(db: Observer, local: bool) -> None:
     if "MariaDB" not in db.run("SELECT VERSION()")[0][0]:
@@ -209,12 +313,30 @@ def test_types_of_mariadb_that_take_strings(db: Observer, local: bool) -> None:
 @WAYS
 def test_tables_that_the_sink_creates_take_every_type(db: Observer, local: bool) -> None:
     arrays = [array.slice(0, 2) for array, _ in SAME]
-    arrays += [pa.array([VALUE, None], STRUCT), pa.array([[b"x"], None])]
+    arrays += [pa.array([VALUE, None], STRUCT), pa.array([LONG, None], LONG_STRUCT), pa.array([[b"x"], None])]
     arrays += [pa.array([NOON, None], pa.timestamp("us", "UTC")), pa.array([dt.time(1), None], pa.time64("us"))]
     arrays += [pa.array([1.5, None], pa.float32()), pa.array([dt.timedelta(1), None], pa.duration("us"))]
     batch = pa.RecordBatch.from_arrays(arrays, [f"c{i}" for i in range(len(arrays))])
     write(db, batch, [target_type(field.type) + " NULL" for field in batch.schema], local=local)
     assert db.run("SELECT count(*) FROM t") == [(2,)]
+
+
+def test_staged_enumerations_have_the_members_of_the_table(db: Observer) -> None:
+    several = f"{EIGHT[0]},{EIGHT[-1]}"
+    batch = pa.RecordBatch.from_arrays([pa.array(MEMBERS), pa.array([several] * len(MEMBERS))], ["e", "s"])
+    db.run(f"CREATE TABLE t (e enum({LITERALS}), s set({', '.join(map(literal, EIGHT))})) COLLATE utf8mb4_bin")
+    sink = MySQLSink(db.dsn, "t", strategy="staged")
+    with contextlib.closing(sink):
+        sink.check(batch.schema)
+        transaction = sink.begin_transaction(context(sink, schema=batch.schema))
+        sink.write(transaction, batch)
+        sink.commit_directly(transaction)
+        assert sorted(db.run("SELECT CAST(e AS char), s FROM t")) == sorted((member, several) for member in MEMBERS)
+        shown = pa.RecordBatch.from_arrays([pa.array(["?"]), pa.array([""])], ["e", "s"])
+        transaction = sink.begin_transaction(context(sink, schema=batch.schema))
+        with pytest.raises(BadValue, match="row 1, column \"e\": '\\?' is no member"):  # of one beyond U+FFFF
+            sink.write(transaction, shown)
+        sink.rollback(transaction)
 
 
 # ------------------------------------------------------------------ bad values
@@ -435,7 +557,7 @@ COMMON: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def wide(db: Observer) -> Iterator[dict[bool, MySQLSink]]:
     """Sinks, by LOAD DATA and by INSERT, of a table with a column for each of the common types."""
     schema = pa.schema([(f"c{i}", kind) for i, (kind, _) in enumerate(COMMON)])

@@ -6,16 +6,21 @@ import datetime as dt
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 
+from coordinator import Step
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError
 from sinks.postgres import PostgresSink
+from sinks.sqlalchemy import SqlAlchemySink
+from sinks.testing.conformance import example_input, ids
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import (
     COMMITTED,
@@ -28,6 +33,7 @@ from sinks.testing.table import (
     rows_of,
     why_unknown,
 )
+from sinks.testing.table_crashes import At, run
 from sinks.transaction import Fingerprint
 from tests.postgres.play import Observer, held
 
@@ -450,4 +456,54 @@ def test_a_name_that_the_server_would_cut(db: Observer) -> None:
     sink = PostgresSink(db.dsn, "new", create_table=True)
     with pytest.raises(SchemaMismatch, match="70 bytes, and PostgreSQL cuts names after 63: rename it in Spark"):
         sink.check(pa.schema([("ä" * 35, pa.int64())]))
+    sink.close()
+
+
+# ---------------------------------------------------------------------- another table of the same name
+@pytest.mark.parametrize("how", ["prepared", "staged", "alchemy two_phase", "alchemy staged"])
+@pytest.mark.parametrize("when", [0, 1, "while it runs"])
+def test_a_table_of_the_same_name_in_an_earlier_schema_gets_no_rows(
+    tmp_path: Path, db: Observer, how: str, when: int | str
+) -> None:
+    """Over restarts after checkpoint `when`, too, and with a ledger there of another job."""
+
+    def sink() -> PostgresSink | SqlAlchemySink:
+        *alchemy, strategy = how.split()
+        url = db.dsn.replace("postgresql://", "postgresql+psycopg://")
+        kind: Any = SqlAlchemySink if alchemy else PostgresSink
+        return kind(url if alchemy else db.dsn, "orders", strategy=strategy)  # type: ignore[no-any-return]
+
+    def in_the_way() -> None:
+        db.run('CREATE SCHEMA "postgres"')
+        db.run('CREATE TABLE "postgres".orders (LIKE public.orders)')
+        db.run('CREATE TABLE "postgres".tpc_ledger (LIKE public.tpc_ledger INCLUDING ALL)')
+        db.run(
+            'INSERT INTO "postgres".tpc_ledger (transaction_id, committed, job, lineage, sink, checkpoint)'
+            " SELECT 'other ' || transaction_id, committed, 'other', lineage, sink, 0 FROM public.tpc_ledger"
+        )
+
+    db.run("ALTER TABLE orders ADD amount double precision")
+    input = example_input(4)
+    if isinstance(when, int):
+        run(tmp_path, sink(), input[: when + 1])
+        in_the_way()
+        run(tmp_path, sink(), input)
+    else:
+        run(tmp_path, sink(), input, At(Step.COMPLETE, in_the_way))
+    run(tmp_path, sink(), example_input(5))
+    assert Counter(db.ids("public.orders")) == Counter(ids(example_input(5)))
+    assert db.ids('"postgres".orders') == []
+
+
+def test_rows_of_a_job_in_two_tables_of_one_name_are_told(db: Observer) -> None:
+    for schema in ("public", "postgres"):
+        db.run(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        db.run(f'CREATE TABLE IF NOT EXISTS "{schema}".orders (LIKE public.orders)')
+        sink = PostgresSink(db.dsn, f"{schema}.orders", name="orders", strategy="staged")
+        sink.check(SCHEMA)
+        assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
+        sink.close()
+    sink = PostgresSink(db.dsn, "orders")
+    with pytest.raises(ConfigurationError, match=r"postgres\.orders and public\.orders: .*write the schema too"):
+        sink.committed_checkpoints("job")
     sink.close()

@@ -152,7 +152,6 @@ ROUNDED = [
     (PARTS.cast(pa.duration("us")), "interval hour to minute", "00:00:00"),
     (pa.array(["a", None, "abc  "]), "varchar(3)", "abc"),
     (pa.array(["äöü", None, "ab "]), "char(4)", "ab"),
-    (pa.array([Decimal("1.50"), None, Decimal("1.25")]), "price", "1.3"),
 ]
 
 
@@ -161,7 +160,6 @@ ROUNDED = [
 def test_what_a_column_cannot_hold_as_it_is_is_refused(
     connection: psycopg.Connection, array: pa.Array, declared: str, stored: str, nest: Any
 ) -> None:
-    connection.execute("DROP DOMAIN IF EXISTS price CASCADE; CREATE DOMAIN price AS numeric(5,1)")
     column = declared + ("[]" if nest is nested else "")
     with pytest.raises(BadValue, match=r'row 3, column "c": .*(rounding="allow"|is longer than)'):
         texts(connection, nest(array), column)
@@ -177,33 +175,37 @@ def test_intervals_without_room_for_hours(declared: str) -> None:
     assert "all of a day-time interval would be cut off" in mismatches(pa.schema([("c", arrow)]), [column])[0]
 
 
-def test_domains_over_domains_and_arrays_of_domains(connection: Any) -> None:
+def test_domains_over_domains_and_over_arrays(connection: Any) -> None:
     connection.execute("CREATE DOMAIN natural_number AS bigint CHECK (value >= 0)")
     connection.execute("CREATE DOMAIN positive AS natural_number NOT NULL CHECK (value > 0)")
-    connection.execute("CREATE DOMAIN several AS positive[]")
-    connection.execute("CREATE DOMAIN a_few AS several CHECK (cardinality(value) < 3)")
+    connection.execute("CREATE DOMAIN several AS bigint[]")
+    connection.execute("CREATE DOMAIN a_few AS several CHECK (cardinality(value) < 2)")
     numbers = pa.array([1, 2], pa.int32())
     assert texts(connection, numbers, "positive") == ["1", "2"]
-    for declared in ("positive[]", "several", "a_few", "natural_number[]"):
+    for declared in ("several", "a_few"):
         assert texts(connection, nested(numbers), declared) == ["{1}", "{2}"]
-    connection.execute("CREATE DOMAIN day AS date; CREATE DOMAIN moment AS timestamp; CREATE DOMAIN raw AS bytea")
-    connection.execute("CREATE DOMAIN flag AS boolean; CREATE DOMAIN share AS real; CREATE DOMAIN hour AS time")
-    for array, declared, text in [
-        (days([20_000]), "day", "2024-10-04"),
-        (moments([1]), "moment", '"1970-01-01 00:00:00.000001"'),
-        (pa.array([b"x"]), "raw", '"\\\\x78"'),
-        (pa.array([True]), "flag", "t"),
-        (pa.array([0.5], pa.float32()), "share", "0.5"),
-        (pa.array([dt.time(23)]), "hour", "23:00:00"),
-    ]:
-        assert texts(connection, nested(array), declared + "[]") == ["{" + text + "}"]
+    connection.execute("CREATE DOMAIN rate AS numeric(5,1)")
+    with pytest.raises(BadValue, match=r'row 1, column "c": .*rounding="allow"'):
+        texts(connection, pa.array([Decimal("1.25")]), "rate")
     with pytest.raises(psycopg.errors.CheckViolation, match="positive_check"):
-        texts(connection, nested(pa.array([1, 0])), "a_few")
+        texts(connection, pa.array([1, 0]), "positive")
     connection.execute("DROP TABLE IF EXISTS t; CREATE TABLE t (c positive, d positive DEFAULT 1)")
     target = catalog.describe(connection, "public", "t")
     assert target is not None
     assert [column.nullable for column in target.columns] == [False, False]
     assert len(mismatches(pa.schema([("d", pa.int64())]), target.columns)) == 1
+
+
+@pytest.mark.parametrize("declared", ["price[]", "prices", "motto[]"])
+def test_arrays_of_domains_are_refused_by_name(connection: Any, declared: str) -> None:
+    connection.execute("DROP DOMAIN IF EXISTS prices, price, motto CASCADE; CREATE DOMAIN price AS numeric(5,1)")
+    connection.execute("CREATE DOMAIN prices AS price[]; CREATE DOMAIN motto AS text")
+    connection.execute(f"DROP TABLE IF EXISTS t; CREATE TABLE t (c {declared})")
+    target = catalog.describe(connection, "public", "t")
+    assert target is not None
+    kind = pa.string() if declared == "motto[]" else pa.decimal128(5, 1)
+    [reason] = mismatches(pa.schema([("c", pa.list_(kind))]), target.columns)
+    assert f"does not go into {declared}: arrays of domains are not supported" in reason
 
 
 def test_integers_that_real_cannot_hold(connection: psycopg.Connection) -> None:
@@ -281,21 +283,12 @@ def test_uuids_of_slices_and_nulls(connection: psycopg.Connection) -> None:
         ("fe80::1%eth0", "inet"),
         ("10.0.0.1/33", "inet"),
         ("10.0.0.256", "inet"),
-        ("10.0.0.1/8", "cidr"),
-        ("zz08002b010203", "macaddr"),
-        ("08:00:2b:01:02:0g", "macaddr"),
-        ("08:00:2b:01:02", "macaddr"),
     ],
 )
 def test_no_addresses(connection: psycopg.Connection, text: str, declared: str) -> None:
     """Nothing is dropped to make a value fit."""
     with pytest.raises(BadValue, match=r'row 1, column "c": .* is no '):
         texts(connection, pa.array([text]), declared)
-
-
-def test_mac_addresses(connection: psycopg.Connection) -> None:
-    forms = ["08:00:2b:01:02:03", "08-00-2b-01-02-03", "0800.2B01.0203", "08002b010203", None]
-    assert texts(connection, pa.array(forms), "macaddr") == [forms[0]] * 4 + [None]
 
 
 # ------------------------------------------------------------------ arrays
@@ -505,7 +498,9 @@ def test_inner_bytes_of_spark_are_not_json(arrow: pa.DataType, advice: str) -> N
         (pa.month_day_nano_interval(), "interval"),
         (pa.binary(16), "uuid"),
         (pa.string(), "tsvector"),
-        (pa.string(), "macaddr8"),
+        (pa.string(), "macaddr"),
+        (pa.string(), "cidr"),
+        (pa.string(), "xml"),
     ],
     ids=str,
 )

@@ -18,13 +18,15 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListe
 from coordinator.errors import InDoubtError
 from coordinator.protocol import outage
 from sinks import CommitOutcome
+from sinks.errors import SinkError
 from sinks.postgres import PostgresSink
 from sinks.postgres import server as postgres_server
+from sinks.postgres.failures import explained
 from sinks.postgres.staging import PostgresStaging
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.servers.postgres import PostgresServer
-from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
+from sinks.testing.table import SCHEMA, checkpoint, context, eventually, pre_commit, rows_of, why_unknown
 from tests.postgres.play import Observer, held
 
 
@@ -51,6 +53,26 @@ def test_a_ledger_made_anew_under_a_running_driver_proves_nothing(db: Observer, 
     other.close()
     [outcome] = sink.commit_all(checkpoint(), [committable])
     assert "not the one that was there at pre-commit" in why_unknown(outcome)
+
+
+@pytest.mark.parametrize("strategy", ["staged"], indirect=True)
+def test_a_name_that_another_driver_uses_is_told(sink: PostgresSink) -> None:
+    """It has a copy of the checkpoint storage, or the name would never come twice."""
+    same = context(sink)
+    transaction = sink.begin_transaction(same)
+    sink.write(transaction, rows_of(1))
+    sink.pre_commit(transaction)
+    with pytest.raises(SinkError, match=r"found the name of its staging table in use.*if a copy of it runs"):
+        sink.begin_transaction(same)
+
+
+def test_a_staging_table_that_is_gone_is_not_taken_for_the_target(db: Observer) -> None:
+    staging = "tpc_0123456789abcdef0123"
+    with (
+        pytest.raises(SinkError, match=rf'its staging table gone: relation "public.{staging}" does not exist.*a copy'),
+        explained("public.orders", "checkpoint 0", {staging: "public.orders"}),
+    ):
+        db.run(f"SELECT * FROM public.{staging}")
 
 
 def test_a_reader_of_a_staging_table_does_not_hold_up_the_checkpoint(db: Observer) -> None:

@@ -385,7 +385,7 @@ def test_a_role_that_may_not_commit_gets_the_statement_for_the_operator(db: Obse
     committable = pre_commit(sink, rows_of(1))
     db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'p'")
     try:
-        db.run(f"GRANT ALL ON orders, tpc_ledger TO {role}")
+        db.run(f"GRANT ALL ON orders, tpc_ledger, tpc_ledger_witness TO {role}")
         stranger = make(db, strategy="prepared", connect_options={"user": role, "password": "p"})
         (outcome,) = stranger.commit_all(checkpoint(), [committable])
         assert f"COMMIT PREPARED '{committable.transaction['gid']}'" in why_unknown(outcome)

@@ -7,12 +7,13 @@ import random
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
@@ -26,9 +27,10 @@ from coordinator import (
     restore_savepoint,
 )
 from coordinator.errors import CheckpointGap, ExternalSystemBehind, FirstCheckpointError, StorageBehind, Superseded
+from coordinator.protocol import operators
 from examples.custom_sink import FileSink
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.testing import Hooked, LocalQuery
+from sinks.testing import Hooked, LocalBatch, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from tests.protocol.play import fail
 
@@ -112,6 +114,10 @@ class Files(World):
 
     def sink(self) -> Any:
         return FileSink(self.path("db"))
+
+    def visible(self) -> Counter[int]:
+        files = self.path("db").glob("[!.]*.parquet")
+        return Counter(id for file in files for id in pq.read_table(file)["id"].to_pylist())
 
 
 class Backups(CheckpointListener):
@@ -314,6 +320,37 @@ def test_adopting_where_the_database_remembers(world: World, moments: dict[tuple
         world.start()
 
 
+class LoseOne(CheckpointListener):
+    """A participant of checkpoint 1 is aborted after its decision, by somebody else, so that it is written again."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if (step, checkpoint_id) == (Step.COMPLETE, 1):
+            sink = self.world.sink()
+            sink.abort(next(iter(sink.in_doubt("job"))))
+
+
+@pytest.mark.parametrize("batches", [2, 3])
+def test_storage_of_before_a_replay(world: World, batches: int) -> None:
+    """Spark, which has moved on from the checkpoint, is not to be set back for its rows. Going on without writing them
+    is right: they are there."""
+    world.start(2, [LoseOne(world)])
+    [record] = world.path("storage").rglob("*.000001")
+    record.unlink()
+    if batches == 2:
+        (world.path("query") / "commits" / "1").unlink()
+    with pytest.raises(StorageBehind, match=r"lost transactions \(orders/0\).* that no record names \(tpc") as refused:
+        world.start(batches)
+    assert "delete commits" not in str(refused.value)
+    assert world.visible() == Counter(ids(INPUT[:2]))
+    with world.coordinator() as coordinator:
+        operators.accept_loss(coordinator.protocol, [("orders", 0)], who="me", why="its rows are there")
+    world.start()
+    assert world.visible() == Counter(ids(INPUT))
+
+
 # ---------------------------------------------------------------------- before and after a restored savepoint
 def test_storage_of_before_a_restore(world: World, eras: dict[str, Path]) -> None:
     """Its checkpointLocation is of then, too; the database has rows of the lineage after it."""
@@ -362,6 +399,43 @@ def test_two_jobs_of_one_name_in_two_storages(world: World, tmp_path: Path) -> N
     assert world.visible() == Counter(ids(INPUT[:3]))
 
 
+class LaterTasks(LocalQuery):
+    """Its task attempts have other numbers, as those of another Spark application: no name comes twice."""
+
+    def batch(self, n: int, run_id: str) -> LocalBatch:
+        batch = super().batch(n, run_id)
+        batch._attempts = 100
+        return batch
+
+
+@pytest.mark.parametrize("step", [Step.TRIGGERED, Step.PRE_COMMITTED, Step.VALIDATED, Step.COMPLETE, Step.COMMITTED])
+def test_copies_of_storage_and_location_that_run_at_once(world: World, tmp_path: Path, step: Step) -> None:
+    """Each takes what the other has pre-committed for orphans; what is rolled back was written by the other one."""
+    world.start(2)
+    copy = World(tmp_path / "copy")
+    for part in ("storage", "query"):
+        copy.restore(part, world.folder)
+    copy.sink = world.sink  # type: ignore[method-assign]
+    told: list[CheckpointError] = []
+
+    def start(query: LocalQuery, of: World, *listeners: CheckpointListener) -> None:
+        try:
+            with of.coordinator(listeners) as coordinator:
+                query.run(coordinator)
+        except StorageBehind as error:
+            told.append(error)
+
+    class Copy(CheckpointListener):
+        def on_step(self, at: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+            if (at, checkpoint_id) == (step, 2):
+                start(LaterTasks(copy.path("query"), INPUT), copy)
+
+    start(LocalQuery(world.path("query"), INPUT), world, Copy())
+    assert len(told) == 1
+    assert "with a copy of" in str(told[0]) or step is Step.COMMITTED
+    assert (world.visible(), world.in_doubt()) == (Counter(ids(INPUT)), [])
+
+
 def test_a_driver_of_before_a_restore_is_superseded(world: World) -> None:
     """The restored job is done when the older one comes to its decision."""
     world.start(2)
@@ -401,6 +475,121 @@ def test_the_database_set_back_while_the_query_runs(world: World, moments: dict[
     with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 1 was complete and visible"):
         world.start(listeners=[SetBack(world, old, after=1)])
     assert world.visible() == Counter(ids(INPUT[:1]))
+
+
+class Meanwhile(CheckpointListener):
+    """Something happens to the storage when checkpoint 2 is about to be decided."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self.happens = happens
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if (step, checkpoint_id) == (Step.VALIDATED, 2):
+            self.happens()
+
+
+def records_in(world: World) -> list[Path]:
+    return list(world.path("storage").glob("*/*/checkpoint/*"))
+
+
+def test_storage_that_is_moved_away_under_a_driver_stops_it_before_it_decides(tmp_path: Path) -> None:
+    world = Files(tmp_path / "world")
+    away = tmp_path / "away"
+    with pytest.raises(StorageBehind, match=r"claim of this driver \(generation 1\) is no more in .*moved away"):
+        world.start(listeners=[Meanwhile(lambda: world.path("storage").rename(away))])
+    assert records_in(world) == [], "a record went into a storage that knows nothing of the job"
+    assert (world.visible(), world.in_doubt()) == (Counter(ids(INPUT[:2])), [])
+    shutil.rmtree(world.path("storage"), ignore_errors=True)
+    away.rename(world.path("storage"))
+    world.start()
+    assert world.visible() == Counter(ids(INPUT))
+
+
+def test_another_driver_on_an_emptied_storage_has_the_same_number(tmp_path: Path) -> None:
+    """R14 goes by the number of a claim: the older driver tells by its records that the claim is not its own."""
+    world, other = Files(tmp_path / "world"), Files(tmp_path / "other")
+
+    def begin_anew() -> None:
+        shutil.rmtree(world.path("storage"))
+        with CheckpointCoordinator("job", [other.sink()], world.storage) as coordinator:
+            LocalQuery(other.path("query"), INPUT[:1]).run(coordinator)
+
+    with pytest.raises(StorageBehind, match="the record of checkpoint 1 is no more in"):
+        world.start(listeners=[Meanwhile(begin_anew)])
+    assert world.visible() == Counter(ids(INPUT[:2]))
+
+
+def test_storage_that_is_set_back_under_a_driver_stops_it_before_it_commits(tmp_path: Path) -> None:
+    """What it decides last is whole, so that the next start goes on from there."""
+    world = Files(tmp_path / "world")
+    backups = Backups(world, tmp_path / "backups")
+    set_back = Meanwhile(lambda: world.restore("storage", backups.moments[0, Step.DONE]))
+    with pytest.raises(StorageBehind, match="the record of checkpoint 1 is no more in"):
+        world.start(listeners=[backups, set_back])
+    assert world.visible() == Counter(ids(INPUT[:2]))
+    world.start()
+    assert (world.visible(), world.in_doubt()) == (Counter(ids(INPUT)), [])
+
+
+def test_what_is_decided_becomes_visible_though_its_storage_is_gone(tmp_path: Path) -> None:
+    """The sweep between two tries to commit decides nothing."""
+    world = Files(tmp_path / "world")
+
+    class Commits(FileSink):
+        def commit(self, committable: Any) -> Any:
+            if world.path("storage").exists() and committable.transaction["file"].split(".")[3] == "2":
+                shutil.rmtree(world.path("storage"))
+                raise ConnectionError("not now")
+            return super().commit(committable)
+
+    world.sink = lambda: Commits(world.path("db"))  # type: ignore[method-assign]
+    with pytest.raises(StorageBehind, match="may not complete any more"):
+        world.start()
+    assert (world.visible(), world.in_doubt()) == (Counter(ids(INPUT[:3])), [])
+
+
+class FailsOver(CheckpointListener):
+    """Between two batches, to a replica that has missed all since checkpoint 1 was decided."""
+
+    def __init__(self, world: World, after: int) -> None:
+        self.world, self.after, self.replica = world, after, sqlite3.connect(":memory:", check_same_thread=False)
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        with closing(sqlite3.connect(self.world.path("db") / "shop.db")) as live:
+            if (step, checkpoint_id) == (Step.COMPLETE, 1):
+                live.backup(self.replica)
+            if (step, checkpoint_id) == (Step.DONE, self.after):
+                with closing(self.replica):
+                    self.replica.backup(live)
+
+
+def test_a_failover_that_lost_the_newest_commit_is_mended_while_the_query_runs(world: World) -> None:
+    """Its rows are staged again, as a restart would find them."""
+    world.start(listeners=[FailsOver(world, after=1)])
+    assert world.visible() == Counter(ids(INPUT))
+
+
+def test_a_failover_that_lost_more_than_commits_stops_the_query(world: World) -> None:
+    with pytest.raises(ExternalSystemBehind, match="ends with checkpoint 0, but checkpoint 2 was complete and visible"):
+        world.start(listeners=[FailsOver(world, after=2)])
+
+
+def test_a_driver_that_was_suspended_amid_its_start_is_superseded(world: World) -> None:
+    """Between its looks at the system and at storage, while another driver went on: nothing was set back."""
+    world.start(1)
+
+    class Suspended(SqlAlchemySink):
+        def committed_checkpoints(self, job: str) -> Mapping[str, int]:
+            answer = super().committed_checkpoints(job)
+            if world.visible() != Counter(ids(INPUT)):
+                world.start()
+            return answer
+
+    sink = Suspended(world.url, "orders")
+    coordinator = CheckpointCoordinator("job", [sink], world.storage)
+    with coordinator, pytest.raises(Superseded, match=r"generation 3 of job 'job' has started"):
+        LocalQuery(world.path("query"), INPUT).run(coordinator)
+    assert world.visible() == Counter(ids(INPUT))
 
 
 def test_a_sweep_spares_what_an_older_record_decides(tmp_path: Path) -> None:

@@ -23,12 +23,14 @@ from coordinator.errors import (
     UnknownSink,
     WrongJob,
 )
-from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.records import CheckpointStore, seal
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome, Committable
 from sinks.errors import BadValue, TransactionBlocked
 from sinks.testing import Hooked, LocalBatch
+from sinks.testing.conformance import ids
+from sinks.testing.kit import rows
 from sinks.transaction import TransactionId
 from tests.protocol.play import (
     CrashError,
@@ -255,7 +257,8 @@ def test_a_storage_that_cannot_be_written_leaves_the_decision_to_recovery(job: J
         (lambda data: b"", "truncated"),
         (lambda data: b'{"some": "other file"}', "not a record"),
         (lambda data: data.replace(b'"rows": 7', b'"rows": 8'), "checksum"),
-        (lambda data: data.replace(b'"format": 1', b'"format": 9'), "format 9"),
+        (lambda data: data.replace(b'"format": 2', b'"format": 9'), "written by a newer version .* format 9"),
+        (lambda data: data.replace(b'"format": 2', b'"format": 1'), "by one before 0.2: it has format 1"),
     ],
 )
 def test_a_damaged_record_is_an_error_never_a_guess(job: Job, damage: Callable[[bytes], bytes], message: str) -> None:
@@ -270,12 +273,15 @@ def test_a_damaged_record_is_an_error_never_a_guess(job: Job, damage: Callable[[
     job.assert_exactly_once()
 
 
-def test_an_empty_claim_is_damaged_and_not_a_listing_that_lags(job: Job) -> None:
+@pytest.mark.parametrize(
+    ("claim", "message"), [(b"", "truncated"), (seal({"job": "job"}), r"lacks or misuses a field: KeyError\('sign'\)")]
+)
+def test_an_empty_claim_is_damaged_and_not_a_listing_that_lags(job: Job, claim: bytes, message: str) -> None:
     job.run()
     key = max(key for key in job.storage.list("") if "/generation/" in key)
     job.storage.delete(key)
-    job.storage.put_if_absent(key, b"")
-    with pytest.raises(CorruptRecord, match="truncated"):
+    job.storage.put_if_absent(key, claim)
+    with pytest.raises(CorruptRecord, match=message):
         job.coordinator().recover()
 
 
@@ -293,6 +299,17 @@ def test_a_sink_that_is_gone_is_an_error(job: Job) -> None:
     job.run()
     with pytest.raises(UnknownSink, match="files"):
         job.coordinator(sink=FileSink(job.sink.folder, name="renamed")).recover()
+
+
+def test_a_sink_that_is_gone_is_missed_also_after_an_empty_checkpoint(job: Job) -> None:
+    """Put back later, its target would lack what came in between."""
+    other = FileSink(job.folder / "other", name="other")
+    other.folder.mkdir()
+    job.input = [job.input[0], [rows(0, 0)], job.input[2]]
+    job.query(2).run(CheckpointCoordinator("job", [job.sink, other], job.storage))
+    with pytest.raises(UnknownSink, match=r"checkpoint 1 was written by sink\(s\) \['other'\]"):
+        job.run()
+    assert job.visible() == Counter(ids(job.input[:2]))
 
 
 def test_sinks_need_different_names(job: Job) -> None:
@@ -350,7 +367,7 @@ def test_what_a_checkpoint_asks_of_storage(tmp_path: Path) -> None:
         {"list": 2, "put_if_absent": 1},  # retention has nothing to delete yet
         {"list": 2, "put_if_absent": 1, "delete": 1},
         {"list": 2, "put_if_absent": 1, "delete": 1},
-        {"list": 9, "get": 4, "put_if_absent": 2, "delete": 1},
+        {"list": 9, "get": 5, "put_if_absent": 2, "delete": 1},
     ]
 
 

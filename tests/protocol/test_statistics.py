@@ -245,12 +245,11 @@ def test_an_altered_history_is_refused_and_stops_no_query(job: Job) -> None:
     assert load_history(CheckpointStore(job.storage, "job")) == went_on
 
 
-def test_a_history_of_a_newer_version_and_a_foreign_key(job: Job) -> None:
+def test_a_history_that_is_none_and_a_foreign_key(job: Job) -> None:
     followed(job, 1)
     store, [key] = CheckpointStore(job.storage, "job"), statistics_keys(job)
-    newer = numbered(1).to_json() | {"status": "unheard of", "more": 1}
-    store.add_statistics([newer], together=100, keep=100)
-    with pytest.raises(CorruptRecord, match="If a newer version wrote them"):
+    store.add_statistics([numbered(1).to_json() | {"status": "unheard of"}], together=100, keep=100)
+    with pytest.raises(CorruptRecord, match="lack or misuse a field"):
         load_history(store)
     job.storage.put_if_absent(f"{key.rpartition('/')[0]}/somebody-elses", b"")
     with pytest.raises(CorruptRecord, match="a foreign key"):

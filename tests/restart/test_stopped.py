@@ -33,6 +33,11 @@ class Started:
             if not self.query.stopped:
                 raise
 
+    @property
+    def runId(self) -> object:  # noqa: N802 - Spark's name
+        """That of the batches which the coordinator has seen."""
+        return getattr(self.coordinator.query, "runId", None)
+
     def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 - Spark's name
         self._thread.join(timeout)
         return not self._thread.is_alive()

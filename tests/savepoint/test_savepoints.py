@@ -410,7 +410,7 @@ def cut_off(savepoint: Savepoint) -> None:
     [
         (flip_metadata, r"_metadata .* was changed after it was written"),
         (truncate_metadata, r"_metadata .* is truncated"),
-        (future_format, r"_metadata .* has format 99"),
+        (future_format, r"_metadata .* written by a newer version .* format 99"),
         (lambda savepoint: metadata(savepoint).unlink(), r"is half-written: 1 chunk\(s\), but no _metadata"),
         (flip_a_byte, r"damaged: metadata: its checksum does not match"),
         (cut_off, r"damaged: .*: chunk .*/0000000000 is cut off"),

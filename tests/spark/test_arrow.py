@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.types import StructType
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.spark import arrow
 from coordinator.spark.arrow import Passage
 from examples.custom_sink import FileSink
+from sinks.dead_letters import Refusal, letters
 from sinks.errors import SchemaMismatch
 from sinks.kafka.columns import with_json
 from sinks.task import HASH_COLUMN, with_row_hash
@@ -134,12 +138,6 @@ def test_a_hash_does_not_depend_on_the_session(spark: SparkSession) -> None:
         arrow.setting(spark, "spark.sql.jsonGenerator.ignoreNullFields", "false"),
     ):
         assert hash_of(spark, row) == usual
-
-
-def test_the_hash_of_version_0_1_stays_for_its_records(spark: SparkSession) -> None:
-    df = spark.sql("SELECT 7 AS a, 'x' AS b, map('k', 1) AS c")
-    hashed = with_row_hash(df, "").select(HASH_COLUMN, functions.expr("xxhash64(a, b, to_json(struct(c)))"))
-    assert len(set(hashed.first() or ())) == 1
 
 
 def hash_of(spark: SparkSession, row: str) -> int:
@@ -392,3 +390,35 @@ def test_what_json_of_kafka_cannot_tell(spark: SparkSession, column: str, told: 
 def test_json_of_kafka_names_keys_as_spark_writes_them(spark: SparkSession) -> None:
     [row] = with_json(spark.sql("SELECT map('a', map(1.50BD, map(true, map(2, 3)))) AS value")).collect()
     assert json.loads(row.value) == {"a": {"1.50": {"true": {"2": 3}}}}
+
+
+MEMBERS = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.decimal128(38, 18)))])
+OF_A_LETTER: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.bool_(), [True, False]),
+    (pa.int8(), [-128, 127]),
+    (pa.int64(), [-(2**63), 2**63 - 1]),
+    (pa.float32(), [0.1, 7.038530691851209e-26]),
+    (pa.float64(), [1e308, float("-inf")]),
+    (pa.decimal128(38, 18), [Decimal("12345678901234567890.123456789012345678"), Decimal("-1E-18")]),
+    (pa.string(), ['"\\\0ü\n', ""]),
+    (pa.binary(), [b"\x00\xff", b""]),
+    (pa.date32(), [date(1, 1, 1), date(9999, 12, 31)]),
+    (pa.timestamp("us", "UTC"), [datetime(1, 1, 1, 0, 0, 0, 1), datetime(9999, 12, 31)]),
+    (pa.timestamp("us"), [datetime(2024, 2, 29, 23, 59, 59, 999999), datetime(1, 1, 1)]),
+    (MEMBERS, [{"a": 1, "b": [Decimal("0.1"), None]}, {"a": None, "b": None}]),
+    (pa.list_(pa.timestamp("us")), [[datetime(2024, 1, 1), None], []]),
+    (pa.map_(pa.string(), MEMBERS), [[("ä", {"a": 1, "b": []})], []]),
+]
+
+
+def test_spark_reads_the_row_of_a_letter_as_it_was(spark: SparkSession) -> None:
+    arrays = [pa.array([*values, None], kind) for kind, values in OF_A_LETTER]
+    batch = pa.RecordBatch.from_arrays(arrays, [f"c{at}" for at in range(len(arrays))])
+    context = TransactionContext("job", "0badcafe", 7, "sink", 1, "", batch.schema, "")
+    refused = [Refusal(row, "Bad", "why") for row in range(batch.num_rows)]
+    dead = letters(context, batch, 0, refused).to_pylist()
+    rows = spark.createDataFrame([(one["row"],) for one in dead], "row string").coalesce(1)
+    schema = StructType.fromJson(json.loads(dead[0]["row_schema"]))
+    parsed = functions.from_json("row", schema, {"mode": "FAILFAST"}).alias("row")
+    found = rows.select(parsed).select("row.*").toArrow()
+    assert [column.combine_chunks().cast(kind) for column, (kind, _) in zip(found, OF_A_LETTER, strict=True)] == arrays

@@ -21,7 +21,6 @@ from coordinator.spark import internals
 from coordinator.spark.arrow import runs_python
 from coordinator.spark.internals import StreamExecution
 from sinks.diagnosis import VARCHAR
-from tests.spark.job import wait_for
 
 
 def calling(df: DataFrame) -> StreamExecution:
@@ -93,9 +92,9 @@ def answers(spark: SparkSession, location: Path) -> dict[str, Any]:
                 found[name] = error
 
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2)
-    query = source.load().writeStream.foreachBatch(ask).option("checkpointLocation", str(location)).start()
-    wait_for(lambda: len(found) == len(PARTS) or not query.isActive)
-    query.stop()
+    writer = source.load().writeStream.foreachBatch(ask).option("checkpointLocation", str(location))
+    query = writer.trigger(availableNow=True).start()  # a second batch would ask again while the query is stopped
+    query.awaitTermination(300)
     return found | {"the query": query}
 
 
@@ -126,6 +125,10 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         assert kind == "RatePerMicroBatchStream"
     else:
         assert answer == expected[name], f"Spark changed this: {name}"
+
+
+def test_the_execution_of_a_query_that_was_started_here(answers: dict[str, Any], location: Path) -> None:
+    assert StreamExecution.of(answers["the query"]).location == f"file:{location}"
 
 
 def test_a_stop_is_told_by_the_text_of_the_error(spark: SparkSession) -> None:

@@ -34,7 +34,7 @@ from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Hooked
 from sinks.testing.driver import die
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
-from sinks.testing.servers.mariadb import MySQLService
+from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
 from sinks.testing.table import Database
@@ -361,7 +361,7 @@ def in_doubt(query: Query, job: str) -> int:
 def test_killed_twice_and_restarted(
     tmp_path: Path,
     postgres: PostgresService,
-    mariadb: MySQLService,
+    mysql: MySQLService,
     kafka: KafkaService,
     source: KafkaSource,
     queries: Sequence[Callable[[Place], Query]],
@@ -377,7 +377,7 @@ def test_killed_twice_and_restarted(
                 make.__name__,
                 folder,
                 stack.enter_context(closing(PostgresObserver(stack.enter_context(postgres.database())))),
-                stack.enter_context(closing(MySQLObserver(stack.enter_context(mariadb.database())))),
+                stack.enter_context(closing(MySQLObserver(stack.enter_context(mysql.database())))),
                 kafka,
                 stack.enter_context(kafka.topic(3)),
                 source,

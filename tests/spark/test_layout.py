@@ -23,7 +23,7 @@ def test_the_recorded_layout_is_the_one_that_a_replay_compares(spark: Any, tmp_p
     def each(df: Any, n: int) -> None:
         counts = df.groupBy((df.value % 7).alias("key")).count()
         acks = SparkBatch(counts, n, Passage(), shared=True).run(
-            {s.name: SinkTask(s, "job", "aa", n, 1) for s in sinks}, lambda _: None, row_hash=""
+            {s.name: SinkTask(s, "job", "aa", n, 1) for s in sinks}, lambda _: None
         )
         seen.append((len(acks["a"]), SparkBatch(counts, n, Passage(), shared=True).partitions(sinks[0])))
 

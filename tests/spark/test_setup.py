@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,21 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from coordinator import CheckpointCoordinator, CheckpointListener, Step
-from coordinator.errors import CheckpointError, CheckpointFailed, WorkersNotReady
+from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step, run
+from coordinator.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    CheckpointGap,
+    FirstCheckpointError,
+    JobFailed,
+    WorkersNotReady,
+)
 from examples.custom_sink import FileSink
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
-from tests.spark.job import SparkJob, wait_for
+from tests.spark.job import SparkJob, wait_for, write_input
+from tests.spark.test_spark import visible
 
 
 def numbers(spark: SparkSession) -> DataFrame:
@@ -150,6 +158,126 @@ def test_an_error_that_the_function_around_keeps_from_spark_is_raised_at_the_end
     assert "batch 0 failed, and Spark takes it for done" in kept[1]
     with pytest.raises(CheckpointError, match=r"Spark takes it for done.*has kept the error: .*called twice"):
         coordinator.__exit__(None, None, None)
+
+
+def run_all(writer: DataStreamWriter, folder: Path) -> None:
+    """All of the input there is."""
+    assert start(writer.trigger(availableNow=True), folder).awaitTermination(300)
+
+
+def roll_back_to(n: int, location: Path) -> None:
+    """As the message says: `delete commits/n, and the later files of commits/ and offsets/`."""
+    for log, first in (("commits", n), ("offsets", n + 1)):
+        for file in (location / log).iterdir():
+            number = file.name.removeprefix(".").removesuffix(".crc")
+            if number.isdecimal() and int(number) >= first:
+                file.unlink()
+
+
+@dataclass
+class Files:
+    """A query over files, one a batch, and a function around its coordinator."""
+
+    spark: SparkSession
+    folder: Path
+
+    def __post_init__(self) -> None:
+        (self.folder / "rows").mkdir()
+        self.ids = write_input(self.folder / "input", batches=4, files=1)
+        read = self.spark.readStream.schema("id long, name string, amount double").option("maxFilesPerTrigger", 1)
+        self.df = read.parquet(str(self.folder / "input"))
+
+    def coordinator(self, job: str = "n", **options: Any) -> CheckpointCoordinator:
+        storage, config = (self.folder / "s").as_uri(), CheckpointConfig(**options)
+        return CheckpointCoordinator(job, [FileSink(self.folder / "rows")], storage, config)
+
+    def visible(self) -> list[int]:
+        return sorted(row["id"] for row in visible(FileSink(self.folder / "rows")))
+
+
+def test_batches_that_were_kept_from_spark_are_told_at_a_next_start_without_input(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The function has kept their errors, and the process ended before anybody looked. What is told brings them."""
+    files = Files(spark, tmp_path)
+    coordinator = files.coordinator()
+
+    def keeping(df: DataFrame, n: int) -> None:
+        with suppress(Exception):
+            coordinator(df if n < 2 else df.where("assert_true(id < 0, 'too many') is null"), n)
+
+    run_all(files.df.writeStream.foreachBatch(keeping), tmp_path)
+    coordinator.close()
+    for _ in range(2):
+        told = pytest.raises(CheckpointGap, match=r"2 checkpoint\(s\) are missing.*delete commits/2, and the later")
+        with told, files.coordinator() as again:
+            run_all(again.write_stream(files.df), tmp_path)
+    again = files.coordinator()
+    with pytest.raises(JobFailed, match=r"2 checkpoint\(s\) are missing.*delete commits/2, and the later"):
+        run(
+            lambda: start(files.df.writeStream.trigger(availableNow=True).foreachBatch(again), tmp_path),
+            coordinator=again,
+        )
+    roll_back_to(2, tmp_path / "spark")
+    with files.coordinator() as last:
+        run_all(last.write_stream(files.df), tmp_path)
+    assert files.visible() == files.ids
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["the error passes", "the function keeps it"])
+def test_the_rows_of_a_second_call_come_by_what_its_error_says(
+    spark: SparkSession, tmp_path: Path, keeps: bool
+) -> None:
+    files = Files(spark, tmp_path)
+    coordinator = files.coordinator()
+
+    def twice(df: DataFrame, n: int) -> None:
+        try:
+            coordinator(df.where("id % 2 = 0") if n == 3 else df, n)
+            if n == 3:
+                coordinator(df.where("id % 2 = 1"), n)
+        except CheckpointError:
+            if not keeps:
+                raise
+
+    with nullcontext() if keeps else pytest.raises(StreamingQueryException, match="ARE MISSING"):
+        run_all(files.df.writeStream.foreachBatch(twice), tmp_path)
+    coordinator.close()
+    advised = (
+        "delete commits/3, and the later.*second coordinator" if keeps else "hand the second DataFrame to a second"
+    )
+    told = pytest.raises(CheckpointError, match=rf"called twice for batch 3.*ARE MISSING.*{advised}")
+    with told, files.coordinator() as again:
+        run_all(again.write_stream(files.df), tmp_path)
+    roll_back_to(3, tmp_path / "spark")
+    first, second = files.coordinator(adopt=True), files.coordinator("second", adopt=True)
+
+    def each(df: DataFrame, n: int) -> None:
+        first(df.where("id % 2 = 0"), n)
+        second(df.where("id % 2 = 1"), n)
+
+    run_all(files.df.writeStream.foreachBatch(each), tmp_path)
+    assert files.visible() == files.ids
+    for one in (first, second):
+        one.close()
+    with files.coordinator() as again:
+        run_all(again.write_stream(files.df), tmp_path)
+
+
+def test_a_batch_that_a_function_leaves_out_is_named_as_the_cause(spark: SparkSession, tmp_path: Path) -> None:
+    files = Files(spark, tmp_path)
+    coordinator = files.coordinator()
+
+    def leaving_out(df: DataFrame, n: int) -> None:
+        if n != 0:
+            coordinator(df, n)
+
+    with (
+        pytest.raises(FirstCheckpointError, match=r"batch 1, and the batch before it .* your function") as told,
+        coordinator,
+    ):
+        run_all(files.df.writeStream.foreachBatch(leaving_out), tmp_path)
+    assert "wiped" not in str(told.value)
 
 
 def wrong(dsn: str) -> str:

@@ -12,6 +12,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
@@ -126,23 +127,21 @@ def run(
     mode: str = "append",
     **config: Any,
 ) -> None:
-    """A query up to that checkpoint, of 10 rows each in two partitions."""
+    """A query up to that checkpoint, of 10 rows each in two partitions. The next batch fails it: Spark fails a stateful
+    query as well when nothing computes a batch of it."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2)
-    done: list[int] = []
     settings = CheckpointConfig(rows_on_driver=100, **config)
-    with CheckpointCoordinator("job", [sink], f"file://{folder}/storage", settings, [listener]) as coordinator:
+    coordinator = CheckpointCoordinator("job", [sink], f"file://{folder}/storage", settings, [listener])
 
-        def each(df: DataFrame, n: int) -> None:
-            if n <= last:
-                coordinator(df, n)
-                between(n)
-                done.append(n)
+    def each(df: DataFrame, n: int) -> None:
+        if n > last:
+            raise EOFError("no more")
+        coordinator(df, n)
+        between(n)
 
-        writer = shape(source.load().selectExpr("value AS id")).writeStream.outputMode(mode).foreachBatch(each)
-        query = writer.option("checkpointLocation", f"{folder}/spark").start()
-        wait_for(lambda: last in done or not query.isActive)
-        query.stop()
-        assert query.exception() is None
+    writer = shape(source.load().selectExpr("value AS id")).writeStream.outputMode(mode).foreachBatch(each)
+    with pytest.raises(StreamingQueryException, match="EOFError: no more"), coordinator:
+        writer.option("checkpointLocation", f"{folder}/spark").start().awaitTermination(300)
 
 
 @pytest.fixture

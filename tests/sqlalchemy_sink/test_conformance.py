@@ -1,4 +1,5 @@
-"""SqlAlchemySink passes the conformance kit: staged on SQLite, PostgreSQL and MariaDB, two_phase on PostgreSQL."""
+"""SqlAlchemySink passes the conformance kit: staged on SQLite, PostgreSQL, MySQL and MariaDB, two_phase
+on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,11 +13,14 @@ import sqlalchemy as sa
 
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Ability, SinkConformance, SinkContract
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mysql import MySQLService
+from tests.sqlalchemy_sink.play import observing, url_of
 
 
 @cache
 def engine(url: str) -> sa.Engine:
-    return sa.create_engine(url, poolclass=sa.NullPool)
+    return observing(url, poolclass=sa.NullPool)
 
 
 class Contract(SinkContract):
@@ -56,7 +60,7 @@ class PostgreSQL(Contract):
 
     @pytest.fixture
     def database(self, pg_database: str) -> str:
-        return pg_database.replace("postgresql://", "postgresql+psycopg://")
+        return url_of(pg_database)
 
 
 class TestPostgresTwoPhase(PostgreSQL, SinkConformance):
@@ -64,14 +68,25 @@ class TestPostgresTwoPhase(PostgreSQL, SinkConformance):
     cannot: ClassVar = {Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself"}
 
 
-@pytest.mark.large  # staged is run by SQLite and MariaDB, and by test_servers.py
+@pytest.mark.large  # staged is run by SQLite and MySQL, and by test_servers.py
 class TestPostgresStaged(PostgreSQL):
     strategy = "staged"
 
 
+class TestMySQL(Contract):
+    stops = 3
+
+    @pytest.fixture
+    def database(self, mysql_server: MySQLService) -> Iterator[str]:
+        with mysql_server.database() as dsn:
+            yield url_of(dsn)
+
+
+@pytest.mark.large  # of the code that MySQL has run
 class TestMariaDB(Contract):
     stops = 3
 
     @pytest.fixture
-    def database(self, mysql_database: str) -> str:
-        return mysql_database.replace("mysql://", "mysql+pymysql://")
+    def database(self, mariadb: MariaDBServer) -> Iterator[str]:
+        with mariadb.database() as dsn:
+            yield url_of(dsn)

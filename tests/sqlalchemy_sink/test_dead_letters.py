@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import sqlalchemy as sa
 
 from sinks.errors import ConfigurationError
 from sinks.sqlalchemy import SqlAlchemySink
+from sinks.testing.servers.mariadb import MariaDBServer
+from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.table import Database
 from sinks.testing.table_crashes import run
 from tests.dead_letters import INPUT, DeadLettersOfTables, batch, ids
+from tests.sqlalchemy_sink.play import observing, url_of
 
 
 class Observer(Database):
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        self.engine = sa.create_engine(dsn, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        self.engine = observing(dsn, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
 
     def run(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         with self.engine.connect() as connection:
@@ -31,7 +35,7 @@ class Observer(Database):
 
     def staging(self) -> list[str]:
         tables = [name for name in sa.inspect(self.engine).get_table_names() if name.startswith("tpc_")]
-        return [name for name in tables if name != "tpc_ledger" and self.run(f"SELECT 1 FROM {name}")]
+        return [name for name in tables if not name.startswith("tpc_ledger") and self.run(f"SELECT 1 FROM {name}")]
 
     def close(self) -> None:
         self.engine.dispose()
@@ -68,7 +72,7 @@ class TestTwoPhase(DeadLettersOfTables):
 
     @pytest.fixture
     def dsn(self, pg_database: str) -> str:
-        return pg_database.replace("postgresql://", "postgresql+psycopg://")
+        return url_of(pg_database)
 
     def test_a_deferred_key_judges_each_row(self, tmp_path: Path, dsn: str, db: Database) -> None:
         db.run("ALTER TABLE good DROP CONSTRAINT good_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
@@ -77,3 +81,30 @@ class TestTwoPhase(DeadLettersOfTables):
         good = ids([[table]], bad=False)
         assert db.ids("good") == good
         assert db.run("SELECT count(*) FROM dead WHERE strpos(error, 'good_pkey') > 0") == [(len(good),)]
+
+
+class TestMySQL(DeadLettersOfTables):
+    make = SqlAlchemySink
+    observe = Observer
+    strategies = ("staged", "staged")
+    input = tuple(batch(number, by_server=False) for number in range(3))
+
+    def test_what_is_no_number_is_a_letter(self, tmp_path: Path, dsn: str, db: Database) -> None:
+        [table, _] = batch(0, by_client=None, by_server=False)
+        amounts = [math.nan if id in (5, 6) else 1.0 for id in table["id"].to_pylist()]
+        run(tmp_path, self.sink(dsn, max_dead_letters=0.1), [[table.set_column(2, "amount", pa.array(amounts))]])
+        assert sorted(set(table["id"].to_pylist()) - set(db.ids("good"))) == [0, 5, 6, 29, 58, 87, 116]
+        assert db.run("SELECT count(*) FROM dead WHERE error LIKE '%%is no number%%'") == [(2,)]
+
+    @pytest.fixture
+    def dsn(self, mysql_server: MySQLService) -> Iterator[str]:
+        with mysql_server.database() as dsn:
+            yield url_of(dsn)
+
+
+@pytest.mark.large  # of the code that MySQL has run
+class TestMariaDB(TestMySQL):
+    @pytest.fixture
+    def dsn(self, mariadb: MariaDBServer) -> Iterator[str]:
+        with mariadb.database() as dsn:
+            yield url_of(dsn)

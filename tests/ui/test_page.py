@@ -20,6 +20,7 @@ from coordinator.http import access
 from coordinator.http.client import ask_driver
 from coordinator.http.server import Server
 from coordinator.listener import Step
+from coordinator.protocol import records
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.model import CheckpointStatistics, Status
 from coordinator.ui.facts import waterfall
@@ -214,14 +215,16 @@ def test_a_sink_that_cannot_tell(job: Job) -> None:
         assert "Sink files cannot tell: OSError: not today" in browser.see("/ui/in-doubt")
 
 
-def test_a_history_of_a_newer_version(job: Job) -> None:
+def test_a_history_of_a_newer_version(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.run(1)
     newer = CheckpointStatistics("job", 7, 1, Status.COMPLETED).to_json() | {"status": "unheard of"}
-    CheckpointStore(job.storage, "job").add_statistics([newer], together=100, keep=100)
+    with monkeypatch.context() as later:
+        later.setattr(records, "FORMAT", records.FORMAT + 1)
+        CheckpointStore(job.storage, "job").add_statistics([newer], together=100, keep=100)
     with seen_from_outside(job) as browser:
         pages = see_all(browser)
     assert "The history cannot be read" in pages[""]
-    assert "If a newer version wrote them" in pages["history"]
+    assert "was written by a newer version" in pages["history"]
     assert "Newest checkpoint: 0" in pages[""]
 
 

@@ -63,7 +63,7 @@ def maven_archive(coordinate: str, classifier: str) -> Path:
 def _once(folder: Path, coordinates: tuple[str, ...], module: str, *, unpack: bool = False) -> None:
     if not folder.is_dir():
         folder.parent.mkdir(exist_ok=True)
-        with _lock(folder.with_name(f"{folder.name}.lock")):
+        with lock(folder.with_name(f"{folder.name}.lock")):
             if not folder.is_dir():
                 _fetch(coordinates, module, folder, unpack=unpack)
 
@@ -127,7 +127,7 @@ def _ivy() -> Path:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def lock(path: Path) -> Iterator[None]:
     """One process at a time; let go by the system when the process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,0 +1,132 @@
+"""Servers out of Debian's packages, fetched once by apt into the cache. Nothing is installed and root is not needed.
+
+A server runs with its release's own loader and libraries, so it does not matter which release this machine has.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from sinks.testing.servers.maven import FETCH_TIMEOUT, cache_folder, lock
+
+logger = logging.getLogger(__name__)
+
+_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+def program(package: str, suite: str, binary: str, files: Sequence[str]) -> Path:
+    """The folder with `bin/` (the binary), `lib/` (its loader and libraries) and `files` (their paths in the packages).
+
+    Downloaded at the first call, and checked by apt against the signed index of the archive. Processes that ask at the
+    same time wait for the first. Raises RuntimeError where there is no Debian, or no archive that answers.
+    """
+    folder = cache_folder() / "debian" / package
+    if not folder.is_dir():
+        folder.parent.mkdir(exist_ok=True)
+        with lock(folder.with_name(f"{package}.lock")):
+            if not folder.is_dir():
+                _fetch(package, suite, binary, files, folder)
+    return folder
+
+
+def available() -> bool:
+    """Whether this machine has such programs, or can fetch them."""
+    try:
+        return any((cache_folder() / "debian").glob("*/bin")) or bool(_archive())
+    except RuntimeError:
+        return False
+
+
+def command(folder: Path, binary: str) -> list[str]:
+    """How to start the binary of such a folder."""
+    [loader] = (folder / "lib").glob("ld-linux-*")
+    return [str(loader), "--library-path", str(folder / "lib"), str(folder / "bin" / Path(binary).name)]
+
+
+def _fetch(package: str, suite: str, binary: str, files: Sequence[str], folder: Path) -> None:
+    archive = _archive()
+    logger.info("apt fetches %s of %s into %s", package, suite, folder)
+    with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
+        work = Path(temporary)
+        _download(work, f"deb [signed-by={_KEYRING}] {archive} {suite} main\n", package)
+        root, kept = work / "root", work / "kept"
+        for deb in sorted((work / "archives").glob("*.deb")):
+            _run(["dpkg-deb", "--extract", str(deb), str(root)])
+        for path in files:
+            target = kept / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if (root / path).is_dir() else shutil.copy2)(root / path, target)
+        (kept / "bin").mkdir()
+        shutil.copy2(root / binary, kept / "bin")
+        (kept / "lib").mkdir()
+        for library in _libraries(root, root / binary):
+            shutil.copy2(library, kept / "lib")  # follows the links
+        kept.rename(folder)
+
+
+def _download(work: Path, source: str, package: str) -> None:
+    """Into `work/archives`: the package with all that it depends on, as on a machine that has nothing."""
+    (work / "sources.list").write_text(source)
+    (work / "status").touch()
+    for name in ("lists/partial", "archives/partial"):
+        (work / name).mkdir(parents=True)
+    settings = {
+        "Dir::Etc::sourcelist": work / "sources.list",
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State": work,
+        "Dir::State::status": work / "status",
+        "Dir::State::lists": work / "lists",
+        "Dir::Cache": work,
+        "Dir::Cache::archives": work / "archives",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": 3,
+        "APT::Install-Recommends": "false",
+        "APT::Sandbox::User": "",
+        "Debug::NoLocking": "true",
+    }
+    apt = ["apt-get", "--quiet", *(f"-o{name}={value}" for name, value in settings.items())]
+    _run([*apt, "update"])
+    _run([*apt, "install", "--yes", "--download-only", package])
+
+
+def _archive() -> str:
+    """The address of Debian's archive, or its mirror, that this machine is set up for."""
+    release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
+    if release.get("ID") != "debian" or not shutil.which("apt-get"):
+        raise RuntimeError("it is fetched from Debian's archive by apt, and this machine is no Debian")
+    if platform.machine() != "x86_64":
+        raise RuntimeError("it is fetched for x86-64 only")
+    form = ["--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
+    for line in _run(["apt-get", "indextargets", *form]).splitlines():
+        suite, component, address = line.split(" ", 2)
+        if suite in {release.get("VERSION_CODENAME"), "stable", "testing", "unstable", "sid"} and component == "main":
+            return address
+    raise RuntimeError("apt of this machine names no archive of Debian")
+
+
+def _libraries(root: Path, binary: Path) -> list[str]:
+    folders = {library.parent for library in root.glob("usr/lib/*-linux-gnu/*.so*")}
+    [loader] = root.glob("usr/lib64/ld-linux-*")
+    listed = _run([str(loader), "--library-path", ":".join(map(str, folders)), "--list", str(binary)])
+    return [str(loader), *(word for word in listed.split() if word.startswith(str(root)))]
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=FETCH_TIMEOUT,
+        cwd="/",
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stdout[-2000:]}")
+    return done.stdout
