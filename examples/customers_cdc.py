@@ -26,10 +26,19 @@ import psycopg
 from confluent_kafka import Producer
 from psycopg import sql
 from pyspark.sql import functions as f
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import text
 
 from coordinator import CheckpointCoordinator
-from examples.streams import DieAt, all_systems, create_topic, local_session, parse_arguments, read_topic, run_job
+from examples.streams import (
+    DieAt,
+    all_systems,
+    create_topic,
+    local_session,
+    mysql_engine,
+    parse_arguments,
+    read_topic,
+    run_job,
+)
 from sinks.mysql import MySQLSink
 from sinks.postgres import PostgresSink
 
@@ -163,7 +172,7 @@ def visible(postgres: str, mysql: str, table: str) -> Iterator[tuple[str, dict[i
     with psycopg.connect(postgres) as connection:
         query = sql.SQL("SELECT id, name, email FROM {} WHERE NOT deleted").format(sql.Identifier(table))
         yield "PostgreSQL", {id: (name, email) for id, name, email in connection.execute(query)}
-    with create_engine(make_url(mysql).set(drivername="mysql+pymysql")).begin() as connection_:
+    with mysql_engine(mysql).begin() as connection_:
         rows = connection_.execute(text(f"SELECT id, name, email FROM {table} WHERE NOT deleted"))
         yield "MySQL", {id: (name, email) for id, name, email in rows}
 

@@ -22,7 +22,7 @@ import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import text
 
 from coordinator import CheckpointCoordinator
 from examples.streams import (
@@ -31,6 +31,7 @@ from examples.streams import (
     committed,
     create_topic,
     local_session,
+    mysql_engine,
     parse_arguments,
     read_topic,
     run_job,
@@ -106,7 +107,7 @@ def visible(bootstrap: str, topic: str, postgres: str, mysql: str, table: str) -
     with psycopg.connect(postgres) as connection:
         query = sql.SQL("SELECT id FROM {}").format(sql.Identifier(table))
         in_postgres = Counter(id for (id,) in connection.execute(query))
-    with create_engine(make_url(mysql).set(drivername="mysql+pymysql")).begin() as connection_:
+    with mysql_engine(mysql).begin() as connection_:
         in_mysql = Counter(id for (id,) in connection_.execute(text(f"SELECT id FROM {table}")))
     in_kafka = (json.loads(value)["id"] for value in committed(bootstrap, topic))
     return {"PostgreSQL": in_postgres, "MySQL": in_mysql, "Kafka": Counter(in_kafka)}

@@ -21,12 +21,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import text
 
 from coordinator import CheckpointCoordinator
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
-from examples.streams import DieAt, die, local_session, read_topic, run_job, write_topic
+from examples.streams import DieAt, die, local_session, mysql_engine, read_topic, run_job, write_topic
 from sinks.mysql import MySQLSink
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mariadb import mysql_or_mariadb
@@ -42,7 +42,7 @@ def at_least_once(dsn: str, table: str, die_at: int) -> Any:
 
     def add(df: DataFrame, batch_id: int) -> None:
         rows = [row.asDict() for row in df.groupBy("app").count().collect()]
-        with create_engine(_url(dsn)).begin() as connection:
+        with mysql_engine(dsn).begin() as connection:
             for row in rows:
                 statement = (
                     f"INSERT INTO {table} VALUES (:app, :count) ON DUPLICATE KEY UPDATE `count` = `count` + :count"
@@ -84,7 +84,7 @@ def run(bootstrap: str, dsn: str, folder: Path, crash_at: int = 100) -> dict[str
     found = {}
     for name in ("exactly once", "at least once"):
         table = f"page_views_{uuid.uuid4().hex[:8]}"
-        with create_engine(_url(dsn)).begin() as connection:
+        with mysql_engine(dsn).begin() as connection:
             connection.execute(text(f"CREATE TABLE {table} (app varchar(20) PRIMARY KEY, `count` bigint NOT NULL)"))
         options = ["--bootstrap", bootstrap, "--dsn", dsn, "--topic", topic, "--table", table]
         options += ["--folder", str(folder / name), *(["--at-least-once"] if name == "at least once" else [])]
@@ -107,16 +107,12 @@ def in_storage(folder: Path) -> dict[str, Any]:
 
 
 def in_table(dsn: str, table: str) -> dict[str, int]:
-    with create_engine(_url(dsn)).begin() as connection:
+    with mysql_engine(dsn).begin() as connection:
         return {app: int(count) for app, count in connection.execute(text(f"SELECT * FROM {table} ORDER BY app"))}
 
 
 def _storage(folder: Path) -> str:
     return (folder / "checkpoints").absolute().as_uri()
-
-
-def _url(dsn: str) -> Any:
-    return make_url(dsn).set(drivername="mysql+pymysql")
 
 
 def main() -> None:

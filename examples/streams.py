@@ -16,8 +16,10 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import Engine, create_engine
 
 from coordinator import CheckpointListener, Step
+from sinks.mysql.server import Connection, parameters
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mariadb import mysql_or_mariadb
 from sinks.testing.servers.postgres import PostgresServer
@@ -67,6 +69,11 @@ def write_topic(bootstrap: str, topic: str, values: Iterable[str], partitions: i
         producer.poll(0)
     if left := producer.flush(120):
         raise SystemExit(f"{left:,} records could not be written to topic {topic} within 120 s")
+
+
+def mysql_engine(dsn: str) -> Engine:
+    """SQLAlchemy with the connections of MySQLSink, which know how the DSN's login is proven."""
+    return create_engine("mysql+pymysql://", creator=lambda: Connection(charset="utf8mb4", **parameters(dsn)))
 
 
 def die() -> None:

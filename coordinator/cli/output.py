@@ -62,8 +62,8 @@ _PATIENCE = 8.0
 
 
 def console() -> Console:
-    """Standard output, found anew for each command; wide where nobody looks, so that nothing is cut."""
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, soft_wrap=False)
+    """Standard output, found anew for each command; where nobody looks, as wide as a table gets: nothing is folded."""
+    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, soft_wrap=False)
 
 
 def say(text: str) -> None:

@@ -105,11 +105,11 @@ def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_d
         return ConnectJob(folder, [sink], folder.name, url=server.url, listeners=listeners)
 
     clients = [job(dead, CallAt(Step.PRE_COMMITTED, 0, Standing(dead / "worker"))).start()]
-    wait_for((dead / "worker").exists)
-    clients.append(job(zombie, CallAt(Step.COMPLETE, 0, Blocked(zombie))).start())
-    wait_for((zombie / "reached").exists)
     group = server.process
     try:
+        wait_for((dead / "worker").exists)
+        clients.append(job(zombie, CallAt(Step.COMPLETE, 0, Blocked(zombie))).start())
+        wait_for((zombie / "reached").exists)
         server.process.kill()
         os.kill(int((dead / "worker").read_text()), signal.SIGKILL)
         for client in clients:
@@ -121,7 +121,8 @@ def test_server_killed_and_restarted(tmp_path: Path, server: ConnectServer, pg_d
             assert last.run() == 0, last.output()
         wait_for((zombie / "went-on").exists)
     finally:
-        end_group(group)
+        for process in (*clients, group):
+            end_group(process)
     with closing(Observer(pg_database)) as observer:
         assert [Counter(observer.ids(folder.name)) for folder in (dead, zombie)] == list(map(Counter, ids))
         assert observer.pending() == 0
