@@ -14,17 +14,18 @@ import pymysql
 from pymysql.constants import ER
 
 from sinks.diagnosis import Finding
-from sinks.errors import ConfigurationError, TransactionBlocked
+from sinks.errors import ConfigurationError
 from sinks.mysql import catalog, doctor
 from sinks.mysql.catalog import Target
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
-from sinks.mysql.failures import BLOCKED, RIGHTS, XA_UNKNOWN, code_of, describe
+from sinks.mysql.failures import XA_UNKNOWN, code_of, describe, fault
 from sinks.mysql.loading import LoadTransaction
 from sinks.mysql.server import Connection, Server, bytewise, execute, is_mariadb, query, quoted, setting
 from sinks.mysql.types import Column, mismatches, target_type
 from sinks.mysql.xa import identity_of, name_of, prepared, recovered, xid
 from sinks.sql.ddl import MySqlDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
+from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, witness_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
@@ -35,8 +36,6 @@ _OLDEST = {
     "MySQL": ((8, 0, 29), "stays tied to the connection that prepared it"),
     "MariaDB": ((10, 5, 2), "is rolled back with the connection that prepared it"),
 }
-_OF_THE_CLIENT = range(2000, 3000)
-"""Codes of errors that no server has sent."""
 _DETACH_TIMEOUT = 2.0
 """Seconds that the session of a prepared branch may take to end."""
 
@@ -184,27 +183,11 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
         return InsertEncoder(context.schema, columns, target.label, rounding=rounding, packet=target.packet)
 
     # ------------------------------------------------------------------ errors
-    def misconfigured(self, error: Exception) -> str | None:
-        if not isinstance(error, pymysql.Error):
-            return None
-        return (
-            f"{self.server.redact(describe(error))}. Check host, port, database, user, password and rights, and that "
-            "the server runs"
-        )
+    def fault(self, error: Exception) -> Fault | None:
+        return fault(error)
 
-    def misses_table(self, error: Exception) -> bool:
-        return isinstance(error, pymysql.Error) and code_of(error) == ER.NO_SUCH_TABLE
-
-    def forbidden(self, error: Exception) -> str | None:
-        return describe(error) if isinstance(error, pymysql.Error) and code_of(error) in RIGHTS else None
-
-    def said(self, error: Exception) -> str | None:
-        if not isinstance(error, pymysql.Error) or code_of(error) in _OF_THE_CLIENT:
-            return None
-        return describe(error)
-
-    def blocked(self, error: Exception) -> bool:
-        return isinstance(error, TransactionBlocked) or (isinstance(error, pymysql.Error) and code_of(error) in BLOCKED)
+    def unreachable(self, error: Exception) -> str | None:
+        return self.server.redact(describe(error)) if isinstance(error, pymysql.Error) else None
 
     # ------------------------------------------------------------------ two-phase transactions
     def key(self, identity: Identity) -> str:

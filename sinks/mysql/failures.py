@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pymysql
 from pymysql.constants import ER
 
-from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+from sinks.errors import BadValue, TransactionBlocked
+from sinks.sql.errors import Fault, explained
 from sinks.sql.questions import GTID_UNSAFE, REFUSED_BY_GTID
 
 XA_UNKNOWN = 1397  # XAER_NOTA
@@ -28,6 +29,8 @@ SHAPE = {
 }  # no such table or column; no value for one; a value for a generated one (two codes); one without transactions
 _NO_LOCAL = {1148, 3948, 4166}  # LOAD DATA LOCAL is off
 _TOO_LARGE = 1153
+_OF_THE_CLIENT = range(2000, 3000)
+"""Codes of errors that no server has sent."""
 # Refused rows, as far as PyMySQL takes them for something else: no such column, no default, SIGNAL, bad function
 # arguments, no partition, invalid JSON, CHECK of MySQL and of MariaDB, strings of another character set
 _REFUSED = {ER.BAD_FIELD_ERROR, 1292, 1364, 1366, 1411, 1526, 1644, 1690, 3140, 3819, 4025, 4078}
@@ -49,42 +52,13 @@ class Writing:
     aliases: Mapping[str, str] = field(default_factory=dict)
     before: int = 0
 
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Turn MySQL's errors into SinkErrors where they are about the rows, the rights or the set-up."""
-        try:
-            yield
-        except pymysql.Error as error:
-            translated = self._explain(error)
-            if translated is None:
-                raise
-            raise translated from error
+    def explained(self) -> AbstractContextManager[None]:
+        """The server's errors as SinkErrors."""
+        return explained(self._fault, f"table {self.table}: {self.where}")
 
-    def _explain(self, error: pymysql.Error) -> SinkError | None:
-        """The SinkError for an error of the server, or None if it is about something else (a lost connection)."""
-        text, code, who = self.said(describe(error)), code_of(error), f"table {self.table}: {self.where}"
-        if code in BLOCKED:
-            return TransactionBlocked(
-                f"{who} waited for a lock until its limit, or in a circle ({text}). Somebody else's open transaction "
-                "holds it, or an orphaned one of this job (the coordinator aborts those and tries again), or two "
-                "partitions of this batch write the same unique value, or a backup has FLUSH TABLES WITH READ LOCK; "
-                "lock_timeout= of the sink is the limit"
-            )
-        if code in RIGHTS:
-            return ConfigurationError(f"{who} lacks a right: {text}")
-        if code in _CHANGED:
-            return ConfigurationError(f"{who} found the table changed since it was checked: {text}")
-        if code == GTID_UNSAFE:
-            return ConfigurationError(f"{who} failed: {text}")
-        if code in _NO_LOCAL:
-            return ConfigurationError(
-                f"{who} may not use LOAD DATA LOCAL any more ({text}): start the query again, and rows go in by INSERT"
-            )
-        if code == _TOO_LARGE:
-            return BadValue(f"{who} has a row above max_allowed_packet of the server: {text}")
-        if refuses(error):
-            return BadValue(f"{who} was refused: {text}").because(self._alone(describe(error)), type(error).__name__)
-        return None
+    def _fault(self, error: Exception) -> Fault | None:
+        found = fault(error)
+        return found and replace(found, text=self.said(found.text), reason=self._alone(found.text))
 
     def refused(self, warnings: Sequence[tuple[Any, ...]], sent: int, took: int) -> BadValue:
         """Why rows are refused that the server took with warnings (as SHOW WARNINGS lists them), or skipped."""
@@ -101,13 +75,36 @@ class Writing:
         return _ROW.sub(lambda row: f" at row {self.before + int(row[1])}", self._known(text))
 
     def _alone(self, text: str) -> str:
-        """The same without the row."""
+        """Without the row."""
         return _ROW.sub("", self._known(text))
 
     def _known(self, text: str) -> str:
         for name, known in self.aliases.items():
             text = text.replace(name, known)
         return text
+
+
+def fault(error: Exception) -> Fault | None:
+    """None for a lost connection, and what is no error of the server."""
+    if isinstance(error, TransactionBlocked):
+        return Fault("blocked", str(error))
+    if not isinstance(error, pymysql.Error) or code_of(error) in _OF_THE_CLIENT:
+        return None
+    text, code = describe(error), code_of(error)
+    if code in BLOCKED:
+        backup = ", or a backup has FLUSH TABLES WITH READ LOCK"
+        return Fault("blocked", text, advice=f"{backup}; lock_timeout= of the sink is the limit")
+    if code in RIGHTS:
+        return Fault("right", text)
+    if code in _CHANGED:
+        return Fault("gone" if code == ER.NO_SUCH_TABLE else "changed", text)
+    if code == GTID_UNSAFE:
+        return Fault("server", text)
+    if code in _NO_LOCAL:
+        return Fault("server", text, advice="To go on without it, start the query again: rows go in by INSERT")
+    if code == _TOO_LARGE:
+        return Fault("refused", f"a row is above max_allowed_packet of the server: {text}")
+    return Fault("refused" if refuses(error) else "other", text)
 
 
 def refuses(error: pymysql.Error) -> bool:

@@ -15,11 +15,12 @@ from sinks.postgres import catalog, doctor
 from sinks.postgres.catalog import Target
 from sinks.postgres.copying import CopyTransaction
 from sinks.postgres.encode import CopyEncoder
-from sinks.postgres.failures import describe
+from sinks.postgres.failures import describe, fault
 from sinks.postgres.server import Connection, Server, row
 from sinks.postgres.types import Column, mismatches, target_type
 from sinks.sql.ddl import PostgresDdl
 from sinks.sql.dialect import Dialect, Plan, Writers, declarations
+from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, witness_of
 from sinks.sql.questions import HOMES
@@ -30,6 +31,7 @@ HIDES_ROWS = "row-level security may hide rows from the DELETE of delete_marker:
 
 class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
     ADVICE = "; a name with capitals needs double quotes"
+    LOGINS = " and pg_hba.conf"
     KEY = "gid"
 
     server: Server
@@ -149,31 +151,11 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
         return CopyEncoder(context.schema, columns, target.label, rounding=self.merge.rounding == "allow")
 
     # ------------------------------------------------------------------ errors
-    def misconfigured(self, error: Exception) -> str | None:
-        if isinstance(error, errors.LockNotAvailable):
-            return f"somebody locks table or ledger at {self.server} for longer than lock_timeout: {describe(error)}"
-        if isinstance(error, psycopg.OperationalError):
-            return (
-                f"{self.server.redact(str(error)).strip()}. Check host, port, database, user, password and "
-                "pg_hba.conf, and that the server runs"
-            )
-        if isinstance(error, errors.InsufficientPrivilege):
-            return f"the role lacks a right at {self.server}: {describe(error)}"
-        return None
+    def fault(self, error: Exception) -> Fault | None:
+        return fault(error)
 
-    def misses_table(self, error: Exception) -> bool:
-        return isinstance(error, errors.UndefinedTable)
-
-    def forbidden(self, error: Exception) -> str | None:
-        return describe(error) if isinstance(error, errors.InsufficientPrivilege) else None
-
-    def said(self, error: Exception) -> str | None:
-        if not isinstance(error, psycopg.Error) or isinstance(error, psycopg.OperationalError):
-            return None
-        return describe(error)
-
-    def blocked(self, error: Exception) -> bool:
-        return isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected)
+    def unreachable(self, error: Exception) -> str | None:
+        return self.server.redact(str(error)).strip() if isinstance(error, psycopg.OperationalError) else None
 
     # ------------------------------------------------------------------ two-phase transactions
     def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> CopyTransaction:

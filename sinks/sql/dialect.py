@@ -12,6 +12,7 @@ import pyarrow as pa
 from sinks.diagnosis import Finding
 from sinks.errors import SchemaMismatch
 from sinks.sql.ddl import Ddl
+from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.options import MergeOptions
 from sinks.sql.server import C, Server
@@ -52,6 +53,8 @@ class Dialect(ABC, Generic[C, TargetT, T]):
     """What is added to "there is no table"."""
     ADVICE: ClassVar[str] = ""
     """What is added to "create it"."""
+    LOGINS: ClassVar[str] = " and rights"
+    """What else may keep a user out."""
     KEY: ClassVar[str] = ""
     """What the ledger knows a two-phase transaction by, in its identity."""
 
@@ -122,24 +125,22 @@ class Dialect(ABC, Generic[C, TargetT, T]):
 
     # ------------------------------------------------------------------ errors
     @abstractmethod
+    def fault(self, error: Exception) -> Fault | None:
+        """What an error of the server is about; None for a lost connection, and what is no error of the server."""
+
     def misconfigured(self, error: Exception) -> str | None:
-        """What an error of the server means to somebody who sets up the sink; None to let it pass."""
-
-    def misses_table(self, error: Exception) -> bool:
-        """Whether the ledger or the target was dropped, so that the plan is to be made anew before the next try."""
-        return False
-
-    def forbidden(self, error: Exception) -> str | None:
-        """What the server says of a right that the user lacks; None if the error is about something else."""
-        return None
-
-    @abstractmethod
-    def said(self, error: Exception) -> str | None:
-        """What the server has against a statement; None if the error is about something else (a lost connection)."""
+        """What an error means to somebody who sets up the sink; None to let it pass."""
+        fault = self.fault(error)
+        if fault and fault.kind == "blocked":
+            return f"somebody locks table or ledger at {self.server} for longer than lock_timeout: {fault.text}"
+        if fault and fault.kind == "right":
+            return f"the user lacks a right at {self.server}: {fault.text}"
+        said = self.unreachable(error)
+        return said and f"{said}. Check host, port, database, user, password{self.LOGINS}, and that the server runs"
 
     @abstractmethod
-    def blocked(self, error: Exception) -> bool:
-        """Whether a bounded wait for a lock ran out."""
+    def unreachable(self, error: Exception) -> str | None:
+        """The driver's words where the server could not be reached, without the password."""
 
     # ------------------------------------------------------------------ two-phase transactions
     @abstractmethod

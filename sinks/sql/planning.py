@@ -136,14 +136,15 @@ class Planner(Generic[C, TargetT, T]):
                     logger.info("sink %r alters its table: %s", self.sink, change)
                     self.dialect.server.execute(connection, change.statement)
         except Exception as error:
-            said, table = self.dialect.said(error), label(schema, name)
-            if self.dialect.blocked(error):
+            fault, table = self.dialect.fault(error), label(schema, name)
+            said = fault.text if fault else str(error)
+            if isinstance(error, TransactionBlocked) or (fault and fault.kind == "blocked"):
                 raise TransactionBlocked(
                     f"sink {self.sink!r}: to alter table {table} takes a lock that others did not let go of within "
-                    f"lock_timeout ({said or error}). {self._holders(schema, name)}. An orphaned transaction of this "
+                    f"lock_timeout ({said}). {self._holders(schema, name)}. An orphaned transaction of this "
                     "job is aborted before the next try; end others, or wait for them"
                 ) from error
-            if said is None:
+            if fault is None:
                 raise
             raise ConfigurationError(
                 f"sink {self.sink!r}: table {table} cannot be altered: {said}. It takes: {_statements(due)}. Mend what "

@@ -221,8 +221,8 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
             return [error] * len(committables)
 
     def _look_again(self, error: Exception) -> None:
-        if self._dialect.misses_table(error):
-            self._plan = None
+        if (fault := self._dialect.fault(error)) and fault.kind == "gone":
+            self._plan = None  # it is made anew before the next try
 
     def purge(self, checkpoint: Checkpoint) -> None:
         """Now and then: prune the ledger."""

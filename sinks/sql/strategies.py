@@ -203,9 +203,10 @@ class Staged(Strategy[C, TargetT, T]):
                 what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
                 return [CommitOutcome.unknown(what)] * len(committables)
             except Exception as error:
-                if (right := self.dialect.forbidden(error)) is None:
+                fault = self.dialect.fault(error)
+                if fault is None or fault.kind != "right":
                     raise
-                return self.refused(committables, f"the user lacks a right: {right}: grant it")
+                return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
             committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
             self.tidy(connection, plan.ledger.schema, committed)
         return [outcomes[_id(c)] for c in committables]

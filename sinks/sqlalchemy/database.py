@@ -14,7 +14,8 @@ from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
+from sinks.errors import ConfigurationError
+from sinks.sql.errors import Fault
 from sinks.sql.questions import GTID_UNSAFE, MYSQL_TRIGGERS, POSTGRES_TRIGGERS, REFUSED_BY_GTID
 from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, SUMS, LedgerRow, Row, Server
 
@@ -258,32 +259,35 @@ class Database(Server[Connection]):
 
     @contextmanager
     def explained(self, where: str) -> Iterator[None]:
-        """Errors of the database in this block as SinkErrors, where they are about rows, locks or the set-up."""
+        """Errors of the database in this block in the sinks' words."""
         try:
             yield
         except exc.SQLAlchemyError as error:
             raise self.explain(error, where) from None
 
     def explain(self, error: exc.SQLAlchemyError, where: str) -> Exception:
-        """The error in the sinks' words, or, if it is about the connection or the like, at least without the
-        statement."""
+        """A SinkError, if it is about rows, locks or the set-up, or else at least without the statement."""
+        fault, text = self.fault(error), self.said(error)
+        packet = " (or a row is larger than its max_allowed_packet: raise that)" if "has gone away" in text else ""
+        told = fault and fault.explained(where, error)
+        return told or RuntimeError(f"{where} failed at {self}: {text}{packet}")
+
+    def fault(self, error: Exception) -> Fault | None:
+        """None for a lost connection, and what is no error of SQLAlchemy."""
+        if not isinstance(error, exc.SQLAlchemyError) or getattr(error, "connection_invalidated", False):
+            return None
         text = self.said(error)
         if isinstance(error, exc.DBAPIError) and _BLOCKED.search(text):
-            return TransactionBlocked(
-                f"{where} waited for a lock until its limit ({text}). Somebody else's open transaction holds it, or an "
-                "orphaned one of this job (the coordinator aborts those and tries again), or two partitions write the "
-                "same unique value"
-            )
+            return Fault("blocked", text)
         if self.refuses(error):
-            return BadValue(f"{where} was refused: {text}").because(text, type(error).__name__)
+            return Fault("refused", text)
         if is_gtid_unsafe(error):
-            return ConfigurationError(f"{where} failed: {REFUSED_BY_GTID}")
-        if isinstance(error, exc.ProgrammingError | exc.NoSuchTableError | exc.NotSupportedError) or (
+            return Fault("server", REFUSED_BY_GTID)
+        if isinstance(error, exc.NoSuchTableError | exc.ProgrammingError | exc.NotSupportedError) or (
             isinstance(error, exc.OperationalError) and _CHANGED.search(text)
         ):
-            return ConfigurationError(f"{where} failed at {self}: {text}")
-        packet = " (or a row is larger than its max_allowed_packet: raise that)" if "has gone away" in text else ""
-        return RuntimeError(f"{where} failed at {self}: {text}{packet}")
+            return Fault("changed", f"{text} (at {self})")
+        return Fault("other", text) if isinstance(error, exc.DBAPIError) else None
 
     def refuses(self, error: BaseException) -> bool:
         """Whether the error is about the rows, so that trying again cannot help."""

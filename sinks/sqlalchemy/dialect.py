@@ -18,11 +18,11 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import SchemaType, TypeEngine
 
-from sinks.errors import TransactionBlocked
 from sinks.sql import target as targets
 from sinks.sql.ddl import Ddl, MySqlDdl, PostgresDdl, ShortAddDdl, SqliteDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
 from sinks.sql.enumerations import in_full
+from sinks.sql.errors import Fault
 from sinks.sql.questions import HOMES
 from sinks.sql.values import mismatches
 from sinks.sqlalchemy import changes
@@ -242,22 +242,12 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
         return column.name in self.merge.keys or (not column.nullable and not self.merge.delete_marker)
 
     # ------------------------------------------------------------------ errors
-    def misconfigured(self, error: Exception) -> str | None:
-        if not isinstance(error, exc.OperationalError):
-            return None
-        return (
-            f"cannot use {self.server}: {self.server.said(error)}. Check address, user, password and rights, and "
-            "that the server runs"
-        )
+    def fault(self, error: Exception) -> Fault | None:
+        return self.server.fault(error)
 
-    def said(self, error: Exception) -> str | None:
-        refused = isinstance(error, exc.DBAPIError) and not error.connection_invalidated
-        return self.server.said(error) if refused else None
-
-    def blocked(self, error: Exception) -> bool:
-        if isinstance(error, exc.SQLAlchemyError):
-            error = self.server.explain(error, "")
-        return isinstance(error, TransactionBlocked)
+    def unreachable(self, error: Exception) -> str | None:
+        known = isinstance(error, exc.OperationalError)
+        return f"cannot use {self.server}: {self.server.said(error)}" if known else None
 
     # ------------------------------------------------------------------ two-phase transactions
     def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> InsertTransaction:
