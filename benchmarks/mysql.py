@@ -106,8 +106,9 @@ class Target:
         found = self._state()
         if found != self._expected:
             raise AssertionError(f"(rows, distinct ids, content hash) are {found}, not {self._expected}")
-        staging = query(self._admin, "SHOW TABLES LIKE 'tpc\\_%%'")
-        leftovers = [*query(self._admin, "XA RECOVER"), *(row for row in staging if row[0] != "tpc_ledger")]
+        tables = query(self._admin, "SHOW TABLES LIKE 'tpc\\_%%'")
+        staging = [table for (table,) in tables if not table.startswith("tpc_ledger")]
+        leftovers = [*query(self._admin, "XA RECOVER"), *staging]
         if leftovers:
             raise AssertionError(f"left behind in the database: {leftovers}")
 

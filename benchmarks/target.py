@@ -38,7 +38,7 @@ class Target:
             raise AssertionError(f"(rows, distinct ids, content hash) are {found}, not {self._expected}")
         leftovers = self._admin.execute(
             "SELECT gid FROM pg_prepared_xacts UNION ALL SELECT relname FROM pg_class"
-            r" WHERE relkind = 'r' AND relname LIKE 'tpc\_%' AND relname <> 'tpc_ledger'"
+            r" WHERE relkind = 'r' AND relname LIKE 'tpc\_%' AND relname NOT LIKE 'tpc\_ledger%'"
         ).fetchall()
         if leftovers:
             raise AssertionError(f"left behind in the database: {leftovers}")

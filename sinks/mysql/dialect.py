@@ -13,9 +13,9 @@ import pyarrow as pa
 import pymysql
 from pymysql.constants import ER
 
-from sinks.diagnosis import Finding
+from sinks.diagnosis import Finding, of_clock
 from sinks.errors import ConfigurationError
-from sinks.mysql import catalog, doctor
+from sinks.mysql import catalog
 from sinks.mysql.catalog import Target
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.failures import XA_UNKNOWN, code_of, describe, fault
@@ -41,6 +41,7 @@ _DETACH_TIMEOUT = 2.0
 
 
 class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
+    TWO_PHASE = "xa"
     UNSEEN = ", or none that this user may see"
 
     server: Server
@@ -173,7 +174,7 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
         xa = self.strategy != "staged" and self.merge.mode == "append"
-        return doctor.findings(connection, xa=xa, no_xa=self.no_xa(connection) if xa else None)
+        return _findings(connection, xa=xa, no_xa=self.no_xa(connection) if xa else None)
 
     def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> RowEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
@@ -279,3 +280,32 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
         prefix = TransactionId.prefix(job)
         names = {name_of(identity): identity for identity in prepared(connection, schema)}
         return [identity for name, identity in names.items() if name.startswith(prefix) and of_sink(name, sink)]
+
+
+# ---------------------------------------------------------------------- what `coordinator doctor` says
+def _findings(connection: Connection, *, xa: bool, no_xa: str | None) -> Iterable[Finding]:
+    """`xa`: whether the sink would use XA branches, and `no_xa` why it cannot."""
+    ((version,),) = query(connection, "SELECT VERSION()")
+    mariadb = is_mariadb(connection)
+    yield Finding.ok(f"{'MariaDB' if mariadb else 'MySQL'} {version}")
+    if no_xa:
+        grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
+        yield Finding.warning(f"{no_xa}; the strategy is staged", grant)
+    elif xa and setting(connection, "xa_detach_on_prepare") == "OFF":
+        yield Finding.error(
+            "xa_detach_on_prepare is OFF, so a prepared transaction stays with its connection",
+            "SET PERSIST xa_detach_on_prepare = ON;",
+        )
+    if setting(connection, "local_infile") not in ("1", "ON"):
+        yield Finding.warning(
+            "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",
+            "SET GLOBAL local_infile = ON; and in the server's option file",
+        )
+    if setting(connection, "log_bin") in ("1", "ON"):
+        yield Finding.ok(f"the binary log is on, format {setting(connection, 'binlog_format')}")
+        if (sync := setting(connection, "sync_binlog")) != "1":
+            yield Finding.warning(
+                f"sync_binlog is {sync}: after a crash of its machine, replicas may have other rows than the server",
+                "SET GLOBAL sync_binlog = 1; and in the server's option file",
+            )
+    yield from of_clock("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))

@@ -1,4 +1,11 @@
-"""One participant's transaction in the task: a connection of its own that takes rows."""
+"""One participant's transaction in the task: a connection of its own, which takes rows by LOAD DATA LOCAL INFILE out of
+memory, or by INSERT.
+
+The server answers LOAD DATA with a request for the file that it names; rows are then sent as packets, the last one
+empty (MySQL manual, "COM_QUERY Response", LOCAL INFILE Request). PyMySQL can only send a file of the disk, so this
+module speaks the protocol through three methods of its connection, two of them private and the same since 2013:
+`_execute_command`, `_read_packet` and `write_packet`. No file is ever opened, whatever name a server asks for.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +15,10 @@ from contextlib import AbstractContextManager
 
 import pyarrow as pa
 import pymysql
+from pymysql.constants import COMMAND
+from pymysql.protocol import OKPacketWrapper
 
 from sinks.errors import BadValue
-from sinks.mysql import local_infile
 from sinks.mysql.connection import WORK_SECONDS
 from sinks.mysql.encode import LoadEncoder, RowEncoder
 from sinks.mysql.failures import Writing
@@ -18,6 +26,8 @@ from sinks.mysql.server import Connection, Server, execute, query
 from sinks.sql.server import disconnect
 from sinks.sql.transaction import RowTransaction
 from sinks.transaction import Identity, TransactionContext
+
+_PACKET = 2**20
 
 
 class LoadTransaction(RowTransaction[Connection]):
@@ -57,7 +67,7 @@ class LoadTransaction(RowTransaction[Connection]):
 
     def _send(self, data: memoryview, rows: int) -> None:
         if isinstance(self._encoder, LoadEncoder):
-            local_infile.send(self.connection, self._statement, data)
+            _send(self.connection, self._statement, data)
             self._loading = rows
         else:
             self._insert(data, rows)
@@ -83,7 +93,7 @@ class LoadTransaction(RowTransaction[Connection]):
         """Wait for the last LOAD DATA."""
         if self._loading:
             rows, self._loading = self._loading, 0
-            self._judge(rows, *local_infile.result(self.connection))
+            self._judge(rows, *_result(self.connection))
 
     def _insert(self, data: memoryview, rows: int) -> None:
         without_comma = self._statement.encode() + data[:-1]
@@ -115,9 +125,26 @@ class LoadTransaction(RowTransaction[Connection]):
         with contextlib.suppress(Exception):
             if self._loading:
                 self._loading = 0
-                local_infile.result(self.connection)
+                _result(self.connection)
             if self.connection.open:
                 for statement in self._undo:
                     with contextlib.suppress(pymysql.MySQLError):
                         execute(self.connection, statement)
         disconnect(self.connection)
+
+
+def _send(connection: Connection, statement: str, data: memoryview) -> None:
+    """Start the statement and give it its rows. It is not done before `_result` is called, and nothing else may be
+    asked of the connection until then."""
+    connection._execute_command(COMMAND.COM_QUERY, statement)  # type: ignore[attr-defined]
+    if not connection._read_packet().is_load_local_packet():  # type: ignore[no-untyped-call]
+        raise pymysql.InternalError("the server did not ask for the rows of LOAD DATA LOCAL")
+    for start in range(0, len(data), _PACKET):
+        connection.write_packet(data[start : start + _PACKET])
+    connection.write_packet(b"")
+
+
+def _result(connection: Connection) -> tuple[int, int]:
+    """Wait for the end of what `_send` began: how many rows the server took, and how many warnings it has."""
+    packet = OKPacketWrapper(connection._read_packet())  # type: ignore[no-untyped-call]
+    return packet.affected_rows, packet.warning_count

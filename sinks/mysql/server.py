@@ -88,8 +88,9 @@ class Server(servers.PooledServer[Connection]):
         fixed: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "local_infile": False, "cursorclass": Cursor}
         # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with local_infile=False, hands out no file
         flags = CLIENT.LOCAL_FILES | CLIENT.FOUND_ROWS  # the rows of an UPDATE are those found, changed by it or not
-        super().__init__(defaults | given | fixed | {"client_flag": int(given.get("client_flag", 0)) | flags})
-        self._lock_timeout = max(1, math.ceil(lock_timeout))
+        flags |= int(given.get("client_flag", 0))
+        lock_timeout = math.ceil(lock_timeout)
+        super().__init__(defaults | given | fixed | {"client_flag": flags}, name=name, lock_timeout=lock_timeout)
 
     def connect(self) -> Connection:
         try:

@@ -85,14 +85,8 @@ class MySQLSink(TableSink[Connection, Target, LoadTransaction]):
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
         """
-        unique = tuple([keys] if isinstance(keys, str) else keys)
-        merge = MergeOptions(mode, unique, order_by, delete_marker, rounding, keep_newer)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
         server = Server(dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
-        problems = list(merge.contradictions(strategy, "xa"))
-        if lock_timeout <= 0:
-            problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
         dialect = MySQLDialect(server, merge, strategy)
         planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
-        super().__init__(
-            planner, MySQLStaging(dialect), problems, transform, checkpoint_column, dead_letters, max_dead_letters
-        )
+        super().__init__(planner, MySQLStaging(dialect), transform, checkpoint_column, dead_letters, max_dead_letters)

@@ -107,8 +107,7 @@ class Server(servers.PooledServer[Connection]):
             "tcp_user_timeout": 60_000,
             "client_encoding": "UTF8",  # of the text inside COPY BINARY too, so not the user's to choose
         }
-        super().__init__(defaults | given | {"client_encoding": "UTF8"})
-        self._lock_timeout = lock_timeout
+        super().__init__(defaults | given | {"client_encoding": "UTF8"}, name=name, lock_timeout=lock_timeout)
         self._silent_until = 0.0
 
     def connect(self) -> Connection:

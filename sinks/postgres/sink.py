@@ -81,18 +81,13 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
 
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """
-        unique = tuple([keys] if isinstance(keys, str) else keys)
-        merge = MergeOptions(mode, unique, order_by, delete_marker, rounding, keep_newer)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
         server = Server(dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
-        problems = list(merge.contradictions(strategy, "prepared"))
-        if lock_timeout <= 0:
-            problems.append("lock_timeout is in seconds and above 0: a wait without limit could block for ever")
         dialect = PostgresDialect(server, merge, strategy)
         planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
         super().__init__(
             planner,
             PostgresStaging(dialect),
-            problems,
             transform,
             dead_letters=dead_letters,
             max_dead_letters=max_dead_letters,

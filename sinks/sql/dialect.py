@@ -55,6 +55,8 @@ class Dialect(ABC, Generic[C, TargetT, T]):
     """What is added to "create it"."""
     LOGINS: ClassVar[str] = " and rights"
     """What else may keep a user out."""
+    TWO_PHASE: ClassVar[str]
+    """The name of the strategy in which each participant has a transaction of its own on the table."""
     KEY: ClassVar[str] = ""
     """What the ledger knows a two-phase transaction by, in its identity."""
 

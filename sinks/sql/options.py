@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -25,6 +25,11 @@ class MergeOptions:
     delete_marker: str | None = None
     rounding: str = "refuse"
     keep_newer: bool = False
+
+    @classmethod
+    def of(cls, mode: str, keys: Sequence[str] | str, *others: Any) -> MergeOptions:
+        """A single key may be given as it is."""
+        return cls(mode, tuple([keys] if isinstance(keys, str) else keys), *others)
 
     def __str__(self) -> str:
         """Committables keep it, and are compared by it in later versions: the same options, the same text, for ever."""

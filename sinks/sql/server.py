@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
+from sinks.errors import ConfigurationError
+
 IDLE_CONNECTIONS = 4
 PERCENT_ENCODED = (
     "write '@', ':', '/', '?', '#' and '%' in user, password and database as %40, %3A, %2F, %3F, %23 and %25"
@@ -105,9 +107,15 @@ class PooledServer(Server[C]):
     SHOWN: ClassVar[tuple[str, ...]]  # parameters that tell a reader which database it is
     INSERT_MISSING: ClassVar[str]  # INSERT, with {table}, {columns} and {rows}, that skips rows whose key is there
 
-    def __init__(self, parameters: Mapping[str, Opaque]) -> None:
-        """`parameters` are the driver's, for a connection."""
+    def __init__(self, parameters: Mapping[str, Opaque], *, name: str, lock_timeout: float) -> None:
+        """`parameters` are the driver's, for a connection; `name` is the sink's; `lock_timeout` is in seconds. Raises
+        ConfigurationError for none above 0."""
+        if lock_timeout <= 0:
+            raise ConfigurationError(
+                f"sink {name!r}: lock_timeout is in seconds and above 0: a wait without limit could block for ever"
+            )
         self._parameters = dict(parameters)
+        self._lock_timeout = lock_timeout
         self._lock = threading.Lock()
         self._idle: list[C] = []
 

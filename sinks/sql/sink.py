@@ -50,28 +50,28 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         self,
         planner: Planner[C, TargetT, T],
         staged: Staged[C, TargetT, T],
-        problems: Sequence[str],
         transform: Callable[[DataFrame], DataFrame] | None,
         checkpoint_column: str | None = None,
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
-        """`checkpoint_column` is filled by the sink. Raises ConfigurationError for `problems`, what is wrong with the
-        user's options."""
+        """Raises ConfigurationError for options that contradict each other."""
         super().__init__(
             name=planner.sink, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters
         )
+        dialect = planner.dialect
+        problems = list(dialect.merge.contradictions(dialect.strategy, dialect.TWO_PHASE))
         if planner.evolution not in STEPS:
             known = ", ".join(f'"{step}"' for step in STEPS)
-            problems = [*problems, f"schema_evolution={planner.evolution!r} is not one of {known}"]
+            problems.append(f"schema_evolution={planner.evolution!r} is not one of {known}")
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self.table = planner.table
-        self.strategy = planner.dialect.strategy
-        self._dialect: Dialect[C, TargetT, T] = planner.dialect
-        self._server = planner.dialect.server
+        self.strategy = dialect.strategy
+        self._dialect: Dialect[C, TargetT, T] = dialect
+        self._server = dialect.server
         self._planner = planner
-        self._two_phase = TwoPhase(planner.dialect)
+        self._two_phase = TwoPhase(dialect)
         self._staged = staged
         self._checkpoint_column = checkpoint_column
         self._plan: Plan[C, TargetT] | None = None

@@ -60,6 +60,7 @@ _DDL: dict[str, type[Ddl[Connection]]] = {
 
 
 class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
+    TWO_PHASE = "two_phase"
     KEY = "xid"
 
     server: Database

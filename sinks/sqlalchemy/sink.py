@@ -9,6 +9,7 @@ import pyarrow as pa
 from sqlalchemy.engine import URL, Connection
 
 from sinks.base import Sink
+from sinks.errors import ConfigurationError
 from sinks.sql.dialect import Plan
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
@@ -91,15 +92,13 @@ class SqlAlchemySink(TableSink[Connection, Target, InsertTransaction]):
 
         Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
         """
-        unique = tuple([keys] if isinstance(keys, str) else keys)
-        merge = MergeOptions(mode, unique, order_by, delete_marker, rounding, keep_newer)
+        merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
         database = Database(url, engine_options or {}, name=name or table)
         dialect = SqlAlchemyDialect(database, merge, strategy)
         planner = _Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
-        problems = list(merge.contradictions(strategy, "two_phase"))
         beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._server) == str(database)
         if database.dialect == "sqlite" and beside:
-            problems.append("a SQLite file takes one writer at a time, so its dead letters go into another file")
-        super().__init__(
-            planner, Staged(dialect), problems, transform, checkpoint_column, dead_letters, max_dead_letters
-        )
+            raise ConfigurationError(
+                f"sink {name or table!r}: a SQLite file takes one writer at a time: its dead letters go into another"
+            )
+        super().__init__(planner, Staged(dialect), transform, checkpoint_column, dead_letters, max_dead_letters)
