@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import sys
@@ -32,7 +33,6 @@ from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import StreamExecution, arrow_schema
 from coordinator.spark.location import newest_commit
 from coordinator.spark.preflight import require_packages, require_workers, tell_of_sockets
-from coordinator.spark.start import StartedQuery, noticing
 from coordinator.statistics.history import CheckpointHistory
 from coordinator.statistics.metrics import exposition, open_telemetry, prometheus
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
@@ -125,7 +125,8 @@ class CheckpointCoordinator:
         self._ready = False
         self._passage = Passage(config.rows_on_driver)
         self._query: Query | None = None
-        self._started: StartedQuery | None = None
+        self._started: StreamingQuery | None = None
+        """What `write_stream` led to last."""
         self._done: MicroBatch | None = None
         self._location: str | None = None
         self._stopping = self._held_back = False
@@ -139,8 +140,6 @@ class CheckpointCoordinator:
         address = self._http.address if self._http else ""
         if query is None:
             return self.protocol.store.claim_generation(address)
-        if self._started:
-            self._started.forget()
         generation = self.protocol.store.claim_generation(address, self.config.heartbeat_interval, self.sinks)
         self._heartbeat.begin(generation, query)
         self._verifier.begin(query)
@@ -169,16 +168,23 @@ class CheckpointCoordinator:
             df.sparkSession.conf.set(key, value)
         writer = df.writeStream.foreachBatch(self)
         if not is_remote():  # else the query goes on without this object
-            writer = noticing(writer, self._has_started)
+            self._notice_start_of(writer)
         if self.config.checkpoint_location:
             writer = writer.option("checkpointLocation", self.config.checkpoint_location)
         interval = self.config.interval
         return writer if interval is None else writer.trigger(processingTime=f"{interval * 1000:.0f} milliseconds")
 
-    def _has_started(self, started: StartedQuery) -> None:
-        self._started = started
-        if getattr(self._query, "runId", None) != started.query.runId:
-            self._query = None  # of the run before
+    def _notice_start_of(self, writer: DataStreamWriter) -> None:
+        start = writer.start
+
+        @functools.wraps(start)
+        def noticed(*arguments: Any, **options: Any) -> StreamingQuery:
+            self._started = query = start(*arguments, **options)
+            if getattr(self._query, "runId", None) != query.runId:
+                self._query = None  # of the run before
+            return query
+
+        writer.start = noticed  # type: ignore[method-assign]
 
     # ------------------------------------------------------------------ called by Spark
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -490,28 +496,29 @@ class CheckpointCoordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the query, then `close`. Raises what the query failed with, even if nobody waited for it; but not again
-        where the block was told by `awaitTermination()` or `exception()` of what `write_stream(…).start()` returned,
-        and ends all the same. An error of Spark that passes on the text of what stopped the query gives way to that
-        error itself. Raises also what the function around this object kept from Spark."""
-        unseen = unheard = None
-        told = error or (self._started and self._started.has_told())
+        """Stop the query, then `close`. Raises what the query failed with, also if the block has caught that, and what
+        the function around this object kept from Spark. An error that leaves the block goes before both. Spark's own,
+        which passes on the text of what stopped the query, gives way to that error itself."""
+        failed = unheard = None
         try:
-            for query in (self._started and self._started.query, self._query):
+            for query in (self._started, self._query):
                 if query:  # the first also if no batch of it has come; the second also if somebody else started it
                     self.stop(query)
-                    unseen = None if told else query.exception()
-            unheard = self.unheard(self._started.query if self._started else None)
+                    failed = None if error else query.exception()
+            unheard = self.unheard(self._started)
         finally:
             self.close()
         if unheard and not error:
             raise unheard
-        stopped_by, raised = self.last_error, error or unseen
-        if stopped_by and raised and stopped_by is not raised and str(stopped_by) in str(raised):
-            cause = stopped_by.__cause__
-            raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)
-        if unseen:
-            raise unseen
+        stopped_by, raised = self.last_error, error or failed
+        if stopped_by and raised:
+            from pyspark.errors import StreamingQueryException
+
+            if isinstance(raised, StreamingQueryException) and str(stopped_by) in str(raised):
+                cause = stopped_by.__cause__
+                raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)
+        if failed:
+            raise failed
 
 
 def _spool(job: str, storage: str | CheckpointStorage, config: CheckpointConfig) -> Spool | None:

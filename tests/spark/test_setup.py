@@ -102,33 +102,45 @@ def wait_here(query: StreamingQuery) -> None:
         query.awaitTermination(300)
 
 
-def ask_here(query: StreamingQuery) -> None:
-    wait_for(lambda: not query.isActive)
-    assert "too many" in str(query.exception())
-
-
-def wait_in_another_thread(query: StreamingQuery) -> None:
-    thread = threading.Thread(target=wait_here, args=(query,))
-    thread.start()
-    thread.join()
+def end_with_another_error(query: StreamingQuery) -> None:
+    try:
+        query.awaitTermination(300)
+    except StreamingQueryException as error:
+        raise LookupError(f"my own, after {error}") from None
 
 
 @pytest.mark.parametrize(
-    ("waits", "raised"),
-    [(wait_here, False), (ask_here, False), (wait_in_another_thread, True), (lambda query: None, True)],
+    ("waits", "raised", "text"),
+    [
+        (wait_here, CheckpointFailed, "too many"),
+        (lambda query: None, CheckpointFailed, "too many"),
+        (end_with_another_error, LookupError, "my own"),
+    ],
+    ids=["also if the block caught it", "also if nobody waited", "unless another error leaves the block"],
 )
-def test_what_the_block_was_told_is_not_raised_again_at_its_end(
-    spark: SparkSession, tmp_path: Path, waits: Callable[[StreamingQuery], None], raised: bool
+def test_what_the_query_failed_with_is_raised_at_the_end_of_the_block(
+    spark: SparkSession, tmp_path: Path, waits: Callable[[StreamingQuery], None], raised: type[Exception], text: str
 ) -> None:
     failing = numbers(spark).select(functions.expr("assert_true(value < 15, 'too many')").alias("a"), "value")
     (tmp_path / "rows").mkdir()
-    with (
-        pytest.raises(CheckpointFailed, match="too many") if raised else nullcontext(),
-        CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri()) as coordinator,
-    ):
-        query = start(coordinator.write_stream(failing), tmp_path)
-        wait_for(lambda: not query.isActive)
-        waits(query)
+
+    def run() -> None:
+        with CheckpointCoordinator("n", [FileSink(tmp_path / "rows")], (tmp_path / "s").as_uri()) as coordinator:
+            query = start(coordinator.write_stream(failing), tmp_path)
+            wait_for(lambda: not query.isActive)
+            waits(query)
+
+    with pytest.raises(raised, match=text):
+        run()
+
+
+def test_a_failure_of_a_start_before_is_not_raised_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
+    files = Files(spark, tmp_path)
+    with files.coordinator() as coordinator:
+        with pytest.raises(StreamingQueryException, match="too many"):
+            run_all(coordinator.write_stream(files.df.where("assert_true(id < 0, 'too many') is null")), tmp_path)
+        run_all(coordinator.write_stream(files.df), tmp_path)
+    assert files.visible() == files.ids
 
 
 def test_the_end_of_the_block_stops_a_query_that_has_had_no_batch(spark: SparkSession, tmp_path: Path) -> None:
