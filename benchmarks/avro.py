@@ -12,10 +12,10 @@ from statistics import median
 
 import pyarrow as pa
 
+from sinks.arrow.json import to_json
 from sinks.kafka.serialization.avro_encoding import Avro
 from sinks.kafka.serialization.encoding import Writer
 from sinks.kafka.serialization.protobuf_encoding import Protobuf
-from sinks.sql.json import to_json
 
 _ROUNDS = 5
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from sinks.arrow.json import to_json
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.spark_types import schema_to_json
-from sinks.sql.json import to_json
 from sinks.transaction import Refused, TransactionContext
 
 SCHEMA = pa.schema(

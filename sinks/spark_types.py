@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as at
 
-from sinks.arrow_types import is_list
+from sinks.arrow.types import is_list
 from sinks.diagnosis import VARCHAR
 
 _KINDS: dict[str, pa.DataType] = {

@@ -14,7 +14,7 @@ import pyarrow.types as at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinks.sql.json import to_json
+from sinks.arrow.json import to_json
 
 MICROSECOND = timedelta(microseconds=1)
 MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1))

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.arrow_types import is_text
+from sinks.arrow.types import is_text
 from sinks.task import columns_hash
 
 _NULL = 0x9E3779B97F4A7C15

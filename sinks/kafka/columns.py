@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from sinks.arrow_types import is_bytes, is_moment, is_text
+from sinks.arrow.types import is_bytes, is_moment, is_text
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
 from sinks.kafka.messages import milliseconds

@@ -15,8 +15,8 @@ from sinks.mysql.failures import describe as text_of
 from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted
 from sinks.mysql.types import Column
 from sinks.sql import target as targets
-from sinks.sql.enumerations import in_full, members_of
 from sinks.sql.evolution import holds
+from sinks.sql.mysql import in_full, members_of
 from sinks.sql.server import Row
 from sinks.sql.target import Unique
 

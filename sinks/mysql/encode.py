@@ -10,12 +10,12 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.arrow_types import bytes_of
+from sinks.arrow.convert import Convert, RefusedValue
+from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
 from sinks.mysql.server import listed, quoted
 from sinks.mysql.types import Column, Form, conversion
 from sinks.sql.encoder import Encoder
-from sinks.sql.values import Convert, RefusedValue
 
 
 class RowEncoder(Encoder[Column]):

@@ -18,12 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from sinks.arrow_types import is_bytes, is_moment, is_text
-from sinks.sql import target as targets
-from sinks.sql import values
-from sinks.sql.json import to_json
-from sinks.sql.mysql_json import as_mysql_json, beyond_doubles
-from sinks.sql.values import (
+from sinks.arrow.convert import (
     ROUNDING,
     Convert,
     CreatedTypes,
@@ -41,6 +36,11 @@ from sinks.sql.values import (
     to_unit,
     within,
 )
+from sinks.arrow.json import to_json
+from sinks.arrow.types import is_bytes, is_moment, is_text
+from sinks.sql import encoder as values
+from sinks.sql import target as targets
+from sinks.sql.mysql import as_mysql_json, beyond_doubles
 
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 _TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}

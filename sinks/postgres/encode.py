@@ -8,9 +8,9 @@ from copy import copy
 import pgpq
 import pyarrow as pa
 
+from sinks.arrow.convert import Convert
 from sinks.postgres.types import Column, conversion
 from sinks.sql.encoder import Encoder
-from sinks.sql.values import Convert
 
 
 class CopyEncoder(Encoder[Column]):

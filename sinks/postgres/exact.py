@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from sinks.sql.values import ROUNDING, Convert, Unfit, refuse, to_scale, to_unit
+from sinks.arrow.convert import ROUNDING, Convert, Unfit, refuse, to_scale, to_unit
 
 _LIMITED = re.compile(
     r"(?P<name>[a-z]+(?: varying)?)(?P<fields>(?: (?!with)[a-z]+)*)(?:\((?P<size>-?\d+)(?:,(?P<scale>-?\d+))?\))?"

@@ -20,12 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 from psycopg.postgres import types as builtin
 
-from sinks.arrow_types import bytes_of, is_bytes, is_list, is_moment, is_text
-from sinks.postgres.exact import exactness
-from sinks.sql import target as targets
-from sinks.sql import values
-from sinks.sql.json import to_json
-from sinks.sql.values import (
+from sinks.arrow.convert import (
     Convert,
     CreatedTypes,
     RefusedValue,
@@ -41,6 +36,11 @@ from sinks.sql.values import (
     short,
     within,
 )
+from sinks.arrow.json import to_json
+from sinks.arrow.types import bytes_of, is_bytes, is_list, is_moment, is_text
+from sinks.postgres.exact import exactness
+from sinks.sql import encoder as values
+from sinks.sql import target as targets
 
 INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 FLOATS = {"float4": pa.float32(), "float8": pa.float64()}

@@ -21,10 +21,10 @@ from sqlalchemy.types import SchemaType, TypeEngine
 from sinks.sql import target as targets
 from sinks.sql.ddl import Ddl, MySqlDdl, PostgresDdl, ShortAddDdl, SqliteDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
-from sinks.sql.enumerations import in_full
+from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault
+from sinks.sql.mysql import in_full
 from sinks.sql.questions import HOMES
-from sinks.sql.values import mismatches
 from sinks.sqlalchemy import changes
 from sinks.sqlalchemy.database import Database, create, has_table
 from sinks.sqlalchemy.ledger import Ledger

@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RootTransaction
 
+from sinks.arrow.convert import RefusedValue
 from sinks.errors import BadValue
+from sinks.sql.encoder import bad_value
 from sinks.sql.questions import DEFERRED
 from sinks.sql.transaction import RowTransaction
-from sinks.sql.values import RefusedValue, bad_value
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.types import Column, conversion
 from sinks.transaction import Identity, TransactionContext

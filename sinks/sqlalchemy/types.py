@@ -17,27 +17,26 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
-from sinks.arrow_types import is_bytes, is_text
-from sinks.sql import target as targets
-from sinks.sql import values
-from sinks.sql.json import to_json
-from sinks.sql.mysql_json import as_mysql_json, beyond_doubles
-from sinks.sql.values import (
+from sinks.arrow.convert import (
     DOUBLE_DIGITS,
     ROUNDING,
     Convert,
     Unfit,
+    cast,
     checked,
     narrowed,
     no_internals,
     refuse,
     refuse_strangers,
     same,
-    spark_name,
     to_scale,
     to_unit,
     would_be_rounded,
 )
+from sinks.arrow.json import to_json
+from sinks.arrow.types import is_bytes, is_text, spark_name
+from sinks.sql import target as targets
+from sinks.sql.mysql import as_mysql_json, beyond_doubles
 
 # SQLite has no other type for fractions.
 _SQLITE_DIGITS = DOUBLE_DIGITS
@@ -210,7 +209,7 @@ def _moment(arrow: pa.DataType, kind: sa.DateTime | sa.Time, column: Column, rou
     if isinstance(kind, sa.Time) and kind.timezone:
         raise Unfit("a time of day in Spark has no zone, and the column asks for one: use a plain time column")
     if isinstance(kind, sa.Time):
-        clock = values.cast(arrow, pa.time64("us"), at.is_time(arrow), "cast to time in Spark")
+        clock = cast(arrow, pa.time64("us"), at.is_time(arrow), "cast to time in Spark")
     elif not at.is_timestamp(arrow):
         raise Unfit("cast to timestamp in Spark")
     elif arrow.tz is None and (kind.timezone or isinstance(kind, mysql.TIMESTAMP)):

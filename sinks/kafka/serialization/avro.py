@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_bytes, is_list, is_moment, is_text
+from sinks.arrow.types import is_bytes, is_list, is_moment, is_text
 from sinks.diagnosis import SchemaChange
 from sinks.kafka.serialization.schema import Merged, below, change, is_int, no_type, unnameable
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_list, is_text
+from sinks.arrow.types import is_list, is_text
 from sinks.extras import needs_extra
 from sinks.kafka.serialization import avro
 from sinks.kafka.serialization.avro import Schema, null_first, nullable

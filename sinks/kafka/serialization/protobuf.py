@@ -11,7 +11,7 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_bytes, is_list, is_moment, is_text
+from sinks.arrow.types import is_bytes, is_list, is_moment, is_text
 from sinks.diagnosis import SchemaChange
 from sinks.extras import needs_extra
 from sinks.kafka.serialization.schema import Merged, alike, below, change, is_int, no_type, unnameable

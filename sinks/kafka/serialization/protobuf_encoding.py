@@ -9,7 +9,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_list, is_moment
+from sinks.arrow.types import is_list, is_moment
 from sinks.extras import needs_extra
 from sinks.kafka.serialization import protobuf
 from sinks.kafka.serialization.schema import Encode, Format, Merged, ValidationError, once

@@ -12,7 +12,7 @@ from typing import IO, Any, ClassVar
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_list
+from sinks.arrow.types import is_list
 from sinks.diagnosis import SchemaChange
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sinks.arrow_types import is_list
+from sinks.arrow.types import is_list
 from sinks.diagnosis import Finding, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.kafka.serialization.encoding import Writer

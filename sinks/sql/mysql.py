@@ -1,11 +1,11 @@
-"""JSON for the `json` type of MySQL, which has 64-bit integers and doubles, and the last of equal names. MariaDB's is a
-text."""
+"""MySQL's JSON and enumerations, for MySQLSink and for SqlAlchemySink."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -15,10 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from sinks.arrow_types import is_text
-from sinks.sql.json import to_json
-from sinks.sql.values import DOUBLE_DIGITS, ROUNDING, Convert, RefusedValue, Unfit, no_internals, short, spark_name
+from sinks.arrow.convert import DOUBLE_DIGITS, ROUNDING, Convert, RefusedValue, Unfit, no_internals, short
+from sinks.arrow.json import to_json
+from sinks.arrow.types import is_text, spark_name
 
+# ---------------------------------------------------------------------- JSON
+# It has 64-bit integers and doubles, and the last of equal names. MariaDB's is a text.
 _SUSPICIOUS = r'"\s*:(?s:.*)"\s*:|[0-9.]{16}|[0-9][eE][+-]?[0-9]{3}'
 """Two names, or a number that may have more digits than a double, or be beyond its range."""
 
@@ -90,3 +92,30 @@ def _check_number(text: str, *, rounding: bool) -> None:
         return
     if not text.lstrip("-").isdigit() or not -(2**63) <= Decimal(text) < 2**64:
         raise ValueError(f"{text[:60]} would be rounded to {value!r}{ROUNDING}")
+
+
+# ---------------------------------------------------------------------- members of ENUM and SET
+# Its catalog writes them with marks, and without characters beyond U+FFFF.
+_MARKS = {"\\0": "\0", "\\n": "\n", "\\r": "\r", "''": "'"}
+
+
+def members_of(declared: str) -> tuple[str, ...]:
+    """Of a type as the catalog writes it."""
+    return tuple(re.findall(r"'((?:[^'\\]|''|\\.)*)'", declared))
+
+
+def in_full(
+    written: Sequence[str], column: str, table: str, *, several: bool, query: Callable[[str], Sequence[Sequence[str]]]
+) -> tuple[str, ...]:
+    """The members `written` in the catalog, of a (quoted) column. Where a question mark may stand for another
+    character, they are asked for by their places: the result of `query` has the column's own type."""
+    plain = [re.sub(r"''|\\.", lambda mark: _MARKS.get(mark[0], mark[0][1]), member) for member in written]
+    if not any("?" in member for member in plain):
+        return tuple(plain)
+    place = "1 << place" if several else "place + 1"
+    rows = query(
+        f"WITH RECURSIVE members (place, member) AS (SELECT 0, {column} FROM (SELECT 1) AS once LEFT JOIN {table}"
+        f" ON FALSE UNION ALL SELECT place + 1, {place} FROM members WHERE place < {len(written)})"
+        " SELECT member FROM members WHERE place > 0 ORDER BY place"
+    )  # MariaDB tells no more than eight of a SET
+    return tuple(member or shown for (member,), shown in zip(rows, plain, strict=True))

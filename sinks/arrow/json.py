@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from sinks.arrow_types import bytes_of, is_bytes, is_list
+from sinks.arrow.types import bytes_of, is_bytes, is_list
 
 _ESCAPED = r'[\x00-\x1f"\\]'
 _IS_ESCAPED = np.array([re.match(_ESCAPED, chr(byte)) is not None for byte in range(128)] + [False] * 128)

@@ -24,6 +24,16 @@ def is_moment(kind: pa.DataType) -> bool:
     return bool(at.is_timestamp(kind) and kind.tz is not None)
 
 
+def spark_name(arrow: pa.DataType) -> str:
+    """An Arrow type in Spark's words."""
+    if at.is_timestamp(arrow):
+        return "timestamp" if arrow.tz else "timestamp_ntz"
+    if is_list(arrow):
+        return f"array<{spark_name(arrow.value_type)}>"
+    names = {"int64": "bigint", "int32": "int", "int16": "smallint", "int8": "tinyint", "bool": "boolean"}
+    return names.get(str(arrow), str(arrow).replace("decimal128", "decimal"))
+
+
 def bytes_of(texts: pa.Array) -> np.ndarray:
     """Of all values, one after the other."""
     _, offsets, data = texts.buffers()
