@@ -15,7 +15,6 @@ from sinks.mysql.failures import describe as text_of
 from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted
 from sinks.mysql.types import Column
 from sinks.sql import target as targets
-from sinks.sql.evolution import holds
 from sinks.sql.mysql import in_full, members_of
 from sinks.sql.server import Row
 from sinks.sql.target import Unique
@@ -117,7 +116,7 @@ def current(connection: Connection, target: Target, written: Sequence[str]) -> T
     rows = query(connection, _COLUMNS, where)
     json = _json(_checks(connection, where)) if any(row[1].lower() == "longtext" for row in rows) else ()
     found = replace(target, columns=_described(connection, where, rows, json))
-    reasons = lacking(written, found)
+    reasons = list(found.unfit(written))
     if unlocked and not reasons:
         reasons = [text_of(unlocked)]
     if reasons:
@@ -132,16 +131,6 @@ def collation(connection: Connection, target: Target) -> str:
     return str(name)
 
 
-def other_types(target: Target, staged: Iterable[tuple[str, str]]) -> list[str]:
-    """Where the server might alter values that were staged with these types on their way into the columns."""
-    known = {column.name: f"{column.declared} {column.collation}".rstrip() for column in target.columns}
-    return [
-        f'its column "{name}" is {known[name]}, and the rows are staged for {then}: change it back'
-        for name, then in sorted(staged)
-        if not holds(known.get(name, then), then)
-    ]
-
-
 def require_innodb(target: Target, engine: str | None) -> None:
     """`engine` is what the table has now; None if it is gone. Raises ConfigurationError."""
     if engine is None:
@@ -151,18 +140,6 @@ def require_innodb(target: Target, engine: str | None) -> None:
             target,
             [f"its engine is {engine}, which has no transactions: ALTER TABLE {target.identifier} ENGINE=InnoDB"],
         )
-
-
-def lacking(written: Sequence[str], target: Target) -> list[str]:
-    """Why a table has no place for rows of the columns `written`, or asks for more than that."""
-    gone = [f'it has no column "{name}" any more: add it, or give it its name back' for name in written]
-    reasons = [reason for name, reason in zip(written, gone, strict=True) if name not in target.names]
-    for column in target.columns:
-        if column.name not in written and not (column.nullable or column.has_default or column.generated):
-            reasons.append(f'its column "{column.name}" is NOT NULL without default: give it one')
-        elif column.name in written and column.generated:
-            reasons.append(f'its column "{column.name}" is generated now: make it a plain one')
-    return reasons
 
 
 def changed(target: Target, reasons: Sequence[str]) -> ConfigurationError:

@@ -116,8 +116,7 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         target = catalog.describe(connection, known.schema, known.name, references=upsert)
         catalog.require_innodb(known, target.engine if target else None)
         assert target is not None
-        reasons = catalog.lacking(written, target)
-        reasons += catalog.other_types(target, types)
+        reasons = list(target.unfit(written, sorted(types)))
         # a counter or timestamp takes a NULL for a number or the time; of others it is better to know now
         nullable = {column.name for column in known.columns if column.nullable}
         asked = [c for c in target.columns if c.counter or c.type == "timestamp" or c.name in nullable]
@@ -125,8 +124,7 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         reasons += self._nulls(connection, target, list(staged), required)
         rights = self.dialect.rights(target, "staged")
         reasons += catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
-        if upsert and not target.is_unique(self.merge.keys):
-            reasons.append(f"it has no unique index on ({', '.join(self.merge.keys)}) any more: add it")
+        reasons += target.no_index_for(self.merge.keys)
         if unlocked and not reasons:
             reasons.append(describe(unlocked))
         if reasons:

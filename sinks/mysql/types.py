@@ -70,6 +70,10 @@ class Column(targets.Column):
     members: tuple[str, ...] = ()
 
     @property
+    def holding(self) -> tuple[str, ...]:
+        return (f"{self.declared} {self.collation}".rstrip(),)
+
+    @property
     def unsigned(self) -> bool:
         return "unsigned" in self.declared
 

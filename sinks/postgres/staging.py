@@ -21,7 +21,6 @@ from sinks.postgres.failures import describe, explained
 from sinks.postgres.server import Connection, Server
 from sinks.postgres.types import Column, target_type
 from sinks.sql.dialect import Plan
-from sinks.sql.evolution import holds
 from sinks.sql.names import staging_table
 from sinks.sql.staging import StagedTypes, StagingTables, by_table, identity_of
 from sinks.transaction import TransactionContext
@@ -130,30 +129,14 @@ class PostgresStaging(StagingTables[Connection, Target, CopyTransaction]):
 
     def _changes(self, target: Target, known: Target, staged: StagedTypes) -> Iterable[str]:
         """What keeps the rows from going in as they are, and what to change back."""
-        now = {column.name: column for column in target.columns}
         types = sorted({one for columns in staged.values() for one in columns.items()})
         written = self.merge.written([name for name, _ in types], known.names)
-        table = self.server.quote(known.schema, known.name)
-        for name, kind in types:
-            column = now.get(name)
-            if name not in written:
-                continue
-            if column is None:
-                yield f'its column "{name}" is gone: name it so again, or add it'
-            elif column.generated:
-                yield f'its column "{name}" is generated now: make it a plain one again'
-            elif not any(holds(now, kind) for now in (column.declared, *([column.limits] * column.domain))):
-                back = f"ALTER TABLE {table} ALTER COLUMN {self.server.quote(name)} TYPE {kind}"
-                yield (
-                    f'its column "{name}" was {kind} and is {column.declared}: change it back ({back};), and again '
-                    "when the rows are in"
-                )
-        for column in target.columns:
-            if column.name not in written and not (column.nullable or column.has_default or column.generated):
-                yield f'its column "{column.name}" is NOT NULL, and the rows have none: give it a default'
+        table, quote = self.server.quote(known.schema, known.name), self.server.quote
+        yield from target.unfit(
+            written, types, lambda name, kind: f"ALTER TABLE {table} ALTER COLUMN {quote(name)} TYPE {kind}"
+        )
         yield from self.dialect.unseen_rows(target)
-        if self.merge.keys and not target.is_unique(self.merge.keys):
-            yield f"it has no unique index on ({', '.join(self.merge.keys)}) any more: create it"
+        yield from target.no_index_for(self.merge.keys)
 
     def constraints(self, target: Target, written: Sequence[str]) -> list[str]:
         reasons = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]

@@ -99,6 +99,10 @@ class Column(targets.Column):
         return f"_{name}" if array else name
 
     @property
+    def holding(self) -> tuple[str, ...]:
+        return (self.declared, *([self.limits] * self.domain))
+
+    @property
     def is_array(self) -> bool:
         """An enum may have a name that begins with an underscore; only an array has elements."""
         return self.typname.startswith("_") and (self.kind != "e" or self.element != 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from sinks.errors import NotMeant
+from sinks.sql.evolution import holds
 from sinks.sql.names import label
 
 
@@ -20,6 +21,11 @@ class Column:
     nullable: bool = True
     has_default: bool = False
     generated: bool = False
+
+    @property
+    def holding(self) -> tuple[str, ...]:
+        """Its type as staging tables show it, or several: each takes the values that the column takes."""
+        return (self.declared or self.type,)
 
 
 @dataclass(frozen=True)
@@ -74,3 +80,31 @@ class Target(Generic[ColumnT]):
     def is_unique(self, keys: tuple[str, ...]) -> bool:
         """Whether upserts can go by these keys."""
         return any(set(unique.columns) == set(keys) and unique.arbiter for unique in self.uniques)
+
+    def unfit(
+        self,
+        written: Sequence[str],
+        staged: Iterable[tuple[str, str]] = (),
+        mend: Callable[[str, str], str] = lambda column, kind: "",
+    ) -> Iterator[str]:
+        """Why rows of the columns `written` cannot go in as they are, and what to change back. `staged`: columns with
+        the types that their staging tables have; `mend`: the statement that gives a column such a type."""
+        now = {column.name: column for column in self.columns}
+        for name in written:
+            if name not in now:
+                yield f'it has no column "{name}" any more: name it so again, or add it'
+            elif now[name].generated:
+                yield f'its column "{name}" is generated now: make it a plain one again'
+        for name, kind in staged:
+            column = now.get(name) if name in written else None
+            if column and not column.generated and not any(holds(now, kind) for now in column.holding):
+                statement = mend(name, kind)
+                how = f" ({statement};), and again when the rows are in" if statement else ""
+                yield f'its column "{name}" was {kind} and is {column.holding[0]}: change it back{how}'
+        for column in self.columns:
+            if column.name not in written and not (column.nullable or column.has_default or column.generated):
+                yield f'its column "{column.name}" is NOT NULL, and the rows have none: give it a default'
+
+    def no_index_for(self, keys: tuple[str, ...]) -> Iterator[str]:
+        if keys and not self.is_unique(keys):
+            yield f"it has no unique index on ({', '.join(keys)}) any more: create it"

@@ -144,8 +144,8 @@ def test_rounding_is_refused_unless_it_is_allowed(db: Observer, strategy: Any) -
 
 # ---------------------------------------------------------------------- staged: before the decision, and after it
 CHANGES = {
-    "renamed": ("RENAME amount TO price", '"amount" is gone: name it so again', "RENAME price TO amount"),
-    "dropped": ("DROP amount", '"amount" is gone', "ADD amount double precision"),
+    "renamed": ("RENAME amount TO price", 'no column "amount" any more: name it so again', "RENAME price TO amount"),
+    "dropped": ("DROP amount", 'no column "amount" any more', "ADD amount double precision"),
     "type": (
         "ALTER amount TYPE integer",
         r"was double precision and is integer: change it back \(ALTER TABLE .* TYPE double precision;\)",
