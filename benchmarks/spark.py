@@ -130,6 +130,6 @@ def job_only(df: DataFrame, batch_id: int) -> None:
 
     def acknowledge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = sum(batch.num_rows for batch in batches)
-        yield pa.RecordBatch.from_pydict({"subtask": pa.array([0], pa.int32()), "ack": pa.array([str(rows)])})
+        yield pa.RecordBatch.from_pydict({"ack": pa.array([str(rows)])})
 
     with_row_hash(df).mapInArrow(acknowledge, ACK_SCHEMA).collect()

@@ -1,84 +1,101 @@
-"""One sink's share of a participant's rows: its own, or the dead letters among them."""
+"""A participant: the rows of one partition on their way into a sink, and those that it refuses into its sink of dead
+letters."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sinks.base import Sink
-from sinks.dead_letters import Refusal, shortened, without
-from sinks.transaction import Committable, Fingerprint, Refused, TransactionContext
+from sinks.dead_letters import Recorded, Refusal, letters, most_in_task, shortened, too_many, without
+from sinks.errors import LargeRow
+from sinks.transaction import Committable, Fingerprint, Refused, TransactionId
 
 logger = logging.getLogger(__name__)
 
 
-class Share:
-    """One transaction of the sink, and what was written in it."""
+@dataclass
+class SinkTransaction:
+    """One transaction of a sink, which begins with its first row, and what was written in it. `writer`: the name of the
+    one whose task writes it. `opens`: the sink is opened for it, and closed; else it is open and stays so."""
 
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self.fingerprint = Fingerprint()
-        self.bytes = 0
-        self.committable: Committable | None = None
-        self.refused: list[Refused] = []
-        """What its rows were refused for, if they are dead letters."""
-        self.is_open = False
-        self._transaction: Any = None
+    sink: Sink
+    writer: TransactionId
+    slot: int
+    exactly_once: bool
+    opens: bool
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
+    bytes: int = 0
+    committable: Committable | None = None
+    refused: list[Refused] = field(default_factory=list)
+    """What its rows were refused for, if they are dead letters."""
+    _opened: bool = False
+    _begun: bool = False
+    _transaction: Any = None
 
-    def begin(self, context: TransactionContext) -> None:
-        self._transaction = self.sink.begin_transaction(context)
-        self.is_open = True
+    def open(self) -> None:
+        if self.opens and not self._opened:
+            self._opened = True
+            self.sink.open()
 
-    def write(self, rows: pa.RecordBatch, hashes: pa.Array) -> Sequence[Refusal]:
-        """Answers that none was refused."""
+    def close(self) -> None:
+        if self._opened:
+            try:
+                self.sink.close()
+            except Exception:
+                where = self.sink.name, self.writer.subtask
+                logger.warning("sink %r could not be closed in subtask %d", *where, exc_info=True)
+
+    def write(self, rows: pa.RecordBatch, hashes: pa.Array) -> None:
+        self._begin(rows.schema)
         self.sink.write(self._transaction, rows)
         self._add(rows, hashes)
-        return ()
 
     def write_accepted(self, rows: pa.RecordBatch, hashes: pa.Array, most: int) -> Sequence[Refusal]:
         """Answers those that were not written."""
+        self._begin(rows.schema)
         refused = self.sink.write_accepted(self._transaction, rows, most)
         if len(refused) <= most:
-            self._add(*others(rows, hashes, refused))
+            self._add(*_others(rows, hashes, refused))
         return refused
 
-    def write_letters(self, rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) -> None:
-        """`hashes` are those of the batch that the letters are from."""
-        own = hashes.take(pa.array([one.row for one in refused], pa.int64()))
-        self.write(rows, own)
-        self.refused += [
-            Refused(number, one.error_class, shortened(one.error))
-            for number, one in zip(own.to_pylist(), refused, strict=True)
-        ]
+    def _begin(self, schema: pa.Schema) -> None:
+        if not self._begun:
+            self.open()
+            name = replace(self.writer, sink=self.sink.name)
+            context = name.context(schema, self.slot, exactly_once=self.exactly_once)
+            self._transaction = self.sink.begin_transaction(context)
+            self._begun = True
 
     def _add(self, rows: pa.RecordBatch, hashes: pa.Array) -> None:
         if rows.num_rows:
             self.bytes += rows.nbytes
             self.fingerprint = self.fingerprint.add(rows.num_rows, pc.sum(hashes).as_py())
 
-    def end(self, subtask: int, *, exactly_once: bool) -> None:
+    def end(self) -> None:
         """Pre-commit, if there are rows."""
-        if not self.is_open:
+        if not self._begun:
             return
         if not self.fingerprint.rows:
             self.undo()
-        elif not exactly_once:
+        elif not self.exactly_once:
             self.sink.commit_directly(self._transaction)
         else:
             self.sink.sum_up(self._transaction, self.fingerprint)
             committable = self.sink.snapshot_state(self._transaction)
-            self.committable = committable.of(self.sink.name, subtask, self.fingerprint, self.refused)
-        self.is_open = False
+            self.committable = committable.of(self.sink.name, self.writer.subtask, self.fingerprint, self.refused)
+        self._begun = False
 
     def undo(self) -> None:
         """What cannot be undone is left to the sweep."""
         try:
-            if self.is_open:
-                self.is_open = False
+            if self._begun:
+                self._begun = False
                 self.sink.rollback(self._transaction)
             elif self.committable:
                 self.sink.abort(self.committable.transaction)
@@ -86,9 +103,82 @@ class Share:
             logger.warning("sink %r could not roll back; it is left to the sweep", self.sink.name, exc_info=True)
 
 
-def others(rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) -> tuple[pa.RecordBatch, pa.Array]:
+@dataclass
+class LettersTransaction(SinkTransaction):
+    """That of the dead letters."""
+
+    _rows_before: int = 0
+
+    def write_refused(self, rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) -> None:
+        """`rows`: a batch of the partition, each in turn."""
+        if refused:
+            own = hashes.take(pa.array([one.row for one in refused], pa.int64()))
+            self.write(letters(self.writer.context(rows.schema), rows, self._rows_before, refused), own)
+            self.refused += [
+                Refused(number, one.error_class, shortened(one.error))
+                for number, one in zip(own.to_pylist(), refused, strict=True)
+            ]
+        self._rows_before += rows.num_rows
+
+
+@dataclass
+class FirstWrite:
+    """The target says which rows it takes. `where`: what rows these are, for people."""
+
+    own: SinkTransaction
+    dead: LettersTransaction | None
+    where: str
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        rows, hashes = split_hash_column(batch)
+        if self.dead is None:
+            self.own.write(rows, hashes)
+            return
+        sink, before = self.own.sink, self.dead.refused
+        most = most_in_task(sink.max_dead_letters)
+        refused = self.own.write_accepted(rows, hashes, most - len(before))
+        if len(before) + len(refused) > most:
+            reasons = [*_reasons(before), *_reasons(refused)][:3]
+            raise too_many(sink.name, self.where, f"more than {most:,}", sink.max_dead_letters, reasons)
+        self.dead.write_refused(rows, hashes, refused)
+
+
+@dataclass
+class ReplayWrite:
+    """The record says which rows the target took (R17), whatever that would say of them now."""
+
+    own: SinkTransaction | None
+    dead: LettersTransaction | None
+    recorded: Recorded
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        rows, hashes = split_hash_column(batch)
+        refused = self.recorded.among(hashes)
+        accepted, their_hashes = _others(rows, hashes, refused)
+        if self.own and accepted.num_rows:
+            self.own.write(accepted, their_hashes)
+        if self.dead:
+            self.dead.write_refused(rows, hashes, refused)
+
+
+def split_hash_column(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
+    """Rows and their hashes."""
+    last = batch.num_columns - 1
+    if batch.column(last).null_count:
+        raise LargeRow(
+            "a row takes more than its share of a record batch (64 MiB / maxRecordsPerBatch); from here "
+            "on this driver lets Spark's maxBytesPerBatch bound record batches instead"
+        )
+    return batch.remove_column(last), batch.column(last)
+
+
+def _others(rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) -> tuple[pa.RecordBatch, pa.Array]:
     """The rows that were not refused, with their hashes."""
     if not refused:
         return rows, hashes
     kept = without(rows.num_rows, refused)
     return rows.take(kept), hashes.take(kept)
+
+
+def _reasons(refused: Sequence[Refusal | Refused]) -> list[tuple[str, str]]:
+    return [(one.error_class, one.error) for one in refused[:3]]

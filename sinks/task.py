@@ -7,16 +7,15 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sinks.base import Sink
-from sinks.dead_letters import SCHEMA, Recorded, Refusal, letters, most_in_task, too_many
-from sinks.errors import LargeRow, SchemaMismatch, SinkError
-from sinks.participant import Share, others
-from sinks.transaction import Committable, Fingerprint, Refused, TransactionContext, TransactionId
+from sinks.dead_letters import Recorded
+from sinks.errors import SchemaMismatch, SinkError
+from sinks.participant import FirstWrite, LettersTransaction, ReplayWrite, SinkTransaction
+from sinks.transaction import Committable, Fingerprint, Refused, TransactionId
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,63 +26,49 @@ logger = logging.getLogger(__name__)
 HASH_COLUMN = "__tpc_row_hash"
 ROW_HASH = "xxhash64 of columns and parts"
 """As `Record.row_hash` names it."""
-ACK_SCHEMA = "subtask int, ack string"
-_ACK_ARROW = pa.schema([("subtask", pa.int32()), ("ack", pa.string())])
-_ON_DRIVER = 10**15
+ACK_SCHEMA = "ack string"
+ON_DRIVER = 10**15
 """In place of Spark's number of a task attempt, which counts from 0 and never gets there."""
 
 
 @dataclass(frozen=True)
 class Ack:
-    """One participant's acknowledgement. `committable` is None for a partition without rows and after an error; `bytes`
-    are those of the record batches. `dead_letters` is the same of the rows that were refused."""
+    """What became of one transaction: a task answers one for its sink, and one for the sink of its dead letters.
+    `committable` is None without rows and after an error; `bytes` are those of the record batches."""
 
+    sink: str
     subtask: int
-    fingerprint: Fingerprint
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
     committable: Committable | None = None
     error: SinkError | None = None
     bytes: int = 0
-    dead_letters: Ack | None = None
-
-    @property
-    def read(self) -> int:
-        """How many rows came to the sink."""
-        return self.fingerprint.rows + (self.dead_letters.fingerprint.rows if self.dead_letters else 0)
 
     def to_json(self) -> str:
-        return json.dumps(self._fields())
-
-    def _fields(self) -> dict[str, Any]:
-        return {
-            "subtask": self.subtask,
-            "fingerprint": self.fingerprint.to_json(),
-            "committable": self.committable and self.committable.to_json(),
-            "error": self.error and self.error.to_json(),
-            "bytes": self.bytes,
-            **({"dead_letters": self.dead_letters._fields()} if self.dead_letters else {}),
-        }
+        return json.dumps(
+            vars(self)
+            | {
+                "fingerprint": self.fingerprint.to_json(),
+                "committable": self.committable and self.committable.to_json(),
+                "error": self.error and self.error.to_json(),
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Ack:
-        return cls._of(json.loads(text))
-
-    @classmethod
-    def _of(cls, value: dict[str, Any]) -> Ack:
-        return cls(
-            value["subtask"],
-            Fingerprint.from_json(value["fingerprint"]),
-            value["committable"] and Committable.from_json(value["committable"]),
-            value["error"] and SinkError.from_json(value["error"]),
-            value["bytes"],
-            cls._of(value["dead_letters"]) if "dead_letters" in value else None,
-        )
+        value = json.loads(text)
+        found = {
+            "fingerprint": Fingerprint.from_json(value["fingerprint"]),
+            "committable": value["committable"] and Committable.from_json(value["committable"]),
+            "error": value["error"] and SinkError.from_json(value["error"]),
+        }
+        return cls(**value | found)
 
 
 @dataclass(frozen=True)
-class Again:
-    """What a replay writes of a sink: the subtasks that lost its `own` rows, and those that lost their dead `letters`.
-    What the record says was refused, by subtask, separates rows as it was then, whatever the target would say of them
-    now. `whole`: all rows are to come as one partition, since they were written as one."""
+class Replay:
+    """What is written of a sink again: the subtasks that lost its `own` rows, and those that lost their dead `letters`.
+    What the record says was refused, by subtask, separates rows as it was then. `whole`: all rows are to come as one
+    partition, since they were written as one."""
 
     own: frozenset[int]
     letters: frozenset[int] = frozenset()
@@ -95,16 +80,12 @@ class Again:
         return self.own | self.letters
 
 
-Write = Callable[[pa.RecordBatch, pa.Array], Sequence[Refusal]]
-"""Writes rows with these hashes; answers which of them it refused."""
-
-
 @dataclass(frozen=True)
 class SinkTask:
     """The function given to `DataFrame.mapInArrow`. Batches carry the row hash as their last column.
 
     A `SinkError` comes back in the ack, since Spark's retries cannot help; anything else fails the Spark task.
-    With `again`, all partitions but those that it names are drained: a replay rewrites lost participants alone.
+    With `replay`, all partitions but those that it names are drained.
     """
 
     sink: Sink
@@ -115,8 +96,8 @@ class SinkTask:
     round: int = 0
     attempt: int = 0
     exactly_once: bool = True
-    again: Again | None = None
-    rows: Callable[[Iterable[pa.RecordBatch], int, str], Iterator[pa.RecordBatch]] | None = None
+    replay: Replay | None = None
+    rows: Callable[[Iterable[pa.RecordBatch], int, str], Iterable[pa.RecordBatch]] | None = None
     """Takes the rows that Spark gives to a subtask in an attempt; keeps them as they pass, or gives others instead."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -124,143 +105,52 @@ class SinkTask:
 
         task = TaskContext.get()
         assert task is not None, "a SinkTask runs inside a Spark task"
-        ack = self.run(batches, task.partitionId(), task.taskAttemptId(), task.attemptNumber())
-        yield pa.RecordBatch.from_pylist([{"subtask": ack.subtask, "ack": ack.to_json()}], schema=_ACK_ARROW)
+        acks = self.run(batches, task.partitionId(), task.taskAttemptId(), task.attemptNumber())
+        yield pa.record_batch({"ack": pa.array([ack.to_json() for ack in acks], pa.string())})
 
-    def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0) -> Ack:
+    def run(
+        self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0, *, opens: bool = True
+    ) -> list[Ack]:
+        """`opens`: as in `SinkTransaction`."""
         given = iter(batches)
-        if not self._writes(subtask) and not self._writes_letters(subtask):
+        tries = self.generation, self.round, self.attempt, task_attempt
+        name = TransactionId(self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries)
+        write = self._first_or_replay(name, slot, opens)
+        transactions = [one for one in (write.own, write.dead) if one]
+        if not transactions:
             _drain(given)
-            return Ack(subtask, Fingerprint())
-        rows = self.rows(given, subtask, self._name(self.sink, subtask, task_attempt).which_try) if self.rows else given
-        opened: list[Sink] = []
-
-        def open(sink: Sink) -> None:
-            opened.append(sink)
-            sink.open()
-
+            return []
         try:
-            return self._participate(rows, subtask, task_attempt, slot, open)
-        except SinkError as error:
+            if write.own:
+                write.own.open()
+            for batch in self.rows(given, subtask, name.which_try) if self.rows else given:
+                if batch.num_rows:
+                    write.write(batch)
+            for one in transactions:
+                one.end()
+            return [Ack(t.sink.name, subtask, t.fingerprint, t.committable, bytes=t.bytes) for t in transactions]
+        except BaseException as error:
+            for one in transactions:
+                one.undo()
+            if not isinstance(error, SinkError):
+                raise
             logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
             _drain(given)
-            return Ack(subtask, Fingerprint(), error=error)
+            return [Ack(self.sink.name, subtask, error=error)]
         finally:
-            for sink in opened:
-                try:
-                    sink.close()
-                except Exception:
-                    logger.warning("sink %r could not be closed in subtask %d", sink.name, subtask, exc_info=True)
+            for one in transactions:
+                one.close()
 
-    def run_on_driver(self, batches: Iterable[pa.RecordBatch]) -> Ack:
-        """The one participant of a small batch. With the driver's own sinks, which are open and stay so."""
-        try:
-            rows = self.rows(batches, 0, self._name(self.sink, 0, _ON_DRIVER).which_try) if self.rows else iter(batches)
-            return self._participate(rows, 0, _ON_DRIVER, 0, lambda sink: None)
-        except SinkError as error:
-            logger.warning("checkpoint %d failed on the driver: %s", self.checkpoint_id, error)
-            return Ack(0, Fingerprint(), error=error)
-
-    def _writes(self, subtask: int) -> bool:
-        return self.again is None or subtask in self.again.own
-
-    def _writes_letters(self, subtask: int) -> bool:
-        return self.sink.dead_letters is not None and (self.again is None or subtask in self.again.letters)
-
-    def _participate(
-        self,
-        batches: Iterator[pa.RecordBatch],
-        subtask: int,
-        task_attempt: int,
-        slot: int,
-        open: Callable[[Sink], None],
-    ) -> Ack:
-        own = Share(self.sink) if self._writes(subtask) else None
-        dead = Share(self.sink.dead_letters) if self.sink.dead_letters and self._writes_letters(subtask) else None
-        shares = [share for share in (own, dead) if share]
-        if own:
-            open(own.sink)
-        filled = (batch for batch in batches if batch.num_rows)
-        first = next(filled, None)
-        if first is None:
-            return Ack(subtask, Fingerprint())
-        schema = first.schema.remove(first.num_columns - 1)
-        context = self._context(self.sink, schema, subtask, task_attempt, slot)
-        if own:
-            own.begin(context)
-        write = self._way(own, dead, subtask)
-        try:
-            before = 0
-            for batch in chain([first], filled):
-                rows, hashes = _apart(batch, schema)
-                refused = write(rows, hashes)
-                if dead and refused:
-                    if not dead.is_open:
-                        open(dead.sink)
-                        dead.begin(self._context(dead.sink, SCHEMA, subtask, task_attempt, slot))
-                    dead.write_letters(letters(context, rows, before, refused), hashes, refused)
-                before += rows.num_rows
-            for share in shares:
-                share.end(subtask, exactly_once=self.exactly_once)
-        except BaseException:
-            for share in shares:
-                share.undo()
-            raise
-        refused_ack = Ack(subtask, dead.fingerprint, dead.committable, bytes=dead.bytes) if dead else None
-        if own is None:
-            return Ack(subtask, Fingerprint(), dead_letters=refused_ack)
-        return Ack(subtask, own.fingerprint, own.committable, bytes=own.bytes, dead_letters=refused_ack)
-
-    def _way(self, own: Share | None, dead: Share | None, subtask: int) -> Write:
-        """How rows are written, so that those that go to the dead letters are answered."""
-        if self.again:
-            recorded = Recorded(self.again.refused.get(subtask, ()))
-            return lambda rows, hashes: _write_as_recorded(own, recorded, rows, hashes)
-        assert own is not None
-        if dead is None:
-            return own.write
-        return lambda rows, hashes: self._write_accepted(own, dead, rows, hashes, subtask)
-
-    def _write_accepted(
-        self, own: Share, dead: Share, rows: pa.RecordBatch, hashes: pa.Array, subtask: int
-    ) -> Sequence[Refusal]:
-        limit = self.sink.max_dead_letters
-        most = most_in_task(limit)
-        refused = own.write_accepted(rows, hashes, most - len(dead.refused))
-        if len(dead.refused) + len(refused) > most:
+    def _first_or_replay(self, name: TransactionId, slot: int, opens: bool) -> FirstWrite | ReplayWrite:
+        how = name, slot, self.exactly_once, opens
+        replay, letters, subtask = self.replay, self.sink.dead_letters, name.subtask
+        if replay is None:
+            dead = LettersTransaction(letters, *how) if letters else None
             where = f"the rows of partition {subtask} of checkpoint {self.checkpoint_id}"
-            reasons = [(one.error_class, one.error) for one in dead.refused[:3]]
-            reasons += [(one.error_class, one.error) for one in refused[: 3 - len(reasons)]]
-            raise too_many(self.sink.name, where, f"more than {most:,}", limit, reasons)
-        return refused
-
-    def _name(self, sink: Sink, subtask: int, task_attempt: int) -> TransactionId:
-        tries = self.generation, self.round, self.attempt, task_attempt
-        return TransactionId(self.job, self.lineage, self.checkpoint_id, sink.name, subtask, *tries)
-
-    def _context(self, sink: Sink, schema: pa.Schema, subtask: int, task_attempt: int, slot: int) -> TransactionContext:
-        return self._name(sink, subtask, task_attempt).context(schema, slot, exactly_once=self.exactly_once)
-
-
-def _apart(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, pa.Array]:
-    """Rows and their hashes."""
-    *columns, hashes = batch.columns
-    if hashes.null_count:
-        raise LargeRow(
-            "a row takes more than its share of a record batch (64 MiB / maxRecordsPerBatch); from here "
-            "on this driver lets Spark's maxBytesPerBatch bound record batches instead"
-        )
-    return pa.RecordBatch.from_arrays(columns, schema=schema), hashes
-
-
-def _write_as_recorded(
-    own: Share | None, recorded: Recorded, rows: pa.RecordBatch, hashes: pa.Array
-) -> Sequence[Refusal]:
-    refused = recorded.among(hashes)
-    accepted, their_hashes = others(rows, hashes, refused)
-    if own and accepted.num_rows:
-        own.write(accepted, their_hashes)
-    return refused
+            return FirstWrite(SinkTransaction(self.sink, *how), dead, where)
+        own = SinkTransaction(self.sink, *how) if subtask in replay.own else None
+        dead = LettersTransaction(letters, *how) if letters and subtask in replay.letters else None
+        return ReplayWrite(own, dead, Recorded(replay.refused.get(subtask, ())))
 
 
 def with_row_hash(df: DataFrame) -> DataFrame:

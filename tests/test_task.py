@@ -9,10 +9,10 @@ from coordinator.protocol.dead_letters import with_dead_letters
 from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
 from sinks.dead_letters import Refusal
 from sinks.errors import BadValue, TooManyDeadLetters
-from sinks.task import Ack, Again, SinkTask
+from sinks.task import Ack, Replay, SinkTask
 from sinks.testing import rows
 from sinks.testing.local import with_row_hash
-from sinks.transaction import Fingerprint, Refused
+from sinks.transaction import Refused
 
 
 class Calls(TwoPhaseCommitSink[None]):
@@ -60,14 +60,14 @@ class Calls(TwoPhaseCommitSink[None]):
         raise AssertionError("a task lists nothing")
 
 
-def run(sink: Calls, count: int = 250, *, exactly_once: bool = True) -> Ack:
+def run(sink: Calls, count: int = 250, *, exactly_once: bool = True) -> list[Ack]:
     task = SinkTask(sink, "job", "aa", 0, 1, exactly_once=exactly_once)
     return task.run([*with_row_hash(rows(0, 0)), *with_row_hash(rows(0, count))], subtask=0, task_attempt=1)
 
 
 def test_a_participant() -> None:
     sink = Calls()
-    ack = run(sink)
+    [ack] = run(sink)
     assert sink.calls == ["open", "begin_transaction", "write", "write", "write", "pre_commit", "close"]
     assert ack.committable is not None
     assert (ack.committable.sink, ack.fingerprint.rows, ack.error) == ("calls", 250, None)
@@ -75,7 +75,7 @@ def test_a_participant() -> None:
 
 def test_nothing_is_begun_for_a_partition_without_rows() -> None:
     sink = Calls()
-    assert run(sink, 0) == Ack(0, Fingerprint())
+    assert run(sink, 0) == [Ack("calls", 0)]
     assert sink.calls == ["open", "close"]
 
 
@@ -107,7 +107,8 @@ def test_a_failed_rollback_hides_no_error(caplog: pytest.LogCaptureFixture) -> N
 
 def test_an_error_of_the_sink_goes_into_the_ack() -> None:
     sink = Calls("write", BadValue)
-    assert isinstance(run(sink).error, BadValue)
+    [ack] = run(sink)
+    assert isinstance(ack.error, BadValue)
     assert sink.calls[-2:] == ["rollback", "close"]
 
 
@@ -132,9 +133,9 @@ def choosy(letters: Calls, fails_in: str = "", most: int | float = 1000) -> Choo
 def test_refused_rows_are_one_more_participant() -> None:
     letters = Calls()
     sink, plain = choosy(letters), Calls()
-    ack, all_rows = Ack.from_json(run(sink, 250).to_json()), run(plain, 250)
-    refused = ack.dead_letters
-    assert refused is not None
+    ack, refused = (Ack.from_json(one.to_json()) for one in run(sink, 250))
+    [all_rows] = run(plain, 250)
+    assert (ack.sink, refused.sink) == ("calls", "letters")
     assert refused.committable is not None
     assert refused.committable.sink == "letters"
     assert ack.fingerprint.add(refused.fingerprint.rows, refused.fingerprint.hash) == all_rows.fingerprint
@@ -147,24 +148,21 @@ def test_refused_rows_are_one_more_participant() -> None:
 def test_at_least_once_commits_both() -> None:
     letters = Calls()
     sink = choosy(letters)
-    ack = run(sink, 50, exactly_once=False)
-    assert ack.dead_letters is not None
-    assert (ack.fingerprint.rows, ack.dead_letters.fingerprint.rows) == (25, 25)
+    assert [ack.fingerprint.rows for ack in run(sink, 50, exactly_once=False)] == [25, 25]
     assert (sink.calls[-2], letters.calls[-2]) == ("commit_directly", "commit_directly")
 
 
 def test_without_a_refused_row_the_other_sink_is_not_touched() -> None:
     letters = Calls()
-    ack = SinkTask(choosy(letters), "job", "aa", 0, 1).run(with_row_hash(rows(0, 1)), 0, 1)
-    assert (ack.fingerprint.rows, letters.calls) == (1, [])
+    ack, of_letters = SinkTask(choosy(letters), "job", "aa", 0, 1).run(with_row_hash(rows(0, 1)), 0, 1)
+    assert (ack.fingerprint.rows, of_letters, letters.calls) == (1, Ack("letters", 0), [])
 
 
 def test_with_refused_rows_alone_nothing_is_pre_committed_but_they() -> None:
     sink = choosy(Calls())
-    ack = SinkTask(sink, "job", "aa", 0, 1).run(with_row_hash(rows(1, 1)), 0, 1)
+    ack, of_letters = SinkTask(sink, "job", "aa", 0, 1).run(with_row_hash(rows(1, 1)), 0, 1)
     assert (ack.committable, sink.calls[-2:]) == (None, ["rollback", "close"])
-    assert ack.dead_letters is not None
-    assert ack.dead_letters.fingerprint.rows == 1
+    assert of_letters.fingerprint.rows == 1
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def test_both_are_pre_committed_or_none(fails_in: str, letters_fail_in: str, own
 
 def test_more_than_the_limit_end_the_task() -> None:
     letters = Calls()
-    ack = run(choosy(letters, most=60), 250)
+    [ack] = run(choosy(letters, most=60), 250)
     assert isinstance(ack.error, TooManyDeadLetters)
     assert "more than 60 of the rows of partition 0 of checkpoint 0" in str(ack.error)
     assert "Odd: 1 is odd" in str(ack.error)
@@ -199,15 +197,13 @@ def test_a_replay_separates_by_the_record(own: bool, letters_too: bool) -> None:
     table = pa.concat_tables([rows(0, 40), rows(1, 1)])
     hashes = [hash for batch in with_row_hash(table) for hash in batch.columns[-1].to_pylist()]
     refused = {1: [Refused(hashes[at], "Odd", "") for at in (1, 7)]}
-    again = Again(frozenset({1} if own else ()), frozenset({1} if letters_too else ()), refused)
+    replay = Replay(frozenset({1} if own else ()), frozenset({1} if letters_too else ()), refused)
     letters = Calls()
-    task = SinkTask(choosy(letters), "job", "aa", 0, 1, 1, again=again)
-    ack = task.run(with_row_hash(table), 1, 1)
-    assert ack.fingerprint.rows == (39 if own else 0)
-    assert ack.dead_letters is None or letters_too
+    task = SinkTask(choosy(letters), "job", "aa", 0, 1, 1, replay=replay)
+    written = {ack.sink: ack.fingerprint.rows for ack in task.run(with_row_hash(table), 1, 1)}
+    assert written == ({"calls": 39} if own else {}) | ({"letters": 2} if letters_too else {})
     assert ("write" in letters.calls) is letters_too
-    if ack.dead_letters:
-        assert ack.dead_letters.fingerprint.rows == 2
+    assert task.run(with_row_hash(table), 0, 2) == []
 
 
 def test_what_does_not_go_together() -> None:

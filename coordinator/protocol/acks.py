@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sinks.errors import SinkError
@@ -12,11 +12,18 @@ from sinks.transaction import Committable
 
 @dataclass(frozen=True)
 class Acks:
-    """One per partition, also for one without rows, by sink; and when each sink's last one had come, by the
+    """By sink, one per partition, also for one without rows; and when each sink's last one had come, by the
     coordinator's clock."""
 
     by_sink: Mapping[str, Sequence[Ack]] = field(default_factory=dict)
     ended: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def by_their_sinks(cls, acks: Iterable[Ack], ended: Mapping[str, float]) -> Acks:
+        by_sink: dict[str, list[Ack]] = {}
+        for ack in acks:
+            by_sink.setdefault(ack.sink, []).append(ack)
+        return cls(by_sink, ended)
 
     def of(self, sink: str) -> list[Committable]:
         return [ack.committable for ack in self.by_sink.get(sink, ()) if ack.committable]

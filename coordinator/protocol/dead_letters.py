@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from coordinator.protocol.batch import Sink
 from sinks.dead_letters import allowed, too_many
 from sinks.task import Ack
-from sinks.transaction import Fingerprint
 
 
 def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
@@ -28,16 +26,6 @@ def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
 def writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
     """By name of a sink of dead letters, the sink whose tasks write it."""
     return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}
-
-
-def apart(acks: Mapping[str, Sequence[Ack]], sinks: Mapping[str, Sink]) -> dict[str, Sequence[Ack]]:
-    """The acks with those of dead letters under their own sink's name."""
-    found: dict[str, Sequence[Ack]] = {}
-    for name, own in acks.items():
-        found[name] = [replace(ack, dead_letters=None) for ack in own]
-        if dead := sinks[name].dead_letters:
-            found[dead.name] = [ack.dead_letters or Ack(ack.subtask, Fingerprint()) for ack in own]
-    return found
 
 
 def require_few(n: int, rows: Mapping[str, int], acks: Mapping[str, Sequence[Ack]], sinks: Mapping[str, Sink]) -> None:

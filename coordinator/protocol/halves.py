@@ -12,12 +12,12 @@ from coordinator.protocol.decisions import Call, Complete
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.protocol import CheckpointProtocol
 from sinks.errors import SinkError
-from sinks.task import Again, SinkTask
+from sinks.task import Replay, SinkTask
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the first half has found, for the tasks and for the second half. `again`: as in `SinkTask`;
+    """What the first half has found, for the tasks and for the second half. `replay`: as in `SinkTask`;
     `predecessors`: as in `Record`; `setup`: what the job file described then."""
 
     checkpoint_id: int
@@ -28,11 +28,11 @@ class Prepared:
     needed: bool = True
     """Whether there is anything left to write."""
     round: int = 0
-    again: Again | None = None
+    replay: Replay | None = None
     setup: str = ""
 
     def task(self, sink: Sink, job: str) -> SinkTask:
-        return SinkTask(sink, job, self.lineage, self.checkpoint_id, self.generation, self.round, again=self.again)
+        return SinkTask(sink, job, self.lineage, self.checkpoint_id, self.generation, self.round, replay=self.replay)
 
 
 class HalvedProtocol(CheckpointProtocol):
@@ -60,8 +60,8 @@ class HalvedProtocol(CheckpointProtocol):
         fence.require_newest("replay")  # R6
         self._check_schemas(batch)
         self._evolve(batch)
-        [again] = self._again(newest).values()
-        return replace(found, round=newest.next_round, again=again)
+        [replay] = self._lost_parts(newest).values()
+        return replace(found, round=newest.next_round, replay=replay)
 
     def conclude(self, prepared: Prepared, batch: MicroBatch) -> None:
         """All that comes after the tasks: the commit point, and phase two. `batch.run` hands over what the tasks have

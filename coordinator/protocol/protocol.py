@@ -31,19 +31,19 @@ from coordinator.protocol import decisions, memories
 from coordinator.protocol.acks import Acks
 from coordinator.protocol.batch import MicroBatch, Query, Sink, TopicIds
 from coordinator.protocol.clock import Clock
-from coordinator.protocol.dead_letters import apart, require_few, writers
+from coordinator.protocol.dead_letters import require_few, writers
 from coordinator.protocol.deadline import deadline
 from coordinator.protocol.decisions import AfterFailure, Call, Complete, Participant
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.outage import Outages
 from coordinator.protocol.records import CheckpointStore, Record
-from coordinator.protocol.spool import Keep, Kept, Spool
+from coordinator.protocol.spool import Spool, SpooledRows, SpoolingRows
 from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
 from sinks import dead_letters
 from sinks.errors import ConfigurationError, SinkError
 from sinks.progress import progress
-from sinks.task import Again, SinkTask
+from sinks.task import Replay, SinkTask
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, shown, unnamed
 
 logger = logging.getLogger(__package__)
@@ -428,12 +428,12 @@ class CheckpointProtocol:
         batch: MicroBatch,
         *,
         attempt: int,
-        number: int = 0,
-        again: Mapping[str, Again] | None = None,
-        kept: Mapping[str, Kept] | None = None,
+        before: Complete | None = None,
+        spooled: Mapping[str, SpooledRows] | None = None,
     ) -> Acks:
-        """Pre-commit on all participants, or on those of `again` as round `number`. `kept`: where rows come from, in
-        place of the batch."""
+        """Pre-commit on all participants; or, for the round after those of `before`, on those that it has lost.
+        `spooled`: where rows come from, in place of the batch."""
+        replays = self._lost_parts(before) if before else None
         tasks = {
             name: SinkTask(
                 sink,
@@ -441,39 +441,39 @@ class CheckpointProtocol:
                 self.store.lineage,
                 batch.facts.checkpoint_id,
                 self.fence.generation,
-                number,
+                before.next_round if before else 0,
                 attempt,
-                self.config.exactly_once or again is not None,  # a replay is decided by its record in either mode
-                again[name] if again else None,
-                kept[name] if kept else self._keep(batch, name),
+                self.config.exactly_once or replays is not None,  # a replay is decided by its record in either mode
+                replays[name] if replays else None,
+                spooled[name] if spooled else self._spooling(batch, name),
             )
             for name, sink in self.sinks.items()
-            if name not in self._writers and (again is None or name in again)
+            if name not in self._writers and (replays is None or name in replays)
         }
         ended: dict[str, float] = {}
 
         def has_ended(name: str) -> None:
             ended[name] = self.clock.monotonic()
 
-        written = batch.run_alone(tasks, has_ended) if kept else batch.run(tasks, has_ended)
+        acks = batch.run_alone(tasks, has_ended) if spooled else batch.run(tasks, has_ended)
         ended |= {dead: ended[name] for dead, name in self._writers.items() if name in ended}
-        return Acks(apart(written, self.sinks), ended)
+        return Acks.by_their_sinks(acks, ended)
 
-    def _again(self, complete: Complete) -> dict[str, Again]:
+    def _lost_parts(self, complete: Complete) -> dict[str, Replay]:
         """By sink whose tasks write them, what is lost. R17: with what the records say of its dead letters, also of
         those that were given up."""
-        lost, found = complete.lost(), dict[str, Again]()
+        lost, found = complete.lost(), dict[str, Replay]()
         for name, sink in self.sinks.items():
             dead = sink.dead_letters.name if sink.dead_letters else None
             own, letters = (frozenset(subtask for one, subtask in lost if one == wanted) for wanted in (name, dead))
             if name not in self._writers and own | letters:
                 named = [c for record in complete.rounds for c in record.committables if c.sink == dead]
                 refused = {c.subtask: c.refused for c in named}
-                found[name] = Again(own, letters, refused, whole=complete.record.partitions.get(name) == 1)
+                found[name] = Replay(own, letters, refused, whole=complete.record.partitions.get(name) == 1)
         return found
 
-    def _keep(self, batch: MicroBatch, sink: str) -> Keep | None:
-        return self._spool.keep(self.store.lineage, batch.facts.checkpoint_id, sink) if self._spool else None
+    def _spooling(self, batch: MicroBatch, sink: str) -> SpoolingRows | None:
+        return self._spool.spooling(self.store.lineage, batch.facts.checkpoint_id, sink) if self._spool else None
 
     def _validate(self, batch: MicroBatch, acks: Acks) -> None:
         if errors := acks.errors:
@@ -705,18 +705,18 @@ class CheckpointProtocol:
         logger.warning("checkpoint %d: writing lost transactions again: %s", n, reasons)
         by_sink = Counter(sink for sink, _ in lost)
         self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
-        kept = self._spool.kept(complete, lost, self._writers) if self._spool else None
-        if not kept:
+        spooled = self._spool.rows_of(complete, lost, self._writers) if self._spool else None
+        if not spooled:
             decisions.require_known_hash(complete.record, batch.row_hash, lost)
         then = complete.record.partitions
         partitions = {
             name: then[name]
-            if kept or then.get(name) == 1
+            if spooled or then.get(name) == 1
             else batch.partitions(self.sinks[self._writers.get(name, name)])
             for name in by_sink
         }
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
-        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, kept)
+        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, spooled)
         try:
             written = {(name, ack.subtask): ack for name, own in acks.by_sink.items() for ack in own if ack.committable}
             decisions.require_same_rows(lost, written)
@@ -734,13 +734,15 @@ class CheckpointProtocol:
             own = {sink for sink, _ in visible} | {one.sink for record in complete.rounds for one in record.accepted}
             memories.require_alone(name, remembered, self.store.lineage, n + (name in own), self.store.storage.uri)
 
-    def _pre_commit_again(self, batch: MicroBatch, complete: Complete, kept: Mapping[str, Kept] | None) -> Acks:
-        blocked, lost, again = list[Exception](), complete.lost(), self._again(complete)
+    def _pre_commit_again(
+        self, batch: MicroBatch, complete: Complete, spooled: Mapping[str, SpooledRows] | None
+    ) -> Acks:
+        blocked, lost = list[Exception](), complete.lost()
         while True:
             with progress(f"checkpoint {batch.facts.checkpoint_id}: write {len(lost):,} lost transactions again"):
-                acks = self._run(batch, attempt=len(blocked), number=complete.next_round, again=again, kept=kept)
+                acks = self._run(batch, attempt=len(blocked), before=complete, spooled=spooled)
             if not acks.errors:
-                return replace(acks, by_sink={name: acks.by_sink[name] for name, _ in lost})
+                return replace(acks, by_sink={name: acks.by_sink.get(name, ()) for name, _ in lost})
             self._abort(acks.committables)
             blocked.append(acks.errors[0])
             if decisions.after_failure(blocked, tolerable=0) is AfterFailure.FAIL:

@@ -35,7 +35,7 @@ _DELETES = 16
 
 
 @dataclass(frozen=True)
-class Kept:
+class SpooledRows:
     """Rows of a sink's participants: the keys of each subtask's chunks, in order. Called by a `SinkTask`."""
 
     uri: str = field(repr=False)  # a password may be in it
@@ -50,7 +50,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Keep:
+class SpoolingRows:
     """Keeps the rows of a sink's participants as they pass. Called by a `SinkTask`."""
 
     uri: str = field(repr=False)
@@ -89,12 +89,12 @@ class Spool:
         self._uri, self._root = uri, f"spool/{token(job)}"
         self._storage = open_storage(uri)
 
-    def keep(self, lineage: str, checkpoint_id: int, sink: str) -> Keep:
-        return Keep(self._uri, f"{self._root}/{lineage}/{_part(checkpoint_id, sink)}")
+    def spooling(self, lineage: str, checkpoint_id: int, sink: str) -> SpoolingRows:
+        return SpoolingRows(self._uri, f"{self._root}/{lineage}/{_part(checkpoint_id, sink)}")
 
-    def kept(
+    def rows_of(
         self, complete: Complete, lost: Iterable[Participant], writers: Mapping[str, str]
-    ) -> dict[str, Kept] | None:
+    ) -> dict[str, SpooledRows] | None:
         """By sink, the rows of participants that are lost; None unless all of them are there. Those of `writers`, which
         tasks of another sink write, are among the rows of that one."""
         attempts: dict[str, dict[str, list[str]]] = {}
@@ -112,7 +112,7 @@ class Spool:
             if found is None:
                 return None
             chunks.setdefault(sink, {})[subtask] = found
-        return {sink: Kept(self._uri, of_sink) for sink, of_sink in chunks.items()}
+        return {sink: SpooledRows(self._uri, of_sink) for sink, of_sink in chunks.items()}
 
     def delete(self, lineage: str, visible: int | None = None, predecessors: Iterable[str] = ()) -> None:
         """Those of `lineage`, up to a checkpoint that is visible, and all of its predecessors, which are over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Thread
@@ -41,7 +41,7 @@ class DataFrameBatch(ABC):
     def schema(self, sink: Sink) -> pa.Schema:
         return arrow_schema(self._written(sink))
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
         with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
             if len(tasks) > 1:  # else two executors may compute a partition, each for a sink, with other rows
                 self.rows = self._df.count()
@@ -49,23 +49,22 @@ class DataFrameBatch(ABC):
             few, self._passage.last_rows = self._are_few(tasks), None
             acks = self._write_on_driver(hashed, tasks, ended) if few else None
             acks = acks or self._write_in_tasks(hashed, tasks, ended)
-            self._passage.last_rows = sum(ack.read for each in acks.values() for ack in each)
-            if len(tasks) == 1 and not any(task.sink.transform or task.again for task in tasks.values()):
+            self._passage.last_rows = sum(ack.fingerprint.rows for ack in acks)
+            if len(tasks) == 1 and not any(task.sink.transform or task.replay for task in tasks.values()):
                 self.rows = self._passage.last_rows
             return acks
 
-    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
         with self._tagged(f"pre-commit {', '.join(tasks)} from rows that were kept"):
-            return self._side_by_side({name: partial(_alone, self._df, task, ended) for name, task in tasks.items()})
+            return self._side_by_side([partial(_alone, self._df, task, ended) for task in tasks.values()])
 
     def _write_in_tasks(
         self, hashed: Mapping[str, DataFrame], tasks: Mapping[str, SinkTask], ended: Callable[[str], None]
-    ) -> dict[str, list[Ack]]:
-        first = all(task.exactly_once and task.again is None for task in tasks.values())  # may refuse large rows
+    ) -> list[Ack]:
+        first = all(task.exactly_once and task.replay is None for task in tasks.values())  # may refuse large rows
         with self._passage.through(hashed, first and self._may_lift_limit(tasks)) as frames:
-            calls = {name: partial(_collect, frames[name], task, ended) for name, task in tasks.items()}
-            acks = self._side_by_side(calls) if len(calls) > 1 else {name: call() for name, call in calls.items()}
-        if any(isinstance(ack.error, LargeRow) for each in acks.values() for ack in each):
+            acks = self._side_by_side([partial(_collect, frames[name], task, ended) for name, task in tasks.items()])
+        if any(isinstance(ack.error, LargeRow) for ack in acks):
             self._passage.limited_by_spark = True
         return acks
 
@@ -75,12 +74,12 @@ class DataFrameBatch(ABC):
         last, most = self._passage.last_rows, self._passage.rows_on_driver
         written = [sink for sink in (task.sink, task.sink.dead_letters) if sink]
         able = self._may_write_on_driver() and all(sink.writes_on_driver for sink in written)
-        can = able and task.again is None and not others
+        can = able and task.replay is None and not others
         return can and last is not None and last <= most and most > 0
 
     def _write_on_driver(
         self, hashed: Mapping[str, DataFrame], tasks: Mapping[str, SinkTask], ended: Callable[[str], None]
-    ) -> dict[str, list[Ack]] | None:
+    ) -> list[Ack] | None:
         """None if tasks have to: nothing was written then, or it was rolled back."""
         [(name, task)] = tasks.items()
         try:
@@ -88,9 +87,9 @@ class DataFrameBatch(ABC):
             if batches is None:
                 return None
             self._on_driver = OneParticipant(task, batches)
-            ack = self._on_driver.ack(lambda: self.active)
+            acks = self._on_driver.acks(lambda: self.active)
             ended(name)
-            return {name: [ack]}
+            return acks
         except Cancelled:
             raise
         except Exception as error:
@@ -141,37 +140,39 @@ class DataFrameBatch(ABC):
     def _written(self, sink: Sink) -> DataFrame:
         return sink.transform(self._df) if sink.transform else self._df
 
-    def _side_by_side(self, calls: Mapping[str, Callable[[], list[Ack]]]) -> dict[str, list[Ack]]:
-        """Run the calls in threads of their own. Raises the first error after all have ended."""
-        results: dict[str, list[Ack]] = {}
+    def _side_by_side(self, calls: Sequence[Callable[[], list[Ack]]]) -> list[Ack]:
+        """Run several calls in threads of their own. Raises the first error after all have ended."""
+        if len(calls) == 1:
+            return calls[0]()
+        acks: list[Ack] = []
         errors: list[BaseException] = []
 
-        def run(name: str, call: Callable[[], list[Ack]]) -> None:
+        def run(call: Callable[[], list[Ack]]) -> None:
             try:
-                results[name] = call()
+                acks.extend(call())
             except BaseException as error:
                 errors.append(error)
 
-        threads = [self._thread(run, *item) for item in calls.items()]
+        threads = [self._thread(run, call) for call in calls]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if errors:
             raise errors[0]
-        return results
+        return acks
 
 
 def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    rows = hashed.coalesce(1) if task.again and task.again.whole else hashed
+    rows = hashed.coalesce(1) if task.replay and task.replay.whole else hashed
     acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, ACK_SCHEMA).collect()]
     ended(task.sink.name)
     return acks
 
 
 def _alone(df: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    assert task.again
-    subtasks = 1 + max(task.again.lost)
+    assert task.replay
+    subtasks = 1 + max(task.replay.lost)
     acks = df.sparkSession.range(0, subtasks, 1, subtasks).mapInArrow(task, ACK_SCHEMA).collect()
     ended(task.sink.name)
     return [Ack.from_json(row.ack) for row in acks]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from coordinator.spark.arrow import bounded, can_be_bounded
 from coordinator.spark.internals import collect_as_arrow
-from sinks.task import Ack, SinkTask
+from sinks.task import ON_DRIVER, Ack, SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,9 +51,9 @@ class OneParticipant:
         if not self._cancelled.done():
             self._cancelled.set_result(None)
 
-    def ack(self, is_active: Callable[[], bool]) -> Ack:
+    def acks(self, is_active: Callable[[], bool]) -> list[Ack]:
         """Raises `Cancelled`, and what the sink does."""
-        acked: Future[Ack] = Future()
+        acked: Future[list[Ack]] = Future()
         Thread(target=self._write, args=[acked], name="checkpoint-on-driver", daemon=True).start()
         either: list[Future[Any]] = [acked, self._cancelled]
         while not wait(either, timeout=_LOOK, return_when=FIRST_COMPLETED).done:
@@ -63,9 +63,9 @@ class OneParticipant:
             return acked.result()
         raise Cancelled(f"checkpoint {self._task.checkpoint_id} was cancelled while the driver wrote it")
 
-    def _write(self, acked: Future[Ack]) -> None:
+    def _write(self, acked: Future[list[Ack]]) -> None:
         try:
-            acked.set_result(self._task.run_on_driver(self._until_cancelled()))
+            acked.set_result(self._task.run(self._until_cancelled(), 0, ON_DRIVER, opens=False))
         except BaseException as error:
             acked.set_exception(error)
 

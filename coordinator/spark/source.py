@@ -145,7 +145,8 @@ class Participant(DataSourceStreamArrowWriter):
                 pass
             return Written(self.prepared, "")
         hashed = (batch.append_column(HASH_COLUMN, row_hashes(batch)) for batch in rows)
-        return Written(self.prepared, self.task.run(hashed, subtask, task_attempt, slot).to_json())
+        [ack] = self.task.run(hashed, subtask, task_attempt, slot) or [Ack(self.task.sink.name, subtask)]
+        return Written(self.prepared, ack.to_json())
 
 
 # ---------------------------------------------------------------------- on the driver's machine
@@ -228,7 +229,7 @@ class _WrittenBatch:
     def partitions(self, sink: Sink) -> int:
         return len(self.acks)
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
         [(name, task)] = tasks.items()
         assert self.prepared is not None
         n = self.facts.checkpoint_id
@@ -236,13 +237,13 @@ class _WrittenBatch:
             raise next((ack.error for ack in self.acks if ack.error), None) or CheckpointError(
                 f"rows of batch {n} have to be written again, which takes a new start of the query: start it again"
             )
-        if task.again and task.again.whole and len(self.acks) != 1:
+        if task.replay and task.replay.whole and len(self.acks) != 1:
             raise ReplayMismatch(
                 f"checkpoint {n} of sink {name!r} was written in one partition, which was lost, and the batch now has "
                 f"{len(self.acks)}: start the query once with coalesce(1) before writeStream"
             )
         ended(name)
-        return {name: list(self.acks)}
+        return list(self.acks)
 
     def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> NoReturn:
         raise NotImplementedError("no rows are kept")

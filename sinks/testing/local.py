@@ -54,28 +54,28 @@ class LocalBatch:
     def partitions(self, sink: TwoPhaseCommitSink[Any]) -> int:
         return len(self._partitions)
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
-        acks: dict[str, list[Ack]] = {}
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
+        acks: list[Ack] = []
         self._cancelled = False
         for name, task in tasks.items():
-            partitions = [pa.concat_tables(self._partitions)] if task.again and task.again.whole else self._partitions
+            partitions = [pa.concat_tables(self._partitions)] if task.replay and task.replay.whole else self._partitions
             for subtask, rows in enumerate(partitions):
                 if self._cancelled:
                     raise RuntimeError("cancelled")
                 self._attempts += 1
                 copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
-                acks.setdefault(name, []).append(copy.run(with_row_hash(rows), subtask, self._attempts))
+                acks += copy.run(with_row_hash(rows), subtask, self._attempts)
             ended(name)
         return acks
 
-    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
-        acks: dict[str, list[Ack]] = {}
+    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
+        acks: list[Ack] = []
         for name, task in tasks.items():
-            assert task.again
-            for subtask in sorted(task.again.lost):
+            assert task.replay
+            for subtask in sorted(task.replay.lost):
                 self._attempts += 1
                 copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
-                acks.setdefault(name, []).append(copy.run([], subtask, self._attempts))
+                acks += copy.run([], subtask, self._attempts)
             ended(name)
         return acks
 

@@ -154,7 +154,7 @@ class _Batch(LocalBatch):
     """Hands other rows to a replay than to the first writing, when the fault `source` says so: as a query with the
     current time or a changing lookup in it would."""
 
-    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> dict[str, list[Ack]]:
+    def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
         if faults.here and faults.here.unfaithful and any(task.round for task in tasks.values()):
             self._partitions = [table.slice(0, table.num_rows - 1) for table in self._partitions]
         return super().run(tasks, ended)

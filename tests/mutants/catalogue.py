@@ -458,7 +458,7 @@ MUTANTS = (
     Mutant(
         "a task commits what it should pre-commit",
         "sinks",
-        "        elif not exactly_once:",
+        "        elif not self.exactly_once:",
         "        elif True:",
         TASK,
     ),
@@ -472,8 +472,8 @@ MUTANTS = (
     Mutant(
         "a replay writes all partitions",
         "sinks",
-        "return self.again is None or subtask in self.again.own",
-        "return True",
+        "SinkTransaction(self.sink, *how) if subtask in replay.own else None",
+        "SinkTransaction(self.sink, *how)",
         TASK,
     ),
     Mutant(
@@ -1163,8 +1163,8 @@ MUTANTS = (
     Mutant(
         "a replay separates rows as the target says now (R17)",
         "sinks",
-        "        if self.again:\n            recorded",
-        "        if self.again and own is None:\n            recorded",
+        "        if replay is None:\n            dead",
+        "        if replay is None or subtask in replay.own:\n            dead",
         DEAD_LETTERS,
     ),
     Mutant(
@@ -1177,15 +1177,15 @@ MUTANTS = (
     Mutant(
         "more dead letters than a participant may have",
         "sinks",
-        "        if len(dead.refused) + len(refused) > most:",
+        "        if len(before) + len(refused) > most:",
         "        if False:",
         DEAD_LETTERS,
     ),
     Mutant(
         "what a failed task has written of dead letters stays",
         "sinks",
-        "            for share in shares:\n                share.undo()",
-        "            for share in shares[:1]:\n                share.undo()",
+        "            for one in transactions:\n                one.undo()",
+        "            for one in transactions[:1]:\n                one.undo()",
         DEAD_LETTERS,
     ),
     Mutant(

@@ -223,6 +223,6 @@ def test_a_row_that_a_replay_cannot_write_is_told_as_one_that_is_decided():
 @pytest.mark.parametrize("now", [Fingerprint(3, 8), Fingerprint(2, 7), None])
 def test_other_rows_stop_the_replay(now: Fingerprint | None):
     lost = {("s", 0): committable(0)}
-    require_same_rows(lost, {("s", 0): Ack(0, Fingerprint(3, 7))})
+    require_same_rows(lost, {("s", 0): Ack("s", 0, Fingerprint(3, 7))})
     with pytest.raises(ReplayMismatch, match="other rows"):
-        require_same_rows(lost, {("s", 0): Ack(0, now)} if now else {})
+        require_same_rows(lost, {("s", 0): Ack("s", 0, now)} if now else {})

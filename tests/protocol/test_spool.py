@@ -135,7 +135,7 @@ def test_rows_that_are_not_what_was_kept_are_not_written(job: SpoolingJob, what:
 def test_a_driver_of_a_lineage_that_is_over_leaves_the_rows_of_the_new_one(tmp_path: Path) -> None:
     rows = spool.Spool(f"file://{tmp_path}", "job")
     for lineage in ("aaaa0000", "bbbb0000"):
-        list(rows.keep(lineage, 7, "sink")([batch()], 0, "g1r0t0a0"))
+        list(rows.spooling(lineage, 7, "sink")([batch()], 0, "g1r0t0a0"))
     rows.delete("aaaa0000", 9)
     assert [path.parent.name for path in tmp_path.rglob("*.*") if path.is_file()] == ["bbbb0000"]
     rows.delete("cccc0000", 0, ["bbbb0000"])

@@ -25,7 +25,7 @@ from sinks import Checkpoint, CommitOutcome, Committable
 from sinks.errors import SinkError, TransactionBlocked
 from sinks.task import Ack
 from sinks.testing import Hooked
-from sinks.transaction import Fingerprint, TransactionId
+from sinks.transaction import TransactionId
 from tests.protocol.play import (
     CheckedThenPut,
     CrashError,
@@ -349,7 +349,7 @@ class MyBlocked(TransactionBlocked):
 
 @pytest.mark.parametrize("kind", [MyLockTimeout, MyBlocked])
 def test_retryable_survives_the_way_to_the_driver(kind: type[SinkError]) -> None:
-    ack = Ack.from_json(Ack(0, Fingerprint(), error=kind("lock")).to_json())
+    ack = Ack.from_json(Ack("s", 0, error=kind("lock")).to_json())
     assert ack.error is not None
     assert ack.error.retryable
 

@@ -294,7 +294,7 @@ def test_an_orphan_of_a_quiet_stream_is_swept(spark: SparkSession, tmp_path: Pat
     query = start(coordinator, files, tmp_path)
     wait_for(lambda: len(visible(sink)) == len(ids) and query.status["message"] == "Waiting for next trigger")
     late = SinkTask(sink, "spark-job", coordinator.newest_checkpoint()["lineage"], 0, 1)
-    ack = late.run(with_row_hash(pa.table({"id": [7]})), subtask=0, task_attempt=999)
+    [ack] = late.run(with_row_hash(pa.table({"id": [7]})), subtask=0, task_attempt=999)
     assert isinstance(ack, Ack)
     wait_for(lambda: not list(sink.in_doubt("spark-job")))
     query.stop()

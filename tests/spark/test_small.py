@@ -252,7 +252,7 @@ def test_who_is_cancelled_does_not_wait_and_leaves_nothing(sink: HereOrThere, st
         if not stopped:
             threading.Thread(target=lambda: [step() for step in (writing.wait, one.cancel)]).start()
         with pytest.raises(Cancelled):
-            one.ack(lambda: not (stopped and writing.is_set()))
+            one.acks(lambda: not (stopped and writing.is_set()))
         assert len(list(sink.folder.iterdir())) == 1
         go_on.set()
         wait_for(lambda: list(sink.folder.iterdir()) == [])
