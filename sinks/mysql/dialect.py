@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,16 +14,16 @@ from pymysql.constants import ER
 
 from sinks.diagnosis import Finding, of_clock
 from sinks.errors import ConfigurationError
-from sinks.mysql import catalog
+from sinks.mysql import catalog, xa
 from sinks.mysql.catalog import Target
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
-from sinks.mysql.failures import XA_UNKNOWN, code_of, describe, fault
+from sinks.mysql.failures import code_of, describe, fault
 from sinks.mysql.loading import LoadTransaction
 from sinks.mysql.server import Connection, Server, bytewise, execute, is_mariadb, query, quoted, setting
 from sinks.mysql.types import Column, mismatches, target_type
-from sinks.mysql.xa import identity_of, name_of, prepared, recovered, xid
+from sinks.mysql.xa import identity_of, name_of, recovered
 from sinks.sql.ddl import MySqlDdl
-from sinks.sql.dialect import Dialect, Plan, declarations
+from sinks.sql.dialect import Dialect, NotDone, Plan, declarations
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, witness_of
@@ -36,8 +35,6 @@ _OLDEST = {
     "MySQL": ((8, 0, 29), "stays tied to the connection that prepared it"),
     "MariaDB": ((10, 5, 2), "is rolled back with the connection that prepared it"),
 }
-_DETACH_TIMEOUT = 2.0
-"""Seconds that the session of a prepared branch may take to end."""
 
 
 class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
@@ -173,8 +170,8 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
         return "staged" if reason else "xa", f"{reason or 'the server and the rights of the user allow it'}, {way}"
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
-        xa = self.strategy != "staged" and self.merge.mode == "append"
-        return _findings(connection, xa=xa, no_xa=self.no_xa(connection) if xa else None)
+        branches = self.strategy != "staged" and self.merge.mode == "append"
+        return _findings(connection, xa=branches, no_xa=self.no_xa(connection) if branches else None)
 
     def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> RowEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
@@ -197,88 +194,60 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
     def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> LoadTransaction:
         target = plan.target
         identity = identity_of(context.transaction_id)
-        name = xid(identity, target.schema)
-        undo = [f"XA END {name}", f"XA ROLLBACK {name}"]
-        transaction = LoadTransaction(self.server, context, target.label, identity, undo)
+        branch = xa.xid(identity, target.schema)
+        transaction = LoadTransaction(self.server, context, target.label, identity, branch=branch)
         with transaction.begun():
-            transaction.execute(f"XA START {name}")
+            transaction.execute(f"XA START {branch}")
             with transaction.explained():
                 columns = catalog.current(transaction.connection, target, context.schema.names).columns
             transaction.start(target.identifier, self.encoder(context, columns, target))
         return transaction
 
-    def prepare(self, transaction: LoadTransaction, schema: str) -> None:
-        name = xid(transaction.identity, schema)
-        # MariaDB keeps a prepared branch to the session that has it: one whose host disappears must not live for hours
-        transaction.execute("SET SESSION wait_timeout = 30")
-        transaction.execute(f"XA END {name}")
-        transaction.seal(f"XA PREPARE {name}")
-
-    def commit_unprepared(self, transaction: LoadTransaction, schema: str) -> None:
-        name = xid(transaction.identity, schema)
-        transaction.execute(f"XA END {name}")
-        transaction.seal(f"XA COMMIT {name} ONE PHASE")
-
     def evidence(self, transaction: LoadTransaction) -> dict[str, object]:
         return {"session": transaction.connection.thread_id()}  # type: ignore[no-untyped-call]
 
-    def await_release(self, connection: Connection, proof: Mapping[str, object]) -> None:
-        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of the session. An XA
-        COMMIT in that moment is answered and does nothing (seen in 11.4.5, never with this wait)."""
-        if not is_mariadb(connection):
-            return
-        deadline = time.monotonic() + _DETACH_TIMEOUT
-        there = "SELECT 1 FROM information_schema.processlist WHERE id = %s"
-        while query(connection, there, [proof.get("session")]) and time.monotonic() < deadline:
-            time.sleep(0.01)
+    def end(
+        self,
+        connection: Connection,
+        ledger: Ledger[Connection],
+        how: str,
+        identity: Identity,
+        proof: Mapping[str, object],
+    ) -> bool:
+        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of the session that
+        prepared it. XA COMMIT and ROLLBACK in that moment are answered and do nothing (seen in 11.4.5, never after this
+        wait)."""
+        key, mariadb = name_of(identity), is_mariadb(connection)
+        if mariadb and how == "COMMIT":
+            xa.await_session(connection, proof.get("session"))
+        ended = xa.end(connection, ledger.schema, how, identity)
+        if ended and mariadb and how == "COMMIT" and not ledger.states(connection, [key]).get(key):
+            raise NotDone(
+                f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session "
+                f"that prepared it ends. Its rows are safe, prepared in InnoDB, but {self.server} knows the branch "
+                "again only after a restart: restart the server, then start the query again"
+            )
+        if ended and mariadb and how == "ROLLBACK" and self._is_locked(connection, ledger, key):
+            raise NotDone(
+                f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while the session that "
+                "prepared it ends. Its rows are not visible and never will be, but hold their locks until the server "
+                "is restarted; it lists the branch again then, and the next start aborts it"
+            )
+        return ended
 
-    def undone(self, connection: Connection, ledger: Ledger[Connection], key: str) -> str | None:
-        if not is_mariadb(connection) or ledger.states(connection, [key]).get(key):
-            return None
-        return (
-            f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session that "
-            f"prepared it ends. Its rows are safe, prepared in InnoDB, but {self.server} knows the branch again only "
-            "after a restart: restart the server, then start the query again"
-        )
-
-    def kept(self, connection: Connection, ledger: Ledger[Connection], key: str) -> str | None:
-        if not is_mariadb(connection):
-            return None
+    def _is_locked(self, connection: Connection, ledger: Ledger[Connection], key: str) -> bool:
         row = f"SELECT 1 FROM {ledger.table} WHERE transaction_id = %s FOR UPDATE NOWAIT"
         try:
             query(connection, row, [key])
         except pymysql.Error as error:
             if code_of(error) != ER.LOCK_WAIT_TIMEOUT:
                 raise
-            return (
-                f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while the session that "
-                "prepared it ends. Its rows are not visible and never will be, but hold their locks until the server "
-                "is restarted; it lists the branch again then, and the next start aborts it"
-            )
-        return None
-
-    def end(self, connection: Connection, schema: str, how: str, identity: Identity) -> bool:
-        """MariaDB knows only its own session of a branch until that has ended, a moment after its connection was
-        closed: raises OperationalError if it does not."""
-        deadline = time.monotonic() + _DETACH_TIMEOUT
-        while True:
-            try:
-                execute(connection, f"XA {how} {xid(identity, schema)}")
-                return True
-            except pymysql.Error as error:
-                if code_of(error) != XA_UNKNOWN:
-                    raise
-            if dict(identity) not in prepared(connection, schema):
-                return False
-            if time.monotonic() > deadline:
-                raise pymysql.OperationalError(
-                    XA_UNKNOWN, f"{name_of(identity)} is prepared, and the session that did it has not let go of it yet"
-                )
-            time.sleep(0.01)
+            return True
+        return False
 
     def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
         prefix = TransactionId.prefix(job)
-        names = {name_of(identity): identity for identity in prepared(connection, schema)}
+        names = {name_of(identity): identity for identity in xa.prepared(connection, schema)}
         return [identity for name, identity in names.items() if name.startswith(prefix) and of_sink(name, sink)]
 
 

@@ -38,12 +38,21 @@ class LoadTransaction(RowTransaction[Connection]):
     """
 
     def __init__(
-        self, server: Server, context: TransactionContext, table: str, identity: Identity, undo: Sequence[str]
+        self,
+        server: Server,
+        context: TransactionContext,
+        table: str,
+        identity: Identity,
+        *,
+        branch: str = "",
+        undo: Sequence[str] = (),
     ) -> None:
-        """`undo` are the statements that throw the transaction away."""
+        """`branch` is the xid of one that writes into the table itself; `undo` are the statements that throw another
+        away."""
         super().__init__(context, identity)
+        self._branch = branch
         self._writing = Writing(table, self.who)
-        self._undo = undo
+        self._undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo
         self._loading = 0
         self.connection = server.connect()
         self.connection.may_take(WORK_SECONDS)
@@ -114,6 +123,17 @@ class LoadTransaction(RowTransaction[Connection]):
     def execute(self, statement: str) -> None:
         with self.explained():
             execute(self.connection, statement)
+
+    def prepare(self) -> None:
+        # MariaDB keeps a prepared branch to the session that has it: one whose host disappears must not live for hours
+        self.execute("SET SESSION wait_timeout = 30")
+        self.execute(f"XA END {self._branch}")
+        self.seal(f"XA PREPARE {self._branch}")
+
+    def commit(self) -> None:
+        if self._branch:
+            self.execute(f"XA END {self._branch}")
+        self.seal(f"XA COMMIT {self._branch} ONE PHASE" if self._branch else "COMMIT")
 
     def seal(self, statement: str) -> None:
         """Run the statement that makes the transaction durable, then let go of the connection."""

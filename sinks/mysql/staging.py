@@ -50,7 +50,7 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         table = quoted(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
-        transaction = LoadTransaction(self.server, context, target.label, identity, undo)
+        transaction = LoadTransaction(self.server, context, target.label, identity, undo=undo)
         with transaction.begun():
             with transaction.explained():
                 written = self.merge.written(context.schema.names, target.names)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 
 import pymysql
 
 from sinks.errors import SinkError
-from sinks.mysql.failures import code_of
-from sinks.mysql.server import Connection, is_mariadb, query
+from sinks.mysql.failures import XA_UNKNOWN, code_of
+from sinks.mysql.server import Connection, execute, is_mariadb, query
 from sinks.transaction import Identity
 
 _LIMIT = 64
 """Bytes that gtrid and bqual may have each."""
+_DETACH_TIMEOUT = 2.0
+"""Seconds that the session of a prepared branch may take to end."""
 _NO_RIGHT = (1227, 1401)  # MySQL without XA_RECOVER_ADMIN
 
 
@@ -62,3 +65,31 @@ def prepared(connection: Connection, schema: str) -> list[dict[str, str]]:
             text = data.decode("ascii", "replace")
             found.append({"gtrid": text[:length], "bqual": text[length:]})
     return sorted(found, key=name_of)
+
+
+def end(connection: Connection, schema: str, how: str, identity: Identity) -> bool:
+    """COMMIT or ROLLBACK a branch; False if there is none. MariaDB knows only its own session of a branch until that
+    has ended, a moment after its connection was closed: raises OperationalError if it does not."""
+    deadline = time.monotonic() + _DETACH_TIMEOUT
+    while True:
+        try:
+            execute(connection, f"XA {how} {xid(identity, schema)}")
+            return True
+        except pymysql.Error as error:
+            if code_of(error) != XA_UNKNOWN:
+                raise
+        if dict(identity) not in prepared(connection, schema):
+            return False
+        if time.monotonic() > deadline:
+            raise pymysql.OperationalError(
+                XA_UNKNOWN, f"{name_of(identity)} is prepared, and the session that did it has not let go of it yet"
+            )
+        time.sleep(0.01)
+
+
+def await_session(connection: Connection, session: object) -> None:
+    """Wait until a session has ended, for a moment at most."""
+    deadline = time.monotonic() + _DETACH_TIMEOUT
+    there = "SELECT 1 FROM information_schema.processlist WHERE id = %s"
+    while query(connection, there, [session]) and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -112,6 +112,12 @@ class CopyTransaction(RowTransaction[Connection]):
         with self.explained():
             self.connection.execute(statement.encode() if isinstance(statement, str) else statement)
 
+    def prepare(self) -> None:
+        self.seal(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self.identity["gid"])))
+
+    def commit(self) -> None:
+        self.seal("COMMIT")
+
     def seal(self, statement: str | sql.Composed) -> None:
         """Run the statement that makes the transaction durable, then let go of the connection: it may be another's."""
         self.sealing = True

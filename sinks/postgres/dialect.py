@@ -179,13 +179,14 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
             transaction.start(target.identifier, encoder)
         return transaction
 
-    def prepare(self, transaction: CopyTransaction, schema: str) -> None:
-        transaction.seal(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self.key(transaction.identity))))
-
-    def commit_unprepared(self, transaction: CopyTransaction, schema: str) -> None:
-        transaction.seal("COMMIT")
-
-    def end(self, connection: Connection, schema: str, how: str, identity: Identity) -> bool:
+    def end(
+        self,
+        connection: Connection,
+        ledger: Ledger[Connection],
+        how: str,
+        identity: Identity,
+        proof: Mapping[str, object],
+    ) -> bool:
         statement = f"{how} PREPARED {sql.Literal(self.key(identity)).as_string(connection)}"
         try:
             connection.execute(statement.encode())

@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 import pyarrow as pa
 
 from sinks.diagnosis import Finding
-from sinks.errors import SchemaMismatch
+from sinks.errors import SchemaMismatch, SinkError
 from sinks.sql.ddl import Ddl
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
@@ -43,6 +43,10 @@ class Writers:
     of: Mapping[str, str]
     rows: Mapping[str, int]
     others: int
+
+
+class NotDone(SinkError):
+    """The server answered that it has ended a prepared transaction, and has not."""
 
 
 class Dialect(ABC, Generic[C, TargetT, T]):
@@ -150,17 +154,10 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         """Open the participant's transaction, whose rows go into the target itself."""
 
     @abstractmethod
-    def prepare(self, transaction: T, schema: str) -> None:
-        """Make it durable, and let go of the connection."""
-
-    @abstractmethod
-    def commit_unprepared(self, transaction: T, schema: str) -> None:
-        """Commit it at once, and let go of the connection."""
-
-    @abstractmethod
-    def end(self, connection: C, schema: str, how: str, identity: Identity) -> bool:
-        """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. Raises ConfigurationError if the
-        sink may not, and the driver's errors to be asked again."""
+    def end(self, connection: C, ledger: Ledger[C], how: str, identity: Identity, proof: Mapping[str, object]) -> bool:
+        """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. `proof`: of the committable. Raises
+        ConfigurationError if the sink may not, NotDone where the server answered and did not do it, and the driver's
+        errors to be asked again."""
 
     @abstractmethod
     def prepared(self, connection: C, schema: str, job: str, sink: str) -> Iterable[Identity]:
@@ -173,18 +170,6 @@ class Dialect(ABC, Generic[C, TargetT, T]):
     def evidence(self, transaction: T) -> dict[str, object]:
         """What a committable carries beside the ledger's proof. `transaction_id` is needed where `key` is another."""
         return {}
-
-    def await_release(self, connection: C, proof: Mapping[str, object]) -> None:
-        """Wait, for a moment at most, until the session that prepared a transaction has let go of it. Default: servers
-        do so at once."""
-
-    def undone(self, connection: C, ledger: Ledger[C], key: str) -> str | None:
-        """What is to be told where the server answered a COMMIT that it did not do. Default: servers do not."""
-        return None
-
-    def kept(self, connection: C, ledger: Ledger[C], key: str) -> str | None:
-        """The same of a ROLLBACK."""
-        return None
 
     def contradiction(self, connection: C, proof: Mapping[str, object]) -> str | None:
         """Why a transaction of which the ledger has nothing can nevertheless not be called lost."""

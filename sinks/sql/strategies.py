@@ -13,7 +13,7 @@ from typing import Generic
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError
 from sinks.progress import progress
-from sinks.sql.dialect import Dialect, Plan, TargetT
+from sinks.sql.dialect import Dialect, NotDone, Plan, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.server import C
 from sinks.sql.transaction import T
@@ -84,22 +84,20 @@ class TwoPhase(Strategy[C, TargetT, T]):
             proof = self.proof(plan) | self.dialect.evidence(transaction)
             if not ledger.insert(transaction.connection, {key: TransactionId.parse(text)}, committed=True, sums=sums):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
-        self.dialect.prepare(transaction, ledger.schema)
+        transaction.prepare()
         return Committable(transaction.identity, proof=proof)
 
     def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
         self.finish(transaction, plan)
-        self.dialect.commit_unprepared(transaction, plan.ledger.schema)
+        transaction.commit()
 
     def commit(self, plan: Plan[C, TargetT], committable: Committable) -> CommitOutcome:
         ledger = plan.ledger
         with self.server.lend() as connection:
             try:
-                self.dialect.await_release(connection, committable.proof)
-                if self.dialect.end(connection, ledger.schema, "COMMIT", committable.transaction):
-                    undone = self.dialect.undone(connection, ledger, self.dialect.key(committable.transaction))
-                    return CommitOutcome.unknown(undone) if undone else CommitOutcome.COMMITTED
-            except ConfigurationError as refused:
+                if self.dialect.end(connection, ledger, "COMMIT", committable.transaction, committable.proof):
+                    return CommitOutcome.COMMITTED
+            except (ConfigurationError, NotDone) as refused:
                 return CommitOutcome.unknown(str(refused))
             return self._outcome_of_gone(connection, plan, committable)
 
@@ -134,9 +132,7 @@ class TwoPhase(Strategy[C, TargetT, T]):
 
     def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None:
         key = self.dialect.key(identity)
-        ended = self.dialect.end(connection, ledger.schema, "ROLLBACK", identity)
-        if ended and (kept := self.dialect.kept(connection, ledger, key)):
-            raise SinkError(kept)
+        ended = self.dialect.end(connection, ledger, "ROLLBACK", identity, {})
         if not ended and ledger.states(connection, [key]).get(key):
             raise CommittedError(f"{key} is committed: the ledger {ledger.label} has its row")
 

@@ -56,6 +56,14 @@ class RowTransaction(ABC, Generic[C]):
         """Wait until the server has judged every row; returns how many there were."""
 
     @abstractmethod
+    def prepare(self) -> None:
+        """Of one that writes into the target itself: make it durable under its name, and let go of the connection."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit it at once, and let go of the connection."""
+
+    @abstractmethod
     def close(self) -> None:
         """Throw it away. The server has done so when this returns, unless it cannot be reached."""
 

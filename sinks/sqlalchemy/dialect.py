@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import SchemaType, TypeEngine
 
+from sinks.sql import ledger as ledgers
 from sinks.sql import target as targets
 from sinks.sql.ddl import Ddl, MySqlDdl, PostgresDdl, ShortAddDdl, SqliteDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
@@ -268,15 +269,14 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
         hence the database's name; and XA takes no more than 64 bytes, hence hashes."""
         return f"tpc_{_digest(token(job))}_{_digest(f'{self.server.url.database} {token(sink)}')}_"
 
-    def prepare(self, transaction: InsertTransaction, schema: str) -> None:
-        transaction.seal()
-
-    def commit_unprepared(self, transaction: InsertTransaction, schema: str) -> None:
-        with transaction.explained():
-            transaction.transaction.commit()
-        transaction.connection.close()
-
-    def end(self, connection: Connection, schema: str, how: str, identity: Identity) -> bool:
+    def end(
+        self,
+        connection: Connection,
+        ledger: ledgers.Ledger[Connection],
+        how: str,
+        identity: Identity,
+        proof: Mapping[str, object],
+    ) -> bool:
         xid = self.key(identity)
         connection.rollback()  # ends what reading began
         try:

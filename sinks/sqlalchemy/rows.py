@@ -123,15 +123,18 @@ class InsertTransaction(RowTransaction[Connection]):
         """Every row is judged already."""
         return self._row
 
-    def seal(self) -> None:
-        """Make it durable: COMMIT, or PREPARE of a two-phase transaction. Then let go of the connection."""
+    def prepare(self) -> None:
+        self.sealing = True
+        assert isinstance(self.transaction, sa.TwoPhaseTransaction)
+        with self.explained():
+            self.transaction.prepare()
+            self.connection.invalidate()  # SQLAlchemy would roll back what is only prepared
+        self.connection.close()
+
+    def commit(self) -> None:
         self.sealing = True
         with self.explained():
-            if isinstance(self.transaction, sa.TwoPhaseTransaction):
-                self.transaction.prepare()
-                self.connection.invalidate()  # SQLAlchemy would roll back what is only prepared
-            else:
-                self.transaction.commit()
+            self.transaction.commit()
         self.connection.close()
 
     def close(self) -> None:

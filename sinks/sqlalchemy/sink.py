@@ -99,6 +99,7 @@ class SqlAlchemySink(TableSink[Connection, Target, InsertTransaction]):
         beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._server) == str(database)
         if database.dialect == "sqlite" and beside:
             raise ConfigurationError(
-                f"sink {name or table!r}: a SQLite file takes one writer at a time: its dead letters go into another"
+                f"sink {name or table!r}: a SQLite file takes one writer at a time, so its dead letters go into "
+                "another file"
             )
         super().__init__(planner, Staged(dialect), transform, checkpoint_column, dead_letters, max_dead_letters)

@@ -78,7 +78,7 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
         with transaction.explained():
             if not _ledger(plan.ledger).stage(transaction.connection, text, staging, sums):
                 raise SinkError(f"{text} was aborted, or used, before it was pre-committed")
-        transaction.seal()
+        transaction.commit()
         columns = columns_digest(transaction.context.schema.names)
         return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})
 
@@ -92,7 +92,7 @@ class Staged(strategies.Staged[Connection, Target, InsertTransaction]):
             _once(transaction.connection, plan, self.merge, rows)
             _sortable(transaction.connection, plan, self.merge, rows)
             _move(transaction.connection, plan.target.table, self.merge, rows)
-        transaction.seal()
+        transaction.commit()
 
     def validate_all(self, plan: Plan, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Raise BadValue for what the target would refuse: move the rows on trial, and roll that back."""

@@ -829,8 +829,8 @@ MUTANTS = (
     Mutant(
         "PostgreSQL: committed, not prepared",
         "sinks/postgres",
-        'transaction.seal(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self.key(transaction.identity))))',
-        'transaction.seal("COMMIT")',
+        'self.seal(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self.identity["gid"])))',
+        'self.seal("COMMIT")',
         POSTGRES,
     ),
     Mutant(

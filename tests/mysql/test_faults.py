@@ -19,7 +19,6 @@ from sinks import CommitOutcome
 from sinks.errors import CommittedError, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql import server as mysql_server
-from sinks.mysql.dialect import MySQLDialect
 from sinks.mysql.server import Connection, parameters
 from sinks.mysql.staging import MySQLStaging
 from sinks.testing import Driver, LocalQuery
@@ -289,21 +288,16 @@ def test_a_branch_is_committed_only_when_its_session_has_ended(db: Observer, sin
 
 @ON_MARIADB
 @pytest.mark.parametrize("strategy", ["xa"], indirect=True)
-def test_a_commit_that_the_server_answers_and_does_not_do_is_no_commit(db: Observer, sink: MySQLSink) -> None:
+def test_a_commit_that_the_server_answers_and_does_not_do_is_no_commit(
+    db: Observer, sink: MySQLSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As MariaDB 11.4.5 did now and then, when XA COMMIT was sent while the session of the branch ended. It cannot be
     made to do so at will: here the answer is ours, and the branch stays prepared as it does there."""
-
-    class Answered(MySQLDialect):
-        def end(self, connection: Any, schema: str, how: str, identity: Any) -> bool:
-            return True
-
     committable = pre_commit(sink, rows_of(1))
-    dialect = sink._planner.dialect
-    assert isinstance(dialect, MySQLDialect)
-    dialect.__class__ = Answered
-    [outcome] = sink.commit_all(checkpoint(), [committable])
+    with monkeypatch.context() as answered:
+        answered.setattr(xa, "end", lambda *_: True)
+        [outcome] = sink.commit_all(checkpoint(), [committable])
     assert "answered XA COMMIT" in why_unknown(outcome)
-    dialect.__class__ = MySQLDialect
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     assert db.ids() == [1]
 
@@ -316,7 +310,7 @@ def test_a_rollback_that_the_server_answers_and_does_not_do_is_told(
     """As MariaDB 11.4.5 did for 5 of 1,200 branches, whose sessions had just ended; the answer is ours, as above."""
     identity = pre_commit(sink, rows_of(1)).transaction
     with monkeypatch.context() as answered:
-        answered.setattr(MySQLDialect, "end", lambda *_: True)
+        answered.setattr(xa, "end", lambda *_: True)
         with pytest.raises(SinkError, match=r"answered XA ROLLBACK .* until the server is restarted"):
             sink.abort(identity)
     sink.abort(identity)
