@@ -1,7 +1,7 @@
 """The rows of a checkpoint, kept until all of it is visible (`replay="spool"`): what the external system loses of it is
 then written again from here, and need not be computed again, which may give other rows.
 
-A participant's rows are one Arrow IPC stream with the row hash as last column, cut into values of at most `CHUNK_BYTES`
+A participant's rows are one Arrow IPC stream with the row hash as last column, cut into values
 under the keys
 
     spool/JOB/LINEAGE/CHECKPOINT.SINK.SUBTASK.ATTEMPT.NUMBER.CRC32[.ROWS.HASH]
@@ -19,17 +19,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import count
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.protocol.decisions import Complete, Participant
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage.stream import Cut, Joined
 from sinks.transaction import Fingerprint, token
 
 logger = logging.getLogger(__name__)
 
-CHUNK_BYTES = 4 * 2**20
 _DELETES = 16
 """At once: in an object store each takes a round trip."""
 
@@ -44,8 +45,8 @@ class SpooledRows:
     def __call__(self, _: Iterable[pa.RecordBatch], subtask: int, attempt: str) -> Iterator[pa.RecordBatch]:
         """Raises `StorageError` if a chunk is gone, or not what was put."""
         with closing(open_storage(self.uri)) as storage:
-            stream = io.BufferedReader(_Chunks(storage, self.chunks[subtask]))
-            with pa.ipc.open_stream(stream) as reader:
+            values = (_get(storage, key) for key in self.chunks[subtask])
+            with pa.ipc.open_stream(io.BufferedReader(Joined(values))) as reader:
                 yield from reader
 
 
@@ -63,7 +64,13 @@ class SpoolingRows:
         if first is None:
             return
         with closing(open_storage(self.uri)) as storage:
-            cut = _Cut(storage, f"{self.place}.{subtask:06d}.{attempt}")
+            numbers = count()
+
+            def put(data: bytes, end: str = "") -> None:
+                key = f"{self.place}.{subtask:06d}.{attempt}.{next(numbers):06d}.{zlib.crc32(data):08x}{end}"
+                storage.put_if_absent(key, data)
+
+            cut = Cut(put)
             fingerprint = Fingerprint()
             with pa.ipc.new_stream(cut, first.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
                 batch: pa.RecordBatch | None = first
@@ -72,7 +79,8 @@ class SpoolingRows:
                     fingerprint = fingerprint.add(batch.num_rows, pc.sum(batch.columns[-1]).as_py() or 0)
                     yield batch
                     batch = next(batches, None)
-            cut.end(fingerprint)
+            rows, text = fingerprint.stored()
+            put(cut.rest, f".{rows}.{text}")
 
 
 class Spool:
@@ -145,54 +153,9 @@ def _is_whole(keys: list[str], wanted: Fingerprint) -> bool:
     return end == [str(rows), text] and int(number) == len(keys) - 1
 
 
-class _Cut(io.RawIOBase):
-    """A file that becomes chunks."""
-
-    def __init__(self, storage: CheckpointStorage, attempt: str) -> None:
-        self._storage, self._attempt = storage, attempt
-        self._number, self._buffer = 0, bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        view = memoryview(data).cast("B")  # type: ignore[arg-type]
-        self._buffer += view
-        while len(self._buffer) > CHUNK_BYTES:
-            self._put(bytes(self._buffer[:CHUNK_BYTES]))
-            del self._buffer[:CHUNK_BYTES]
-        return len(view)
-
-    def end(self, fingerprint: Fingerprint) -> None:
-        rows, text = fingerprint.stored()
-        self._put(bytes(self._buffer), f".{rows}.{text}")
-
-    def _put(self, data: bytes, end: str = "") -> None:
-        self._storage.put_if_absent(f"{self._attempt}.{self._number:06d}.{zlib.crc32(data):08x}{end}", data)
-        self._number += 1
-
-
-class _Chunks(io.RawIOBase):
-    """The file again."""
-
-    def __init__(self, storage: CheckpointStorage, keys: Iterable[str]) -> None:
-        self._storage, self._keys, self._rest = storage, iter(keys), memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        into = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        if not self._rest and (key := next(self._keys, None)):
-            self._rest = memoryview(self._get(key))
-        count = min(len(into), len(self._rest))
-        into[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
-
-    def _get(self, key: str) -> bytes:
-        data = self._storage.get(key)
-        if data is None or f"{zlib.crc32(data):08x}" != key.split(".")[5]:
-            what = "it is gone" if data is None else "its checksum is another: it was altered"
-            raise StorageError(self._storage.uri, key, f"{what}, and the rows in it were to be written again")
-        return data
+def _get(storage: CheckpointStorage, key: str) -> bytes:
+    data = storage.get(key)
+    if data is None or f"{zlib.crc32(data):08x}" != key.split(".")[5]:
+        what = "it is gone" if data is None else "its checksum is another: it was altered"
+        raise StorageError(storage.uri, key, f"{what}, and the rows in it were to be written again")
+    return data

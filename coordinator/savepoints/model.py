@@ -1,7 +1,7 @@
 """Savepoints: a checkpoint with everything that it takes to go on from it, kept for the user, in any storage.
 
-SAVEPOINT/NUMBER        the content of Spark's checkpointLocation up to that checkpoint: one stream of bytes, in chunks
-SAVEPOINT/_metadata     which bytes are which file, and the checkpoint's record. Written last: it makes it a savepoint
+SAVEPOINT/NUMBER        the content of Spark's checkpointLocation up to that checkpoint: a tar, in chunks
+SAVEPOINT/_metadata     the chunks' checksums, and the checkpoint's record. Written last: it makes it a savepoint
 """
 
 from __future__ import annotations
@@ -22,42 +22,8 @@ logger = logging.getLogger(__package__)
 
 MARK = "_restored"
 """A file in the checkpointLocation that a restore has begun."""
-_LARGEST_CHUNK = 1 << 30
 _ID = "savepoint-[a-z0-9-]+"
 _ADDRESS = re.compile(rf"(?P<storage>.+)/(?P<id>{_ID})/?(?P<options>\?.*)?")
-
-
-@dataclass(frozen=True)
-class SavedFile:
-    """A file of Spark's checkpointLocation. `offset` counts bytes from the begin of the savepoint's first chunk."""
-
-    path: str
-    size: int
-    sha256: str
-    offset: int
-
-
-def _require_sound(files: Sequence[SavedFile], chunk_size: int, where: str) -> None:
-    """Raises SavepointError for what no savepoint holds: a restore must write below its checkpointLocation, each file
-    once, and no more than the chunks have."""
-    end, names, folders = 0, {MARK}, set[str]()
-    for file in files:
-        parts = file.path.split("/")
-        if any(not part or part.startswith(".") for part in parts) or not file.path.isprintable() or "\\" in file.path:
-            raise SavepointError(
-                f"{where} names a file outside of a checkpointLocation, or a hidden one: {file.path!r}"
-            )
-        if file.path in names:
-            raise SavepointError(f"{where} names {file.path!r} twice, or as if Spark had written it")
-        if any(type(number) is not int for number in (file.size, file.offset)) or file.size < 0 or file.offset < end:
-            raise SavepointError(f"{where} says that {file.path!r} is at {file.offset!r}, of {file.size!r} bytes")
-        names.add(file.path)
-        folders |= {"/".join(parts[:count]) for count in range(1, len(parts))}
-        end = file.offset + file.size
-    if both := names & folders:
-        raise SavepointError(f"{where} names {min(both)!r} as a file and as a folder")
-    if type(chunk_size) is not int or not 0 < chunk_size <= _LARGEST_CHUNK:
-        raise SavepointError(f"{where} says that its chunks are of {chunk_size!r} bytes")
 
 
 @dataclass(frozen=True)
@@ -66,7 +32,8 @@ class Savepoint:
 
     `uri`: for `restore_savepoint`; a password in it is left out. `records`: the checkpoint's record and those of its
     replays; all that they name is visible. `sinks`: class by name. `created_at`: milliseconds since the epoch.
-    `spark`: version of PySpark, and of the offset log with its settings. `chunk_size`: in bytes.
+    `spark`: version of PySpark, and of the offset log with its settings. `files`: how many, of `size` bytes in all.
+    `chunks`: SHA-256 of each.
     """
 
     uri: str
@@ -78,8 +45,9 @@ class Savepoint:
     created_at: int
     library: str
     spark: Mapping[str, Any]
-    chunk_size: int
-    files: tuple[SavedFile, ...]
+    files: int
+    size: int
+    chunks: tuple[str, ...]
 
     @property
     def record(self) -> Record:
@@ -96,11 +64,6 @@ class Savepoint:
     @property
     def checkpoint_id(self) -> int:
         return self.record.checkpoint_id
-
-    @property
-    def size(self) -> int:
-        """Bytes in all files."""
-        return sum(file.size for file in self.files)
 
     def summary(self) -> dict[str, Any]:
         """JSON values for a user to read."""
@@ -120,7 +83,7 @@ class Savepoint:
             "storage": self.storage,
             "library": self.library,
             "spark": dict(self.spark),
-            "files": len(self.files),
+            "files": self.files,
             "bytes": self.size,
         }
 
@@ -134,12 +97,15 @@ class Savepoint:
         where = f"the _metadata of savepoint {uri}"
         try:
             body = unseal(data, where)
+            if "chunk_size" in body:
+                raise SavepointError(
+                    f"{where} is of an older version of this library, which kept the files in another form. Restore it "
+                    "with the version that took it, and take another with this one. Nothing was changed."
+                )
             records = tuple(Record.from_json(record, where) for record in body["records"])
-            files = tuple(SavedFile(**file) for file in body["files"])
-            _require_sound(files, body["chunk_size"], where)
             if body["id"] != _id_in(uri) or not records:
                 raise SavepointError(f"{where} is that of another savepoint, or of no checkpoint: {body['id']!r}")
-            return cls(**body | {"uri": uri, "records": records, "files": files})
+            return cls(**body | {"uri": uri, "records": records, "chunks": tuple(body["chunks"])})
         except CorruptRecord as error:
             raise SavepointError(str(error)) from error
         except (KeyError, TypeError, AttributeError) as error:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import secrets
+import tarfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import PurePosixPath
+from typing import IO
 
 from coordinator.errors import SavepointError, UnknownSink
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import CheckpointStore, Record, seal, unseal
-from coordinator.savepoints.model import MARK, SavedFile, Savepoint, chunk_key, load, opened, opened_savepoint
+from coordinator.savepoints.model import MARK, Savepoint, chunk_key, load, opened, opened_savepoint
 from coordinator.spark.location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage
+from coordinator.storage.stream import Joined
 from sinks.progress import progress
 
 logger = logging.getLogger(__package__)
+
+_PIECE = 1 << 20
+_NO_PATH = re.compile(r"(^|/)(\.|/|$)|\\")
+"""Has a part that is empty or hidden, or what another system takes for a '/'."""
 
 
 def restore_savepoint(
@@ -61,10 +72,9 @@ def restore_savepoint(
                 f"{location.uri} was restored from {savepoint.uri} before, and its query has gone on since: start the "
                 "query there, or restore into an empty checkpointLocation"
             )
-        chunks = _ChunkReader(source, savepoint)
-        with progress(f"restore into {location.uri}", len(savepoint.files), "files") as advance:
-            for file in savepoint.files:
-                location.write(file.path, chunks.read(file))
+        with progress(f"restore into {location.uri}", savepoint.files, "files") as advance:
+            for path, content in _files(source, savepoint):
+                location.write(path, iter(partial(content.read, _PIECE), b""))
                 advance(1)
         store.begin_lineage(_base(savepoint, store.job, lineage, kept, allow_later_checkpoints), allow)
         logger.info("job %s: restored %s into %s, lineage %s", store.job, savepoint.uri, location.uri, lineage)
@@ -92,49 +102,46 @@ def _base(savepoint: Savepoint, job: str, lineage: str, kept: Sequence[str], lat
 
 
 def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
-    chunks, damaged = _ChunkReader(storage, savepoint), []
-    with progress(f"verify {savepoint.uri}", len(savepoint.files), "files") as advance:
-        for file in savepoint.files:
-            try:
-                sha256 = hashlib.sha256()
-                for piece in chunks.read(file):
-                    sha256.update(piece)
-                if sha256.hexdigest() != file.sha256:
-                    damaged.append(f"{file.path}: its checksum does not match")
-            except SavepointError as error:
-                damaged.append(f"{file.path}: {error}")
+    """Raises SavepointError for what is damaged, and for what no savepoint holds: a restore must write below its
+    checkpointLocation, each file once."""
+    paths = [MARK]
+    with progress(f"verify {savepoint.uri}", savepoint.files, "files") as advance:
+        for path, _ in _files(storage, savepoint):
+            paths.append(path)
             advance(1)
-    if damaged:
-        more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-        raise SavepointError(
-            f"savepoint {savepoint.uri} is damaged: {'; '.join(damaged[:5])}{more}. Nothing was changed."
-        )
+    folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
+    for path, count in Counter(paths).items():
+        if count > 1 or path in folders or _NO_PATH.search(path) or not path.isprintable():
+            raise SavepointError(
+                f"savepoint {savepoint.uri} holds {path!r}: outside of a checkpointLocation, hidden, twice, as a file "
+                "and as a folder, or as if Spark had written it. Nothing was changed."
+            )
 
 
-class _ChunkReader:
-    """Keeps the chunk it read last: files lie in the order of their offsets."""
+def _files(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[tuple[str, IO[bytes]]]:
+    """Each can be read until the next one is asked for."""
+    try:
+        with tarfile.open(mode="r|", fileobj=Joined(_chunks(storage, savepoint))) as tar:
+            for entry in tar:
+                content = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
+                if content is None:
+                    raise SavepointError(f"savepoint {savepoint.uri} holds {entry.name!r}, which is no file")
+                yield entry.name, content
+    except (tarfile.TarError, ValueError) as error:
+        raise SavepointError(f"the chunks of savepoint {savepoint.uri} are no tar: {error!r}") from error
 
-    def __init__(self, storage: CheckpointStorage, savepoint: Savepoint) -> None:
-        self._storage, self._id, self._size = storage, savepoint.id, savepoint.chunk_size
-        self._number, self._chunk = -1, b""
 
-    def read(self, file: SavedFile) -> Iterator[bytes]:
-        at, end = file.offset, file.offset + file.size
-        while at < end:
-            number, begin = divmod(at, self._size)
-            piece = self._get(number)[begin : begin + end - at]
-            if not piece:
-                raise SavepointError(f"chunk {chunk_key(self._id, number)} is cut off")
-            yield piece
-            at += len(piece)
-
-    def _get(self, number: int) -> bytes:
-        if number != self._number:
-            chunk = self._storage.get(chunk_key(self._id, number))
-            if chunk is None:
-                raise SavepointError(f"chunk {chunk_key(self._id, number)} is missing")
-            self._number, self._chunk = number, chunk
-        return self._chunk
+def _chunks(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[bytes]:
+    for number, sha256 in enumerate(savepoint.chunks):
+        key = chunk_key(savepoint.id, number)
+        chunk = storage.get(key)
+        if chunk is None or hashlib.sha256(chunk).hexdigest() != sha256:
+            what = "is missing" if chunk is None else "was altered or cut off: its checksum does not match"
+            raise SavepointError(
+                f"savepoint {savepoint.uri} is damaged: chunk {key} {what}. Bring it back from a backup, or use "
+                "another savepoint."
+            )
+        yield chunk
 
 
 def _kept_sinks(savepoint: Savepoint, sinks: Iterable[str] | None, allow_non_restored: bool) -> list[str]:

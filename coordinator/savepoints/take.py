@@ -7,24 +7,27 @@ import json
 import logging
 import re
 import secrets
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import metadata
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 from coordinator.errors import CheckpointLocationMismatch, SavepointError
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.protocol.records import Record
-from coordinator.savepoints.model import MARK, SavedFile, Savepoint, address_of, chunk_key, delete
+from coordinator.savepoints.model import MARK, Savepoint, address_of, chunk_key, delete
 from coordinator.spark.location import CheckpointLocation, facts_in, open_location
 from coordinator.storage import CheckpointStorage
+from coordinator.storage.stream import Cut
 from sinks.progress import progress
 from sinks.transaction import token
 
 logger = logging.getLogger(__package__)
 
-_CHUNK = 4 << 20
+_IN_MEMORY = 4 << 20
 _PASSES = 20
 _STATE_FILE = re.compile(r"(\d+)(_[^.]*)?\.(delta|snapshot|zip|changelog)(\.crc)?")
 
@@ -41,9 +44,18 @@ def take_savepoint(
     [record, *_] = records
     id = f"savepoint-{token(record.job)}-{record.checkpoint_id}-{secrets.token_hex(4)}"
     location = open_location(location_uri)
+    chunks: list[str] = []
+
+    def put(chunk: bytes) -> None:
+        _put(target, chunk_key(id, len(chunks)), chunk)
+        chunks.append(hashlib.sha256(chunk).hexdigest())
+
+    cut = Cut(put)
     try:
         layout = _require_own(location, record)
-        files = _copy(location, record.checkpoint_id, _ChunkWriter(target, id))
+        with tarfile.open(mode="w|", fileobj=cut) as tar:
+            sizes = _copy(location, record.checkpoint_id, tar)
+        put(cut.rest)
         savepoint = Savepoint(
             address_of(target.uri, id),
             id,
@@ -54,8 +66,9 @@ def take_savepoint(
             time.time_ns() // 1_000_000,
             _version("pyspark-exactly-once"),
             {"version": _version("pyspark"), "offsets": layout},
-            _CHUNK,
-            tuple(files),
+            len(sizes),
+            sum(sizes.values()),
+            tuple(chunks),
         )
         confirm()
         _put(target, f"{id}/_metadata", savepoint.to_bytes())
@@ -92,10 +105,11 @@ def _text(location: CheckpointLocation, path: str) -> str:
     return b"".join(location.read(path)).decode()
 
 
-def _copy(location: CheckpointLocation, n: int, chunks: _ChunkWriter) -> list[SavedFile]:
-    """All files of checkpoints up to n. Spark's maintenance may replace old state files by new ones meanwhile, so it is
-    listed again until nothing new is found: then each file of the last listing is saved, and that listing is whole."""
-    saved: dict[str, SavedFile] = {}
+def _copy(location: CheckpointLocation, n: int, tar: tarfile.TarFile) -> dict[str, int]:
+    """All files of checkpoints up to n; returns their sizes. Spark's maintenance may replace old state files by new
+    ones meanwhile, so it is listed again until nothing new is found: then each file of the last listing is saved, and
+    that listing is whole."""
+    saved: dict[str, int] = {}
     for _ in range(_PASSES):
         new = [path for path in location.files() if path not in saved and _belongs(path, n)]
         if not new:
@@ -103,17 +117,27 @@ def _copy(location: CheckpointLocation, n: int, chunks: _ChunkWriter) -> list[Sa
         with progress(f"save {location.uri}", len(new), "files") as advance:
             for path in new:
                 with suppress(FileNotFoundError):
-                    saved[path] = chunks.add(path, location.read(path))
+                    saved[path] = _add(tar, path, location.read(path))
                 advance(1)
     else:
         raise SavepointError(f"files in {location.uri} changed all the time while they were saved; try again")
-    chunks.flush()
     needed = {"metadata", f"offsets/{n}"}
     if n > 0 and f"commits/{n}" not in saved:  # Spark stands between the callback and it, and will ask for n again
         needed |= {f"offsets/{n - 1}", f"commits/{n - 1}"}
     if missing := sorted(needed - set(saved)):
         raise SavepointError(f"{location.uri} lacks {missing}, so no query can go on from there; nothing was saved")
-    return list(saved.values())
+    return saved
+
+
+def _add(tar: tarfile.TarFile, path: str, pieces: Iterable[bytes]) -> int:
+    """The size of the file, which stands before its content."""
+    entry = tarfile.TarInfo(path)
+    with SpooledTemporaryFile(_IN_MEMORY) as file:
+        file.writelines(pieces)
+        entry.size = file.tell()
+        file.seek(0)
+        tar.addfile(entry, file)
+    return entry.size
 
 
 def _belongs(path: str, n: int) -> bool:
@@ -126,34 +150,6 @@ def _belongs(path: str, n: int) -> bool:
     if folder == "state" and (version := _STATE_FILE.fullmatch(path.rsplit("/", 1)[-1])):
         return int(version[1]) <= n + 1
     return path != MARK
-
-
-class _ChunkWriter:
-    """Joins small files and cuts large ones, since storage takes values of some MB at best."""
-
-    def __init__(self, storage: CheckpointStorage, id: str) -> None:
-        self._storage, self._id = storage, id
-        self._buffer = bytearray()
-        self._written = 0
-
-    def add(self, path: str, pieces: Iterable[bytes]) -> SavedFile:
-        offset, size, sha256 = self._written + len(self._buffer), 0, hashlib.sha256()
-        for piece in pieces:
-            sha256.update(piece)
-            size += len(piece)
-            self._buffer += piece
-            while len(self._buffer) >= _CHUNK:
-                self._put(_CHUNK)
-        return SavedFile(path, size, sha256.hexdigest(), offset)
-
-    def flush(self) -> None:
-        if self._buffer:
-            self._put(len(self._buffer))
-
-    def _put(self, size: int) -> None:
-        _put(self._storage, chunk_key(self._id, self._written // _CHUNK), bytes(self._buffer[:size]))
-        del self._buffer[:size]
-        self._written += size
 
 
 def _put(storage: CheckpointStorage, key: str, data: bytes) -> None:

@@ -41,6 +41,7 @@ from tests.postgres.play import Observer as PostgresObserver
 HERE = Path(__file__).parent
 FOLDERS = ("storage", "spool", "query", "savepoints")
 _SEALED = re.compile(r"storage/|savepoints/.*/_metadata|query/_restored")
+_BINARY = re.compile(r"spool/|savepoints/.*/\d+$")
 
 
 def batch(n: int) -> list[pa.Table]:
@@ -262,7 +263,7 @@ def pack(world: World) -> dict[str, Any]:
     files, names = {}, world.names | {str(world.folder): "/job", socket.gethostname(): "host"}
     for path in sorted(path for folder in FOLDERS for path in (world.folder / folder).rglob("*") if path.is_file()):
         name, data = path.relative_to(world.folder).as_posix(), path.read_bytes()
-        if name.startswith("spool/"):
+        if _BINARY.match(name):
             files[name] = base64.b64encode(data).decode()
         elif not name.endswith(".log"):
             files[name] = _renamed(data.decode(), names) if _SEALED.match(name) else data.decode()
@@ -276,7 +277,7 @@ def unpack(packed: Mapping[str, Any], world: World) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         sealed = _SEALED.match(name) and any(stored in text for stored in names)
         text = _renamed(text, names) if sealed else text
-        path.write_bytes(base64.b64decode(text) if name.startswith("spool/") else text.encode())
+        path.write_bytes(base64.b64decode(text) if _BINARY.match(name) else text.encode())
     world.load([_replaced(text, names) for text in packed["sql"]])
 
 

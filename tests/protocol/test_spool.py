@@ -13,7 +13,7 @@ import pytest
 from coordinator import CheckpointConfig, CheckpointCoordinator, Step
 from coordinator.errors import ReplayMismatch
 from coordinator.protocol import spool
-from coordinator.storage import StorageError, open_storage
+from coordinator.storage import StorageError, open_storage, stream
 from examples.custom_sink import FileSink
 from sinks.errors import BadValue
 from sinks.testing import LocalQuery
@@ -109,7 +109,7 @@ def test_rows_that_a_sink_refuses_are_not_kept_to_their_end(job: SpoolingJob) ->
 
 
 def test_rows_of_many_chunks(job: SpoolingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(stream, "VALUE_BYTES", 100)
     complete_but_lost(job, 0, 4)
     assert len(job.kept()) > 40
     assert max(path.stat().st_size for path in job.kept()) == 100

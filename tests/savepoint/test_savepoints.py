@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import re
+import tarfile
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tarfile import TarInfo
 from typing import Any
 
 import pytest
@@ -25,6 +32,8 @@ from coordinator import (
 )
 from coordinator.errors import InDoubtError, SavepointError, Superseded, UnknownSink
 from coordinator.protocol.records import CheckpointStore, seal, unseal
+from coordinator.savepoints.model import opened_savepoint
+from coordinator.savepoints.restore import _files
 from coordinator.savepoints.take import _require_own
 from coordinator.spark.location import open_location
 from coordinator.storage import open_storage
@@ -44,6 +53,11 @@ def restored(played: Job, savepoint: Savepoint, folder: str = "restored", **opti
     options = {"storage": played.storage} | options
     restore_savepoint(savepoint.uri, str(played.folder / folder), **options)
     return LocalQuery(played.folder / folder, played.input)
+
+
+def saved(savepoint: Savepoint) -> list[str]:
+    with opened_savepoint(savepoint.uri) as (storage, _):
+        return [path for path, _ in _files(storage, savepoint)]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -72,18 +86,22 @@ def test_a_savepoint_says_what_it_holds(job: Job, target: str) -> None:
     assert (savepoint.job, savepoint.checkpoint_id) == ("job", 1)
     assert savepoint.sinks == {"files": "examples.custom_sink.FileSink"}
     assert len(savepoint.record.committables) == 3
-    assert {file.path for file in savepoint.files} == {"metadata", "offsets/0", "offsets/1", "commits/0", "commits/1"}
-    assert savepoint.summary()["bytes"] == savepoint.size > 0
+    assert set(saved(savepoint)) == {"metadata", "offsets/0", "offsets/1", "commits/0", "commits/1"}
+    content = files(job.folder / "query").values()
+    assert (savepoint.summary()["files"], savepoint.summary()["bytes"]) == (len(content), sum(map(len, content)))
     json.dumps(savepoint.summary())
 
 
 def test_files_larger_and_smaller_than_a_chunk_come_back(job: Job, target: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("coordinator.savepoints.take._CHUNK", 100)
+    monkeypatch.setattr("coordinator.storage.stream.VALUE_BYTES", 100)
+    monkeypatch.setattr("coordinator.savepoints.take._IN_MEMORY", 500)
     (job.folder / "query" / "state" / "0").mkdir(parents=True)
     contents = {"state/0/1.delta": b"x" * 1050, "state/0/2.delta": b"", "state/0/2.snapshot": bytes(range(256))}
     for path, content in contents.items():
         (job.folder / "query" / path).write_bytes(content)
-    restored(job, save(job, target))
+    savepoint = save(job, target)
+    restored(job, savepoint)
+    assert len(savepoint.chunks) > 20
     assert {path: (job.folder / "restored" / path).read_bytes() for path in contents} == contents
 
 
@@ -93,8 +111,7 @@ def test_later_batches_and_hidden_files_are_left_out(job: Job, target: str) -> N
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(path)
     job.query().batch(2, "planned by Spark before the savepoint")
-    paths = {file.path for file in save(job, target).files}
-    assert paths == {
+    assert set(saved(save(job, target))) == {
         *("metadata", "offsets/0", "offsets/1", "commits/0", "commits/1", "sources/0/9", "state/0/2_a-b.changelog")
     }
 
@@ -198,7 +215,7 @@ def test_files_that_maintenance_replaces_are_saved_in_their_new_form(job: Job, t
         savepoint = coordinator.trigger_savepoint(target, str(job.folder / "query"))
     finally:
         module._Directory.read = original  # type: ignore[method-assign]
-    assert [file.path for file in savepoint.files if file.path.startswith("state")] == ["state/2.snapshot"]
+    assert [path for path in saved(savepoint) if path.startswith("state")] == ["state/2.snapshot"]
 
 
 # ---------------------------------------------------------------------- while it runs
@@ -390,14 +407,18 @@ def future_format(savepoint: Savepoint) -> None:
     metadata(savepoint).write_text(json.dumps(sealed | {"format": 99}))
 
 
+def older_form(savepoint: Savepoint) -> None:
+    body = unseal(metadata(savepoint).read_bytes(), "")
+    metadata(savepoint).write_bytes(seal(body | {"chunk_size": 4194304, "files": []}))
+
+
 def chunk(savepoint: Savepoint) -> Path:
     return metadata(savepoint).with_name("0000000000")
 
 
 def flip_a_byte(savepoint: Savepoint) -> None:
     data = bytearray(chunk(savepoint).read_bytes())
-    [offset] = [file.offset for file in savepoint.files if file.path == "metadata"]
-    data[offset] ^= 1
+    data[data.index(b"offsets/1")] ^= 1
     chunk(savepoint).write_bytes(data)
 
 
@@ -412,9 +433,10 @@ def cut_off(savepoint: Savepoint) -> None:
         (truncate_metadata, r"_metadata .* is truncated"),
         (future_format, r"_metadata .* written by a newer version .* format 99"),
         (lambda savepoint: metadata(savepoint).unlink(), r"is half-written: 1 chunk\(s\), but no _metadata"),
-        (flip_a_byte, r"damaged: metadata: its checksum does not match"),
-        (cut_off, r"damaged: .*: chunk .*/0000000000 is cut off"),
-        (lambda savepoint: chunk(savepoint).unlink(), r"damaged: .*: chunk .*/0000000000 is missing"),
+        (flip_a_byte, r"damaged: chunk .*/0000000000 was altered or cut off: its checksum does not match"),
+        (cut_off, r"damaged: chunk .*/0000000000 was altered or cut off"),
+        (lambda savepoint: chunk(savepoint).unlink(), r"damaged: chunk .*/0000000000 is missing"),
+        (older_form, r"_metadata .* older version .* Restore it with the version that took it, and take another"),
         (lambda savepoint: dispose_savepoint(savepoint.uri), r"there is no savepoint"),
     ],
 )
@@ -432,43 +454,62 @@ def test_a_damaged_savepoint_is_refused_before_anything_is_written(
     assert open_storage(target).list("") == []
 
 
+def forge(savepoint: Savepoint, change: Callable[[TarInfo], None]) -> None:
+    """Change the entry of `offsets/0`."""
+    forged = io.BytesIO()
+    with tarfile.open(chunk(savepoint)) as tar, tarfile.open(mode="w", fileobj=forged) as other:
+        for entry in tar:
+            content = tar.extractfile(entry)
+            if entry.name == "offsets/0":
+                change(entry)
+            other.addfile(entry, content)
+    fill(savepoint, forged.getvalue())
+
+
+def fill(savepoint: Savepoint, data: bytes) -> None:
+    chunk(savepoint).write_bytes(data)
+    reseal(savepoint, {"chunks": [hashlib.sha256(data).hexdigest()]})
+
+
+def reseal(savepoint: Savepoint, change: dict[str, Any]) -> None:
+    metadata(savepoint).write_bytes(seal(unseal(metadata(savepoint).read_bytes(), "") | change))
+
+
+def rename(path: str, entry: TarInfo) -> None:
+    entry.name = path
+
+
+def link(entry: TarInfo) -> None:
+    entry.type, entry.size, entry.linkname = tarfile.SYMTYPE, 0, "/etc/passwd"
+
+
 @pytest.mark.parametrize(
-    "change",
+    "harm",
     [
-        lambda file, body: file.update(path=body["checkpoint_location"].removeprefix("file://") + "-outside"),
-        lambda file, body: file.update(path="../outside"),
-        lambda file, body: file.update(path="state/../../outside"),
-        lambda file, body: file.update(path="state//0"),
-        lambda file, body: file.update(path=".hidden/0"),
-        lambda file, body: file.update(path="state/.0.tmp"),
-        lambda file, body: file.update(path="state\\0"),
-        lambda file, body: file.update(path="state/0\n"),
-        lambda file, body: file.update(path=""),
-        lambda file, body: file.update(path=7),
-        lambda file, body: file.update(path="_restored"),
-        lambda file, body: file.update(path="offsets/1"),
-        lambda file, body: file.update(path="offsets"),
-        lambda file, body: file.update(size=-1),
-        lambda file, body: file.update(size=1.0),
-        lambda file, body: file.update(offset=0),
-        lambda file, body: file.update(offset=-5),
-        lambda file, body: file.update(offset="0"),
-        lambda file, body: body.update(chunk_size=0),
-        lambda file, body: body.update(chunk_size=1 << 60),
-        lambda file, body: body.update(id="savepoint-another"),
-        lambda file, body: body.update(records=[]),
+        *(
+            partial(forge, change=partial(rename, path))
+            for path in (
+                *("/tmp/outside", "../outside", "state/../../outside", "state//0", ".hidden/0", "state/.0.tmp"),
+                *("state\\0", "state/0\n", "", "_restored", "_restored/0", "offsets/1", "offsets"),
+            )
+        ),
+        partial(forge, change=link),
+        partial(forge, change=lambda entry: setattr(entry, "type", tarfile.DIRTYPE)),
+        partial(fill, data=b"x" * 10240),
+        partial(fill, data=b""),
+        partial(reseal, change={"chunks": 7}),
+        partial(reseal, change={"chunks": []}),
+        partial(reseal, change={"id": "savepoint-another"}),
+        partial(reseal, change={"records": []}),
     ],
 )
-def test_a_metadata_that_was_made_to_do_harm_is_refused_before_anything_is_written(
-    job: Job, target: str, change: Any
+def test_a_savepoint_that_was_made_to_do_harm_is_refused_before_anything_is_written(
+    job: Job, target: str, harm: Callable[[Savepoint], None]
 ) -> None:
     savepoint = save(job, target)
-    body = unseal(metadata(savepoint).read_bytes(), "")
-    [file] = [each for each in body["files"] if each["path"] == "offsets/0"]
-    change(file, body)
-    metadata(savepoint).write_bytes(seal(body))
+    harm(savepoint)
     before = job.storage.list("")
-    with pytest.raises(SavepointError, match="_metadata of savepoint"):
+    with pytest.raises(SavepointError, match=f"savepoint {re.escape(savepoint.uri)}"):
         restored(job, savepoint)
     assert not (job.folder / "restored").exists()
     assert job.storage.list("") == before
