@@ -235,7 +235,7 @@ class Evolution:
         wrong = NEW.set(3, pa.field("ratio", pa.date32()))
         with closing(self.make(orders.dsn, "orders", schema_evolution="widen")) as sink:
             before = self.columns(orders)
-            with pytest.raises(SchemaMismatch, match=r'column "ratio": date32.* does not go into') as refused:
+            with pytest.raises(SchemaMismatch, match=r'column "ratio": date does not go into') as refused:
                 sink.check(wrong)
             assert "note" not in str(refused.value)
             assert any("ratio" in reason for reason in sink.schema_diff(wrong).unfit)

@@ -6,6 +6,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as at
 
+_NAMES = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "large_string": "string",
+    "large_binary": "binary",
+    "date32[day]": "date",
+    "null": "void",
+}
+"""Where Spark has another."""
+
 
 def is_text(kind: pa.DataType) -> bool:
     return bool(at.is_string(kind) or at.is_large_string(kind))
@@ -24,14 +37,15 @@ def is_moment(kind: pa.DataType) -> bool:
     return bool(at.is_timestamp(kind) and kind.tz is not None)
 
 
-def spark_name(arrow: pa.DataType) -> str:
+def spark_name(kind: pa.DataType) -> str:
     """An Arrow type in Spark's words."""
-    if at.is_timestamp(arrow):
-        return "timestamp" if arrow.tz else "timestamp_ntz"
-    if is_list(arrow):
-        return f"array<{spark_name(arrow.value_type)}>"
-    names = {"int64": "bigint", "int32": "int", "int16": "smallint", "int8": "tinyint", "bool": "boolean"}
-    return names.get(str(arrow), str(arrow).replace("decimal128", "decimal"))
+    if at.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    if is_list(kind):
+        return f"array<{spark_name(kind.value_type)}>"
+    if at.is_time(kind) or at.is_duration(kind):
+        return "time" if at.is_time(kind) else "interval day to second"
+    return _NAMES.get(str(kind), str(kind).replace("decimal128", "decimal"))
 
 
 def bytes_of(texts: pa.Array) -> np.ndarray:

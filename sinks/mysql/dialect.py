@@ -20,10 +20,11 @@ from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.failures import code_of, describe, fault
 from sinks.mysql.loading import LoadTransaction
 from sinks.mysql.server import Connection, Server, bytewise, execute, is_mariadb, query, quoted, setting
-from sinks.mysql.types import Column, mismatches, target_type
+from sinks.mysql.types import Column, target_type
 from sinks.mysql.xa import identity_of, name_of, recovered
 from sinks.sql.ddl import MySqlDdl
 from sinks.sql.dialect import Dialect, NotDone, Plan, declarations
+from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, witness_of

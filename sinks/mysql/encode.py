@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.arrow.convert import Convert, RefusedValue
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
 from sinks.mysql.server import listed, quoted
-from sinks.mysql.types import Column, Form, conversion
+from sinks.mysql.types import Column, Form
 from sinks.sql.encoder import Encoder
 
 
 class RowEncoder(Encoder[Column]):
     null: ClassVar[str]
     """The text of NULL."""
+    no_null = "NULL in a column that is NOT NULL"
     rows_at_once = 65_536
-
-    def conversion(self, arrow: pa.DataType, column: Column) -> Convert:
-        convert = conversion(arrow, column, rounding=self._rounding)
-        return convert if column.nullable else partial(_not_null, convert)
 
     @abstractmethod
     def statement(self, into: str) -> str:
@@ -43,12 +38,6 @@ class RowEncoder(Encoder[Column]):
     def _piece(self, batch: pa.RecordBatch) -> Iterator[tuple[memoryview, int]]:
         yield _bytes(self._join(self.converted(batch))), batch.num_rows
         self.rows += batch.num_rows
-
-
-def _not_null(convert: Convert, array: pa.Array) -> pa.Array:
-    if array.null_count:
-        raise RefusedValue(pc.index(array.is_null(), True).as_py(), "NULL in a column that is NOT NULL")
-    return convert(array)
 
 
 class LoadEncoder(RowEncoder):

@@ -17,9 +17,10 @@ from sinks.postgres.copying import CopyTransaction
 from sinks.postgres.encode import CopyEncoder
 from sinks.postgres.failures import describe, fault
 from sinks.postgres.server import Connection, Server, row
-from sinks.postgres.types import Column, mismatches, target_type
+from sinks.postgres.types import Column, target_type
 from sinks.sql.ddl import PostgresDdl
 from sinks.sql.dialect import Dialect, Plan, Writers, declarations
+from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, witness_of

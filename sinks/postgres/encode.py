@@ -8,8 +8,7 @@ from copy import copy
 import pgpq
 import pyarrow as pa
 
-from sinks.arrow.convert import Convert
-from sinks.postgres.types import Column, conversion
+from sinks.postgres.types import Column
 from sinks.sql.encoder import Encoder
 
 
@@ -24,9 +23,6 @@ class CopyEncoder(Encoder[Column]):
         empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
         self._encoded = self._batch(empty).schema
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)
-
-    def conversion(self, arrow: pa.DataType, column: Column) -> Convert:
-        return conversion(arrow, column, rounding=self._rounding)
 
     def whole(self, batch: pa.RecordBatch) -> list[bytes]:
         """The batch as a COPY of its own."""

@@ -3,6 +3,9 @@
 COPY BINARY does not check types: the receive function of the column's type gets the bytes of the field as they are
 (PostgreSQL manual, COPY, "Binary Format"). So text goes into every type whose binary form is its text (varchar, json,
 enums, …), and every other column needs exactly its own form.
+
+PostgreSQL rounds and cuts without a word (manual, "Numeric Types", "Date/Time Types", "Character Types"), unless such
+values are refused here.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import ipaddress
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,48 +23,11 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 from psycopg.postgres import types as builtin
 
-from sinks.arrow.convert import (
-    Convert,
-    CreatedTypes,
-    RefusedValue,
-    Unfit,
-    cast,
-    checked,
-    created_type,
-    narrowed,
-    no_internals,
-    require_moments,
-    require_wall_clock,
-    same,
-    short,
-    within,
-)
-from sinks.arrow.json import to_json
-from sinks.arrow.types import bytes_of, is_bytes, is_list, is_moment, is_text
-from sinks.postgres.exact import exactness
-from sinks.sql import encoder as values
+from sinks.arrow import convert
+from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, bits, created_type, same, short
+from sinks.arrow.types import bytes_of, is_list, is_text
 from sinks.sql import target as targets
 
-INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
-FLOATS = {"float4": pa.float32(), "float8": pa.float64()}
-TEXTS = {"text", "varchar", "bpchar", "citext", "name", "json"}
-# The types whose arrays pgpq encodes by itself, OID of the element included, and the Arrow type that it needs for that
-_PLAIN = {
-    "bool": pa.bool_(),
-    **INTEGERS,
-    **FLOATS,
-    "numeric": pa.decimal128(20, 0),
-    "text": pa.string(),
-    "bytea": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-    "time": pa.time64("us"),
-}
-# PostgreSQL's years (manual, "Date/Time Types"; src/include/datatype/timestamp.h), counted from 1970. Values below must
-# not get to it: counted from 2000 they wrap around, or are what it takes for -infinity.
-_MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
-_DAYS = (-2_440_588, 2_145_042_905)
-_NO_YEAR = "from 1970 is outside the years of PostgreSQL"
 _EPOCH = 946_684_800_000_000
 """2000-01-01, PostgreSQL's zero, in microseconds from 1970."""
 _DECLARED = {
@@ -107,46 +73,71 @@ class Column(targets.Column):
         """An enum may have a name that begins with an underscore; only an array has elements."""
         return self.typname.startswith("_") and (self.kind != "e" or self.element != 0)
 
-
-def conversion(arrow: pa.DataType, column: Column, *, rounding: bool = False) -> Convert:
-    """How values of an Arrow type get into a column. Those that the column would round or cut are refused, unless
-    `rounding`. Raises Unfit."""
-    if column.is_array:
-        return _array(arrow, column, rounding)
-    convert, judge = _plain(arrow, column, rounding), exactness(column.limits or column.declared or column.type)
-    if rounding or judge is None:
-        return convert
-    return lambda array: judge(convert(array))
-
-
-def _plain(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
-    name = column.typname
-    if at.is_null(arrow):
-        return lambda array: pa.nulls(len(array), _PLAIN.get(name, pa.string()))
-    if column.kind == "e" or name in TEXTS:
-        return _text(arrow, json=name == "json")
-    if name in _CAST:
-        target, fits, wanted = _CAST[name]
-        return cast(arrow, target, fits(arrow), f"cast it to {wanted} in Spark")
-    if name in FLOATS:
-        if at.is_float64(arrow) and name == "float4":
-            return lambda array: narrowed(array, "real", exact=not rounding)
-        may = at.is_floating(arrow) or (at.is_integer(arrow) and arrow.bit_width <= 32)
-        return cast(arrow, FLOATS[name], may, "cast it to double in Spark")
-    if name in _CONVERSIONS:
-        return _CONVERSIONS[name](arrow)
-    raise Unfit(f"PostgreSQL type {name} is not supported; use a text, jsonb or bytea column, or a view with a cast")
+    def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
+        """With `rounding` the server rounds."""
+        if self.is_array:
+            return _array(arrow, self, rounding)
+        name = "text" if self.kind == "e" else self.typname
+        if at.is_null(arrow):
+            return lambda array: pa.nulls(len(array), _PLAIN.get(name, pa.string()))
+        if name not in _HOLDS:
+            other = "use a text, jsonb or bytea column, or a view with a cast"
+            raise Unfit(f"PostgreSQL type {name} is not supported; {other}")
+        holds = _holds(name, self.limits or self.in_sql, rounding)
+        checked, form = convert.conversion(arrow, holds, rounding=rounding), _FORMS.get(name, same)
+        if is_text(arrow) and name not in ("uuid", "inet"):
+            return lambda array: form(_without_nul(checked(array)))
+        return lambda array: form(checked(array))
 
 
-def _text(arrow: pa.DataType, *, json: bool) -> Convert:
-    if is_text(arrow):
-        return _without_nul
-    if json and at.is_nested(arrow):
-        no_internals(arrow)
-        return to_json
-    raise Unfit("cast it to string in Spark" + (" (or give a struct, map or array)" if json else ""))
+# ---------------------------------------------------------------------- what columns hold
+# PostgreSQL's years (manual, "Date/Time Types"; src/include/datatype/timestamp.h), counted from 1970. Values below must
+# not get to it: counted from 2000 they wrap around, or are what it takes for -infinity.
+_DAYS = (-2_440_588, 2_145_042_905)
+_MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
+_YEARS = "of PostgreSQL"
+_HOLDS = {
+    "bool": Holds(convert.BOOLEAN),
+    "int2": Holds(convert.INTEGER, to=pa.int16(), bounds=bits(16)),
+    "int4": Holds(convert.INTEGER, to=pa.int32(), bounds=bits(32)),
+    "int8": Holds(convert.INTEGER, to=pa.int64(), bounds=bits(64)),
+    "float4": Holds(convert.FLOAT, to=pa.float32()),
+    "float8": Holds(convert.FLOAT, to=pa.float64()),
+    "numeric": Holds(convert.DECIMAL),
+    **dict.fromkeys(("text", "varchar", "citext", "name", "uuid", "inet"), Holds(convert.TEXT)),
+    "bpchar": Holds(convert.TEXT, padded=True),
+    **dict.fromkeys(("json", "jsonb"), Holds(convert.JSON)),
+    "bytea": Holds(convert.BYTES),
+    "date": Holds(convert.DATE, bounds=_DAYS, years=_YEARS),
+    "timestamp": Holds(convert.wall_clock("timestamptz"), bounds=_MICROSECONDS, years=_YEARS),
+    "timestamptz": Holds(convert.MOMENT, bounds=_MICROSECONDS, years=_YEARS),
+    "time": Holds(convert.TIME),
+    "interval": Holds(convert.SPAN),
+}
+_LIMITED = re.compile(r"[a-z]+(?: varying)?((?: (?!with)[a-z]+)*)(?:\((-?\d+)(?:,(-?\d+))?\))?")
+"""A type's name with fields, as in `interval day to second(0)`, and one or two numbers."""
+_FIELDS = {"second": 1, "minute": 60_000_000, "hour": 3_600_000_000}
+"""In microseconds."""
 
 
+def _holds(name: str, declared: str, rounding: bool) -> Holds:
+    """With the limits of `declared`, unless the server is to round to them. Raises Unfit."""
+    holds, match = replace(_HOLDS[name], name=declared), _LIMITED.match(declared)
+    fields, size, scale = match.groups() if match else ("", None, None)
+    if name == "interval" and fields:
+        if (unit := _FIELDS.get(fields.split()[-1])) is None:  # without room for hours
+            raise Unfit("all of a day-time interval would be cut off; make the column a plain interval")
+        holds = replace(holds, unit=unit)
+    if rounding:
+        return replace(holds, unit=1)
+    if size is None:
+        return holds
+    if name in ("time", "timestamp", "timestamptz", "interval"):
+        return replace(holds, unit=max(holds.unit, 10 ** (6 - int(size))))
+    return replace(holds, scale=int(scale or 0)) if name == "numeric" else replace(holds, longest=int(size))
+
+
+# ---------------------------------------------------------------------- the form of values in COPY BINARY
 def _without_nul(array: pa.Array) -> pa.Array:
     """PostgreSQL has no NUL in text. Looks at the bytes once; offsets only where there is one."""
     if not bytes_of(array).all():
@@ -156,46 +147,13 @@ def _without_nul(array: pa.Array) -> pa.Array:
     return array
 
 
-def _jsonb(arrow: pa.DataType) -> Convert:
-    text = _text(arrow, json=True)
-
-    def convert(array: pa.Array) -> pa.Array:
-        return pc.binary_join_element_wise("\x01", text(array).cast(pa.string()), "")
-
-    return convert
+def _numeric(array: pa.Array) -> pa.Array:
+    return array.cast(pa.decimal128(20, 0)) if at.is_integer(array.type) else array
 
 
-def _date(arrow: pa.DataType) -> Convert:
-    if not at.is_date32(arrow):
-        raise Unfit("cast it to date in Spark")
-
-    def convert(array: pa.Array) -> pa.Array:
-        within(array.view(pa.int32()), _DAYS, f"days {_NO_YEAR}")
-        return array
-
-    return convert
-
-
-def _numeric(arrow: pa.DataType) -> Convert:
-    if at.is_decimal(arrow) and not at.is_decimal256(arrow):
-        return same
-    fits = at.is_integer(arrow)
-    return cast(arrow, pa.decimal128(20, 0), fits, "cast it to decimal in Spark, with the precision that you want")
-
-
-def _timestamptz(arrow: pa.DataType) -> Convert:
-    require_moments(arrow)
-    return _moments
-
-
-def _timestamp(arrow: pa.DataType) -> Convert:
-    require_wall_clock(arrow, "timestamptz")
-    return _moments
-
-
-def _moments(array: pa.Array) -> pa.Array:
-    whole = checked(array, pa.timestamp("us", array.type.tz)).view(pa.int64())
-    return within(whole, _MICROSECONDS, f"microseconds {_NO_YEAR}").view(pa.timestamp("us"))
+def _jsonb(array: pa.Array) -> pa.Array:
+    """Version 1."""
+    return pc.binary_join_element_wise("\x01", array.cast(pa.string()), "")
 
 
 _UUID = re.compile(r"(\{)?[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}(?(1)\})")
@@ -205,45 +163,35 @@ _HEX[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
 _DIGITS = np.array([i for i in range(36) if i not in (8, 13, 18, 23)])
 
 
-def _uuid(arrow: pa.DataType) -> Convert:
-    if not is_text(arrow):
-        raise Unfit("give it as string")
-
-    def convert(array: pa.Array) -> pa.Array:
-        filled = array.cast(pa.string()).fill_null("00000000-0000-0000-0000-000000000000")
-        lengths = pc.binary_length(filled)
-        if len(filled) and pc.all(pc.equal(lengths, 36)).as_py():
-            _, _, data = filled.buffers()
-            start = filled.offset and int(np.frombuffer(filled.buffers()[1], np.int32)[filled.offset])
-            text = np.frombuffer(data, np.uint8, 36 * len(filled), start).reshape(-1, 36)
-            digits = _HEX[text[:, _DIGITS]]
-            if digits.max() < 16 and (text[:, [8, 13, 18, 23]] == ord("-")).all():
-                packed = np.ascontiguousarray(digits[:, 0::2] << 4 | digits[:, 1::2])
-                plain = pa.Array.from_buffers(pa.binary(16), len(filled), [None, pa.py_buffer(packed)])
-                return pc.if_else(array.is_valid(), plain.cast(pa.binary()), None)
-        return _each(array, pack, "is no uuid")
-
-    def pack(text: str) -> bytes:
-        if not _UUID.fullmatch(text):  # the forms of uuid_in(); Python's takes more, such as underscores
-            raise ValueError
-        return bytes.fromhex(text.strip("{}").replace("-", ""))
-
-    return convert
+def _uuid(array: pa.Array) -> pa.Array:
+    filled = array.cast(pa.string()).fill_null("00000000-0000-0000-0000-000000000000")
+    lengths = pc.binary_length(filled)
+    if len(filled) and pc.all(pc.equal(lengths, 36)).as_py():
+        text = bytes_of(filled).reshape(-1, 36)
+        digits = _HEX[text[:, _DIGITS]]
+        if digits.max() < 16 and (text[:, [8, 13, 18, 23]] == ord("-")).all():
+            packed = np.ascontiguousarray(digits[:, 0::2] << 4 | digits[:, 1::2])
+            return pc.if_else(array.is_valid(), _fixed(packed), None)
+    return _each(array, _packed_uuid, "is no uuid")
 
 
-def _inet(arrow: pa.DataType) -> Convert:
+def _packed_uuid(text: str) -> bytes:
+    if not _UUID.fullmatch(text):  # the forms of uuid_in(); Python's takes more, such as underscores
+        raise ValueError
+    return bytes.fromhex(text.strip("{}").replace("-", ""))
+
+
+def _inet(array: pa.Array) -> pa.Array:
+    return _each(array, _packed_inet, "is no address")
+
+
+def _packed_inet(text: str) -> bytes:
     """Family, bits, is_cidr, length, address (src/backend/utils/adt/network.c, network_send)."""
-    if not is_text(arrow):
-        raise Unfit("give it as string")
-
-    def pack(text: str) -> bytes:
-        if "%" in text:  # a zone, which PostgreSQL has no place for
-            raise ValueError
-        address = ipaddress.ip_interface(text)
-        packed, bits = address.ip.packed, address.network.prefixlen
-        return struct.pack("BBBB", 2 if address.version == 4 else 3, bits, False, len(packed)) + packed
-
-    return lambda array: _each(array, pack, "is no address")
+    if "%" in text:  # a zone, which PostgreSQL has no place for
+        raise ValueError
+    address = ipaddress.ip_interface(text)
+    packed, prefix = address.ip.packed, address.network.prefixlen
+    return struct.pack("BBBB", 2 if address.version == 4 else 3, prefix, False, len(packed)) + packed
 
 
 def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.Array:
@@ -256,21 +204,24 @@ def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.A
     return pa.array(packed, pa.binary())
 
 
-_CAST: dict[str, tuple[pa.DataType, Callable[[pa.DataType], bool], str]] = {
-    **{name: (kind, at.is_integer, "an integer type") for name, kind in INTEGERS.items()},
-    "bool": (pa.bool_(), at.is_boolean, "boolean"),
-    "time": (pa.time64("us"), at.is_time, "time"),
-    "interval": (pa.duration("us"), at.is_duration, "a day-time interval"),
-}
-_CONVERSIONS: dict[str, Callable[[pa.DataType], Convert]] = {
-    "numeric": _numeric,
-    "bytea": lambda arrow: cast(arrow, arrow, is_bytes(arrow), "cast it to binary in Spark"),
-    "date": _date,
-    "timestamp": _timestamp,
-    "timestamptz": _timestamptz,
-    "jsonb": _jsonb,
-    "uuid": _uuid,
-    "inet": _inet,
+_FORMS: dict[str, Convert] = {"numeric": _numeric, "jsonb": _jsonb, "uuid": _uuid, "inet": _inet}
+
+
+# ---------------------------------------------------------------------- arrays
+# The types whose arrays pgpq encodes by itself, OID of the element included, and the Arrow type that it needs for that
+_PLAIN = {
+    "bool": pa.bool_(),
+    "int2": pa.int16(),
+    "int4": pa.int32(),
+    "int8": pa.int64(),
+    "float4": pa.float32(),
+    "float8": pa.float64(),
+    "numeric": pa.decimal128(20, 0),
+    "text": pa.string(),
+    "bytea": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "time": pa.time64("us"),
 }
 
 
@@ -285,7 +236,7 @@ def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
         raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
     name = column.typname[1:]
     kind = Column(column.name, name, column.declared.removesuffix("[]"), kind=column.kind, limits=column.limits)
-    element = conversion(arrow.value_type, kind, rounding=rounding)
+    element = kind.conversion(arrow.value_type, rounding=rounding)
     # pgpq writes the OID of the built-in type, which is not that of an enum of the same name
     plain = name in _PLAIN and column.element in (0, builtin[name].oid)
 
@@ -339,13 +290,9 @@ def _fixed(rows: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(rows)]).cast(pa.binary())
 
 
-def mismatches(schema: pa.Schema, columns: Sequence[Column]) -> list[str]:
-    """Every reason why rows of `schema` do not fit a table of `columns`; [] if they do."""
-    return values.mismatches(schema, columns, conversion)
-
-
+# ---------------------------------------------------------------------- columns that the sink creates
 def target_type(arrow: pa.DataType) -> str:
-    """The PostgreSQL type of a column that the sink creates for an Arrow type. Raises Unfit for one that has none."""
+    """Raises Unfit."""
     if at.is_decimal(arrow):
         return f"numeric({arrow.precision},{arrow.scale})"
     if is_list(arrow) and not at.is_nested(arrow.value_type):
@@ -353,18 +300,20 @@ def target_type(arrow: pa.DataType) -> str:
     return created_type(arrow, _CREATED, "jsonb", "PostgreSQL")
 
 
-_CREATED: CreatedTypes = [
-    (at.is_boolean, "boolean"),
-    (lambda t: at.is_int8(t) or at.is_int16(t), "smallint"),
-    (at.is_int32, "integer"),
-    (at.is_int64, "bigint"),
-    (at.is_float32, "real"),
-    (at.is_float64, "double precision"),
-    (lambda t: is_text(t) or at.is_null(t), "text"),
-    (is_bytes, "bytea"),
-    (at.is_date32, "date"),
-    (is_moment, "timestamptz"),
-    (at.is_timestamp, "timestamp"),
-    (at.is_time, "time"),
-    (at.is_duration, "interval"),
-]
+_CREATED = {
+    "boolean": "boolean",
+    "tinyint": "smallint",
+    "smallint": "smallint",
+    "int": "integer",
+    "bigint": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "string": "text",
+    "void": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp": "timestamptz",
+    "timestamp_ntz": "timestamp",
+    "time": "time",
+    "interval day to second": "interval",
+}

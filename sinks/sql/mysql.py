@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from sinks.arrow.convert import DOUBLE_DIGITS, ROUNDING, Convert, RefusedValue, Unfit, no_internals, short
-from sinks.arrow.json import to_json
+from sinks.arrow.convert import DOUBLE_DIGITS, ROUNDING, Convert, RefusedValue, Unfit, as_json, short
 from sinks.arrow.types import is_text, spark_name
 
 # ---------------------------------------------------------------------- JSON
@@ -36,16 +35,15 @@ def beyond_doubles(arrow: pa.DataType) -> pa.DataType | None:
 def as_mysql_json(arrow: pa.DataType, *, rounding: bool) -> Convert:
     """Texts as the JSON that they are, and all else as `to_json` has it; refused where MySQL would drop a name, or,
     unless `rounding`, a digit. Raises Unfit."""
-    no_internals(arrow)
+    as_text = as_json(arrow)
     if not rounding and (wide := beyond_doubles(arrow)):
         raise Unfit(
             f"it holds a {spark_name(wide)}, and MySQL's JSON keeps such numbers as doubles, with {DOUBLE_DIGITS} "
             f"digits: make the column longtext, or cast to string in Spark{ROUNDING}"
         )
     unaltered = _unaltered(rounding)
-    if is_text(arrow):
-        return unaltered
-    return (lambda array: unaltered(to_json(array))) if _holds_map(arrow) else to_json
+    judged = is_text(arrow) or _holds_map(arrow)
+    return (lambda array: unaltered(as_text(array))) if judged else as_text
 
 
 def _holds_map(arrow: pa.DataType) -> bool:
@@ -96,6 +94,7 @@ def _check_number(text: str, *, rounding: bool) -> None:
 
 # ---------------------------------------------------------------------- members of ENUM and SET
 # Its catalog writes them with marks, and without characters beyond U+FFFF.
+NO_INFINITIES = (lambda array: pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
 _MARKS = {"\\0": "\0", "\\n": "\n", "\\r": "\r", "''": "'"}
 
 

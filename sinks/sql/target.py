@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import pyarrow as pa
+
+from sinks.arrow.convert import Convert
 from sinks.errors import NotMeant
 from sinks.sql.evolution import holds
 from sinks.sql.names import label
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(ABC):
     """`declared`, or else `type`, is its type in SQL."""
 
     name: str
@@ -23,9 +27,18 @@ class Column:
     generated: bool = False
 
     @property
+    def in_sql(self) -> str:
+        return self.declared or self.type
+
+    @abstractmethod
+    def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
+        """How values of an Arrow type get into the column. Those that it would round or cut are refused, unless
+        `rounding`. Raises Unfit."""
+
+    @property
     def holding(self) -> tuple[str, ...]:
         """Its type as staging tables show it, or several: each takes the values that the column takes."""
-        return (self.declared or self.type,)
+        return (self.in_sql,)
 
 
 @dataclass(frozen=True)

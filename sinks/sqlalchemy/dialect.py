@@ -30,7 +30,7 @@ from sinks.sqlalchemy import changes
 from sinks.sqlalchemy.database import Database, create, has_table
 from sinks.sqlalchemy.ledger import Ledger
 from sinks.sqlalchemy.rows import InsertTransaction
-from sinks.sqlalchemy.types import Column, conversion, declared
+from sinks.sqlalchemy.types import Column, declared
 from sinks.transaction import Identity, TransactionContext, token
 
 PARTICIPANT = "tpc_participant"
@@ -177,7 +177,7 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
         return self.server.undoubled(str(CreateColumn(column).compile(dialect=connection.dialect)))
 
     def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
-        return mismatches(batch, target.columns, partial(conversion, rounding=self.rounding))
+        return mismatches(batch, target.columns, rounding=self.rounding)
 
     def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
         if self.merge.keys and not self._is_unique(connection, target.table):

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RootTransaction
 
 from sinks.arrow.convert import RefusedValue
 from sinks.errors import BadValue
-from sinks.sql.encoder import bad_value
+from sinks.sql.encoder import Encoder
 from sinks.sql.questions import DEFERRED
 from sinks.sql.transaction import RowTransaction
 from sinks.sqlalchemy.database import Database
-from sinks.sqlalchemy.types import Column, conversion
+from sinks.sqlalchemy.types import Column
 from sinks.transaction import Identity, TransactionContext
 
-_ROWS_TOGETHER = 1000
+
+class _Values(Encoder[Column]):
+    rows_at_once = 1000
+    bytes_at_once = 16 * 2**20
+    no_null = "NULL in a column that takes none"
+
+    def of(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        """The rows, as Python has their values."""
+        columns = []
+        for column, array in zip(self.columns, self.converted(batch), strict=True):
+            try:
+                columns.append(array.to_pylist())
+            except (ValueError, OverflowError) as error:
+                text = isinstance(error, UnicodeDecodeError)
+                reason = "the text is not UTF-8" if text else "Python has no such value"
+                raise self.bad_value(batch, column.name, RefusedValue(_first_unreadable(array), reason)) from None
+        return list(zip(*columns, strict=True))
 
 
 class InsertTransaction(RowTransaction[Connection]):
@@ -47,12 +63,8 @@ class InsertTransaction(RowTransaction[Connection]):
         self.database = database
         self._insert = into.insert()
         self._constants = constants
-        self._names = [name for name in context.schema.names if name in columns]
-        self._convert = {
-            name: conversion(context.schema.field(name).type, columns[name], rounding=rounding) for name in self._names
-        }
-        self._nullable = {name: bool(into.c[name].nullable) for name in self._names}
-        self._row = 0
+        filled = [replace(columns[name], nullable=bool(into.c[name].nullable)) for name in context.schema.names]
+        self._values = _Values(context.schema, filled, f"{label}: {self.who}", rounding=rounding)
         with self.explained():
             self.connection = database.engine.connect()
             try:
@@ -67,27 +79,25 @@ class InsertTransaction(RowTransaction[Connection]):
         return self.database.explained(self.where)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for start in range(0, batch.num_rows, _ROWS_TOGETHER):
-            piece = batch.slice(start, _ROWS_TOGETHER)
-            columns = [self._values(piece, name) for name in self._names]
-            rows = [dict(zip(self._names, row, strict=True), **self._constants) for row in zip(*columns, strict=True)]
-            where = f"{self.where}, rows {self._row + 1} to {self._row + len(rows)},"
+        names, values = batch.schema.names, self._values
+        for piece in values.slices(batch):
+            rows = [dict(zip(names, row, strict=True), **self._constants) for row in values.of(piece)]
+            where = f"{self.where}, rows {values.rows + 1} to {values.rows + len(rows)},"
             with self.database.explained(where):
                 self.connection.execute(self._insert, rows)
-            self._row += len(rows)
+            values.rows += len(rows)
 
     def encode(self, batch: pa.RecordBatch) -> None:
-        for name in self._names:
-            self._values(batch, name)
+        self._values.of(batch)
 
     def put(self, batch: pa.RecordBatch) -> None:
         if not self._judged_now:
             self._judge_now()
-        before, savepoint = self._row, self.connection.begin_nested()
+        before, savepoint = self._values.rows, self.connection.begin_nested()
         try:
             self.write(batch)
         except BadValue:
-            self._row = before
+            self._values.rows = before
             savepoint.rollback()
             raise
         savepoint.commit()
@@ -103,25 +113,9 @@ class InsertTransaction(RowTransaction[Connection]):
                     names = ", ".join(".".join(map(quote.quote_identifier, name)) for name in found)
                     self.connection.exec_driver_sql(f"SET CONSTRAINTS {names} IMMEDIATE")
 
-    def _values(self, batch: pa.RecordBatch, name: str) -> list[Any]:
-        array = batch.column(batch.schema.get_field_index(name))
-        try:
-            if array.null_count and not self._nullable[name]:
-                raise RefusedValue(pc.index(array.is_null(), True).as_py(), "NULL in a column that takes none")
-            converted = self._convert[name](array)
-            try:
-                values: list[Any] = converted.to_pylist()
-            except (ValueError, OverflowError) as error:
-                text = isinstance(error, UnicodeDecodeError)
-                reason = "the text is not UTF-8" if text else "the year is not within 1 to 9999"
-                raise RefusedValue(_first_unreadable(converted), reason) from None
-            return values
-        except RefusedValue as refused:
-            raise bad_value(self.where, self._row, batch, name, refused) from None
-
     def finish(self) -> int:
         """Every row is judged already."""
-        return self._row
+        return self._values.rows
 
     def prepare(self) -> None:
         self.sealing = True

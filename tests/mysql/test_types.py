@@ -23,7 +23,8 @@ from sinks.errors import BadValue, SchemaMismatch
 from sinks.mysql import MySQLSink
 from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.server import literal
-from sinks.mysql.types import Column, mismatches, target_type
+from sinks.mysql.types import Column, target_type
+from sinks.sql.encoder import mismatches
 from sinks.testing.table import context
 from tests.mysql.play import Observer
 

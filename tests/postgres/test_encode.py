@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.encode import CopyEncoder
-from sinks.postgres.types import Column, conversion, mismatches, target_type
+from sinks.postgres.types import Column, target_type
+from sinks.sql.encoder import mismatches
 from sinks.testing.servers.postgres import PostgresService
 
 FIRST = -210_866_803_200_000_000
@@ -552,4 +553,4 @@ def test_every_conversion_takes_no_rows() -> None:
     """Nothing may depend on there being a value: empty arrays have no buffers to look into."""
     for kind, name, _ in ELEMENTS:
         for arrow, declared in ((kind, name), (pa.list_(kind), name + "[]")):
-            assert len(conversion(arrow, Column("a", declared))(pa.array([], arrow))) == 0
+            assert len(Column("a", declared).conversion(arrow)(pa.array([], arrow))) == 0

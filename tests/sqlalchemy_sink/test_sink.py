@@ -19,7 +19,7 @@ from sqlalchemy.dialects import mysql
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.sqlalchemy.types import Column, conversion
+from sinks.sqlalchemy.types import Column
 from sinks.testing.table import context, why_unknown
 from sinks.transaction import CommitState, Fingerprint, TransactionId
 
@@ -199,7 +199,7 @@ def test_what_other_databases_would_take_for_something_else_is_refused(
     arrow: pa.DataType, kind: sa.types.TypeEngine[Any], told: str
 ) -> None:
     with pytest.raises(SchemaMismatch, match=told):
-        conversion(arrow, Column.of("c", kind, "mysql"))
+        Column.of("c", kind, "mysql").conversion(arrow)
 
 
 # ---------------------------------------------------------------------- set-up
