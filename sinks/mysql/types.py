@@ -70,16 +70,16 @@ class Column(targets.Column):
         if self.type not in _HOLDS:
             other = "use a text, json or blob column, or a view with a conversion"
             raise Unfit(f"type {self.type} is not supported; {other}")
-        holds = self._holds()
+        holds = self._holds(rounding)
         if holds.takes is convert.JSON and not self.collation and self.type == "json":
             holds.takes(arrow)
             return as_mysql_json(arrow, rounding=rounding)  # MariaDB's is a text, and has a collation
-        checked = convert.conversion(arrow, holds, rounding=rounding)
+        checked = holds.conversion(arrow)
         written = _WRITTEN.get(self.type, same if self.form is Form.TEXT else _string)
         return lambda array: written(checked(array))
 
-    def _holds(self) -> Holds:
-        holds = replace(_HOLDS[self.type], name=self.in_sql)
+    def _holds(self, rounding: bool) -> Holds:
+        holds = replace(_HOLDS[self.type], name=self.in_sql, rounding=rounding)
         if self.type == "bit":
             return replace(holds, bounds=bits(self.precision, signed=False))
         if self.type in _BITS:

@@ -79,12 +79,12 @@ class Column(targets.Column):
             return _array(arrow, self, rounding)
         name = "text" if self.kind == "e" else self.typname
         if at.is_null(arrow):
-            return lambda array: pa.nulls(len(array), _PLAIN.get(name, pa.string()))
+            return lambda array: pa.nulls(len(array), pa.string())
         if name not in _HOLDS:
             other = "use a text, jsonb or bytea column, or a view with a cast"
             raise Unfit(f"PostgreSQL type {name} is not supported; {other}")
-        holds = _holds(name, self.limits or self.in_sql, rounding)
-        checked, form = convert.conversion(arrow, holds, rounding=rounding), _FORMS.get(name, same)
+        checked = _holds(name, self.limits or self.in_sql, rounding).conversion(arrow)
+        form = _FORMS.get(name, same)
         if is_text(arrow) and name not in ("uuid", "inet"):
             return lambda array: form(_without_nul(checked(array)))
         return lambda array: form(checked(array))
@@ -122,7 +122,7 @@ _FIELDS = {"second": 1, "minute": 60_000_000, "hour": 3_600_000_000}
 
 def _holds(name: str, declared: str, rounding: bool) -> Holds:
     """With the limits of `declared`, unless the server is to round to them. Raises Unfit."""
-    holds, match = replace(_HOLDS[name], name=declared), _LIMITED.match(declared)
+    holds, match = replace(_HOLDS[name], name=declared, rounding=rounding), _LIMITED.match(declared)
     fields, size, scale = match.groups() if match else ("", None, None)
     if name == "interval" and fields:
         if (unit := _FIELDS.get(fields.split()[-1])) is None:  # without room for hours
@@ -208,21 +208,8 @@ _FORMS: dict[str, Convert] = {"numeric": _numeric, "jsonb": _jsonb, "uuid": _uui
 
 
 # ---------------------------------------------------------------------- arrays
-# The types whose arrays pgpq encodes by itself, OID of the element included, and the Arrow type that it needs for that
-_PLAIN = {
-    "bool": pa.bool_(),
-    "int2": pa.int16(),
-    "int4": pa.int32(),
-    "int8": pa.int64(),
-    "float4": pa.float32(),
-    "float8": pa.float64(),
-    "numeric": pa.decimal128(20, 0),
-    "text": pa.string(),
-    "bytea": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-    "time": pa.time64("us"),
-}
+_PLAIN = {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "bytea", "date", "timestamp", "time"}
+"""The types whose arrays pgpq encodes by itself, with the OID of the element."""
 
 
 def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
@@ -238,7 +225,8 @@ def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     kind = Column(column.name, name, column.declared.removesuffix("[]"), kind=column.kind, limits=column.limits)
     element = kind.conversion(arrow.value_type, rounding=rounding)
     # pgpq writes the OID of the built-in type, which is not that of an enum of the same name
-    plain = name in _PLAIN and column.element in (0, builtin[name].oid)
+    plain = name in _PLAIN and column.element in (0, builtin[name].oid) and not at.is_null(arrow.value_type)
+    oid = column.element or builtin[name].oid
 
     def convert(array: pa.Array) -> pa.Array:
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
@@ -250,7 +238,7 @@ def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
             raise RefusedValue(int(np.searchsorted(offsets, refused.index, side="right")) - 1, str(refused)) from None
         if plain:
             return pa.ListArray.from_arrays(pa.array(offsets), values, mask=array.is_null())
-        return _packed(array, values, offsets, column.element)
+        return _packed(array, values, offsets, oid)
 
     return convert
 

@@ -6,7 +6,7 @@ Databases differ; the rules here are the same for all. A value goes in only if n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -57,7 +57,7 @@ class Column(targets.Column):
                 return as_mysql_json(arrow, rounding=rounding)
             return _no_number if self.dialect == "sqlite" and is_text(arrow) else as_json(arrow)
         holds = self._holds()
-        checked = convert.conversion(arrow, holds, rounding=rounding)
+        checked = replace(holds, rounding=rounding).conversion(arrow)
         if self.dialect == "sqlite" and holds.takes is convert.DECIMAL:
             return _as_double(arrow, checked, rounding)
         if isinstance(self.kind, sa.DateTime) and self.kind.timezone:
