@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import math
 import sys
 import threading
 from collections.abc import Sequence
@@ -17,12 +15,12 @@ from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
 from coordinator.http.access import token_file
 from coordinator.http.door import Door
+from coordinator.lifecycle import QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
-from coordinator.protocol.batch import BatchFacts, MicroBatch, Query, Sink
+from coordinator.protocol.batch import MicroBatch, Query, Sink
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.dead_letters import with_dead_letters, writers
-from coordinator.protocol.decisions import Complete
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.spool import Spool
@@ -30,13 +28,13 @@ from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.model import opened
 from coordinator.spark.arrow import Passage
 from coordinator.spark.connect import batch_of, reduced
-from coordinator.spark.internals import StreamExecution, arrow_schema
-from coordinator.spark.location import newest_commit
+from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers, tell_of_sockets
 from coordinator.statistics.history import CheckpointHistory
 from coordinator.statistics.metrics import exposition, open_telemetry, prometheus
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
-from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from coordinator.storage import CheckpointStorage, open_storage
+from coordinator.swallowed import SwallowedErrorGuard
 from coordinator.ui.facts import JobFacts
 from coordinator.ui.visitors import Visitors
 from coordinator.verifier import Verifier
@@ -52,13 +50,6 @@ if TYPE_CHECKING:
     from coordinator.ui.page import Page
 
 logger = logging.getLogger(__name__)
-
-_WORKER_GRACE_PERIOD = 2.0
-"""Seconds for Python workers to end after Spark has cancelled their tasks: until then one may still pre-commit."""
-_BATCH_GRACE_PERIOD = 5.0
-"""Seconds that a stop waits for the end of the batch under way."""
-_IDLE_LOOKS = 3
-"""How often in a row a stop finds no batch under way: between two batches there is none either, for a moment."""
 
 
 class CheckpointCoordinator:
@@ -95,7 +86,6 @@ class CheckpointCoordinator:
         storage = storage if storage is not None else config.storage
         if storage is None:
             raise ValueError("a coordinator needs a storage for its checkpoints: storage='file:///…', or in the config")
-        self._storage, self._shared = storage, len(sinks) > 1
         self.job = job
         self.config = config
         self._clock = clock or Clock()
@@ -104,6 +94,8 @@ class CheckpointCoordinator:
         store = CheckpointStore(open_storage(storage), job, told=self.statistics.storage_called)
         self.history = CheckpointHistory(store, config.history_size)
         self.statistics.reporters += [self.history, *open_telemetry(self.statistics)]
+        self._heartbeat = Heartbeat(store, config.heartbeat_interval, self.history.flush)
+        self._verifier = Verifier(store, self.sinks, config.verify_interval, self.statistics.verified)
         self.protocol = CheckpointProtocol(
             job,
             self.sinks,
@@ -111,39 +103,21 @@ class CheckpointCoordinator:
             config,
             Listeners(job, [self.statistics, *listeners]),
             self._clock,
-            claim=self._claim,
-            spool=_spool(job, storage, config),
+            _spool(job, storage, config),
+            self._heartbeat,
         )
         """For tools, while no query runs: it is not for several threads."""
         self.statistics.guaranteed(self.guarantee.reasons)  # a recovery ends before the batch tells the rest
         self.last_error: Exception | None = None
         """What stopped the query: Spark passes on its text only."""
-        self._raised: tuple[MicroBatch, Exception] | None = None
-        """What the last call ended with, if it was no stop: Spark fails the query with it, and no other batch comes."""
-        self._finished_at = self._cut_off_at = -math.inf
+        self._lifecycle = QueryLifecycle(self._clock, config.min_pause)
+        self._guard = SwallowedErrorGuard(store, adopt=config.adopt)
         self._one_at_a_time = threading.RLock()
         self._ready = False
         self._passage = Passage(config.rows_on_driver)
-        self._query: Query | None = None
-        self._started: StreamingQuery | None = None
-        """What `write_stream` led to last."""
-        self._done: MicroBatch | None = None
-        self._location: str | None = None
-        self._stopping = self._held_back = False
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
         self._http: Door | None = None
-        self._heartbeat = Heartbeat(store, config.heartbeat_interval, self.history.flush)
-        self._verifier = Verifier(store, self.sinks, config.verify_interval, self.statistics.verified)
-
-    def _claim(self, query: Query | None) -> int:
-        address = self._http.address if self._http else ""
-        if query is None:
-            return self.protocol.store.claim_generation(address)
-        generation = self.protocol.store.claim_generation(address, self.config.heartbeat_interval, self.sinks)
-        self._heartbeat.begin(generation, query)
-        self._verifier.begin(query)
-        return generation
 
     @property
     def guarantee(self) -> Guarantee:
@@ -168,40 +142,28 @@ class CheckpointCoordinator:
             df.sparkSession.conf.set(key, value)
         writer = df.writeStream.foreachBatch(self)
         if not is_remote():  # else the query goes on without this object
-            self._notice_start_of(writer)
+            self._lifecycle.notice_start_of(writer)
         if self.config.checkpoint_location:
             writer = writer.option("checkpointLocation", self.config.checkpoint_location)
         interval = self.config.interval
         return writer if interval is None else writer.trigger(processingTime=f"{interval * 1000:.0f} milliseconds")
 
-    def _notice_start_of(self, writer: DataStreamWriter) -> None:
-        start = writer.start
-
-        @functools.wraps(start)
-        def noticed(*arguments: Any, **options: Any) -> StreamingQuery:
-            self._started = query = start(*arguments, **options)
-            if getattr(self._query, "runId", None) != query.runId:
-                self._query = None  # of the run before
-            return query
-
-        writer.start = noticed  # type: ignore[method-assign]
-
     # ------------------------------------------------------------------ called by Spark
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         from pyspark.sql import is_remote
 
-        batch = batch_of(df, batch_id, self.config.checkpoint_location, self._passage, shared=self._shared)
-        if self._raised and self._raised[0].run_id == batch.run_id and self._raised[0].facts != batch.facts:
-            raise self._kept_from_spark(*self._raised)
-        self._raised = None
+        shared = len(self._made_of[1]) > 1
+        batch = batch_of(df, batch_id, self.config.checkpoint_location, self._passage, shared=shared)
+        self._guard.require_passed_on(batch)
         try:
             if not is_remote():
                 self._prepare(df)
             self.process(batch)
         except Exception as error:
-            self.last_error, self._cut_off_at = error, self._clock.monotonic()
+            self.last_error = error
+            self._lifecycle.cut_off()
             if batch.active:
-                self._raised = batch, error
+                self._guard.raised(batch, error)
                 raise
             logger.info("batch %d was cut off, since the query is being stopped; the next start has it", batch_id)
             logger.debug("it was cut off here", exc_info=True)
@@ -214,43 +176,8 @@ class CheckpointCoordinator:
     def unheard(self, query: StreamingQuery | None) -> CheckpointError | None:
         """Of a query that has ended: an error that the function which called this object has kept from Spark, in this
         run or, if no batch has come in it, in one before."""
-        if self._raised and not self._raised[0].query.exception():
-            return self._kept_from_spark(*self._raised)
-        if query and getattr(self._query, "runId", None) != query.runId:
-            try:
-                self._require_all_batches(query)
-            except CheckpointError as error:
-                return error
-            except Exception:
-                logger.info("job %s: Spark's log and the checkpoints could not be compared", self.job, exc_info=True)
-        return None
-
-    def _require_all_batches(self, query: StreamingQuery) -> None:
-        """Spark takes none for done that is not complete."""
-        from pyspark.sql import is_remote
-
-        location = self.config.checkpoint_location
-        if not is_remote():
-            location = StreamExecution.of(query).location
-        if location is not None:
-            facts = BatchFacts(newest_commit(location) + 1, query.id, ())
-            store = CheckpointStore(self.protocol.store.storage, self.job)
-            rounds = store.load_newest()
-            newest = Complete(rounds) if rounds else None
-            if newest is None or facts.checkpoint_id > newest.checkpoint_id:
-                decisions.on_call(facts, newest, adopt=self.config.adopt, reloaded=True)
-            if newest and store.had_second_call(newest.checkpoint_id) and not self.config.adopt:
-                raise decisions.second_call(newest.checkpoint_id, self.job, asked=facts.checkpoint_id)
-
-    def _kept_from_spark(self, batch: MicroBatch, error: Exception) -> CheckpointError:
-        kept = CheckpointError(
-            f"batch {batch.facts.checkpoint_id} failed, and Spark takes it for done, since the function that calls the "
-            f"coordinator of job {self.job!r} has kept the error: {type(error).__name__}: {error}. Rows of it are "
-            "missing. Let the errors of the coordinator pass. To have Spark hand the batch over again: "
-            f"{decisions.hand_over_again(batch.facts.checkpoint_id)}, and start the query again."
-        )
-        kept.__cause__ = error
-        return kept
+        without_batch = query and not self._lifecycle.has_had_a_batch(query)
+        return self._guard.unheard(query if without_batch else None, self.config.checkpoint_location)
 
     def _prepare(self, df: DataFrame) -> None:
         """Once, and before anything is written: what a batch would fail on, deep in Spark's stacks. With Connect in the
@@ -270,7 +197,7 @@ class CheckpointCoordinator:
         while not self._clock.wait(self._closed, self.config.sweep_interval):
             with self._one_at_a_time:
                 try:
-                    if self._closed.is_set() or not self._done or not self._done.active:
+                    if self._closed.is_set() or not self._lifecycle.is_active:
                         return
                     self.protocol.sweep()
                 except Exception:
@@ -279,39 +206,21 @@ class CheckpointCoordinator:
 
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
-        not_before = self._finished_at + self.config.min_pause
-        while batch.active and not self._stopping and (pause := not_before - self._clock.monotonic()) > 0:
-            self._clock.sleep(min(pause, 0.2))
+        self._lifecycle.pause(batch)
         with self._one_at_a_time:
-            self._query, self._location = batch.query, batch.location
-            while self._stopping and batch.active:
-                self._held_back = True
-                self._clock.sleep(0.05)
-            self._held_back = False
-            if not batch.active:
-                batch.raise_stopped()
+            self._lifecycle.admit(batch)
             try:
-                self._require_once(batch)
+                self._guard.require_once(batch)
+                if not self.protocol.serves(batch):
+                    self._verifier.begin(batch.query)
                 self.protocol.process(batch)
             except Exception as error:
                 if batch.active:
                     self.protocol.listeners.tell(Step.HALTED, batch.facts.checkpoint_id, error=error)
                 self._heartbeat.end(f"{type(error).__name__}: {error}" if batch.active else "the query was stopped")
                 raise
-            self._done = batch
-            self._finished_at = self._clock.monotonic()
-
-    def _require_once(self, batch: MicroBatch) -> None:
-        """A second call in one run finds the checkpoint complete. With the same rows that does no harm."""
-        done, n = self._done, batch.facts.checkpoint_id
-        if done and (done.run_id, done.facts.checkpoint_id) != (batch.run_id, n):
-            self._done = None  # Spark keeps what its DataFrame was computed from as long as that is known
-        elif done and not batch.same_rows(done):
-            try:
-                self.protocol.store.keep_second_call(n)
-            except StorageError as error:
-                logger.warning("the next start will not say that rows of batch %d are missing: %s", n, error)
-            raise decisions.second_call(n, self.job, asked=n)
+            self._guard.done(batch)
+            self._lifecycle.finished()
 
     def recover(self) -> None:
         """Commit the newest complete checkpoint again, and abort what no record names: what a query's first batch does
@@ -324,9 +233,7 @@ class CheckpointCoordinator:
     @property
     def query(self) -> Query:
         """The query that this coordinator was last called by. Raises `SavepointError` before its first batch."""
-        if self._query is None:
-            raise SavepointError("the query has not had a batch since it was started; try again when it has")
-        return self._query
+        return self._lifecycle.query
 
     def trigger_savepoint(self, target: str | CheckpointStorage, checkpoint_location: str | None = None) -> Savepoint:
         """Save the newest checkpoint in `target`, a storage. From any thread: it waits for the batch under way, and the
@@ -336,7 +243,7 @@ class CheckpointCoordinator:
             return self._save(storage, checkpoint_location)
 
     def _save(self, target: CheckpointStorage, location: str | None = None) -> Savepoint:
-        location = location or self._location or self.config.checkpoint_location
+        location = location or self._lifecycle.location or self.config.checkpoint_location
         if location is None:
             raise SavepointError("no batch has come yet: pass checkpoint_location, or wait for one")
         newest, storage = self.protocol.reload_newest(), self.protocol.store.storage
@@ -361,7 +268,7 @@ class CheckpointCoordinator:
         """Take a savepoint, and stop the query there: no further checkpoint becomes complete."""
         with opened(target) as storage, self._one_at_a_time:
             savepoint = self._save(storage)
-            self._stopping = True
+            self._lifecycle.hold()
         self.stop(query)
         return savepoint
 
@@ -392,6 +299,7 @@ class CheckpointCoordinator:
                 targets = [self.config.savepoint_dir] if self.config.savepoint_dir else []
             file = token_file(self.job, self.protocol.store.storage.uri)
             self._http = Door(self, host, port, targets, token, file, exposition(self.statistics))
+            self.protocol.address = self._http.address
             self._http.begin(self._page(self._http, public=public_page))
         return self._http.address
 
@@ -431,21 +339,7 @@ class CheckpointCoordinator:
     def stop(self, query: Query) -> None:
         """Stop the query between two batches, if the one under way ends within five seconds, else amid it.
         `query.stop()` interrupts Spark wherever it is: Hadoop logs a stack where that is a write of Spark's own log."""
-        self._stopping = True
-        try:
-            end, idle = self._clock.monotonic() + _BATCH_GRACE_PERIOD, 0
-            while idle < _IDLE_LOOKS and self._clock.monotonic() < end:
-                idle = 0 if self._is_busy(query) else idle + 1
-                self._clock.sleep(0.02)
-            query.stop()
-        finally:
-            self._stopping = False
-
-    def _is_busy(self, query: Query) -> bool:
-        """Whether a batch is under way that will come back, or be held back, here."""
-        if not (self._query or self._started) or self._held_back or not query.isActive:
-            return False
-        return bool(query.status["isTriggerActive"])
+        self._lifecycle.stop(query)
 
     def cancel(self, query: Query) -> None:
         """Stop the query for good: what is complete is committed, the rest aborted, and this object closed. With
@@ -470,10 +364,11 @@ class CheckpointCoordinator:
         self._heartbeat.end("the coordinator was closed")
         http, self._http = self._http, None
         if http:
+            self.protocol.address = ""
             http.close()
         with self._one_at_a_time:
             if self.protocol.newest or self.protocol.has_swept:
-                self._clock.sleep(max(0, self._cut_off_at + _WORKER_GRACE_PERIOD - self._clock.monotonic()))
+                self._lifecycle.wait_for_workers()
                 try:
                     self.protocol.sweep()
                 except Exception as error:
@@ -484,7 +379,7 @@ class CheckpointCoordinator:
                 except Exception:
                     logger.warning("sink %r could not be closed", name, exc_info=True)
             self.protocol.close()
-            if self._query or self._started:
+            if self._lifecycle.queries:
                 logger.info("job %s %s", self.job, self.statistics.totals())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -501,11 +396,10 @@ class CheckpointCoordinator:
         which passes on the text of what stopped the query, gives way to that error itself."""
         failed = unheard = None
         try:
-            for query in (self._started, self._query):
-                if query:  # the first also if no batch of it has come; the second also if somebody else started it
-                    self.stop(query)
-                    failed = None if error else query.exception()
-            unheard = self.unheard(self._started)
+            for query in self._lifecycle.queries:
+                self.stop(query)
+                failed = None if error else query.exception()
+            unheard = self.unheard(self._lifecycle.started)
         finally:
             self.close()
         if unheard and not error:

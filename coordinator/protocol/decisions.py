@@ -131,16 +131,9 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
             f"asks for batch {n}: Spark's checkpointLocation was replaced, so its batches are numbered anew. "
             "Start with the old checkpointLocation, or give the job a new name to process the input from the start."
         )
-    if n > c.checkpoint_id + 1 or (n == c.checkpoint_id + 1 and newest.lost()):
-        if not reloaded:
-            return Call.RELOAD
-        if newest.lost():
-            raise InDoubtError(
-                f"checkpoint {c.checkpoint_id} has lost transactions, but Spark has moved on to batch {n}. "
-                f"Roll Spark's commit log back to batch {c.checkpoint_id - 1} (delete commits/{c.checkpoint_id} in the "
-                "checkpointLocation) to have them written again.",
-                [dict(committable.transaction) for committable in newest.lost().values()],
-            )
+    if not reloaded and (n > c.checkpoint_id + 1 or (n == c.checkpoint_id + 1 and newest.lost())):
+        return Call.RELOAD
+    if n > c.checkpoint_id + 1:
         raise CheckpointGap(
             f"Spark asks for batch {n}, but the newest complete checkpoint in storage is {c.checkpoint_id}: "
             f"{n - c.checkpoint_id - 1} checkpoint(s) are missing. Storage is older than Spark's checkpointLocation: "
@@ -156,6 +149,18 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
         return Call.SKIP
     require_same_offsets(batch, c)
     return Call.FINISH
+
+
+def require_none_lost(newest: Complete) -> None:
+    """When it is committed as far as it can be, and Spark asks for the next one."""
+    if lost := newest.lost():
+        n = newest.checkpoint_id
+        raise InDoubtError(
+            f"checkpoint {n} has lost transactions, but Spark has moved on to batch {n + 1}. "
+            f"Roll Spark's commit log back to batch {n - 1} (delete commits/{n} in the checkpointLocation) to have "
+            "them written again.",
+            [dict(committable.transaction) for committable in lost.values()],
+        )
 
 
 def hand_over_again(n: int | str) -> str:

@@ -42,9 +42,7 @@ class HalvedProtocol(CheckpointProtocol):
     def prepare(self, batch: MicroBatch) -> Prepared:
         """All that comes before the tasks: recover, compare, sweep, alter the table if the sink evolves."""
         setup = self._setup()
-        self.claim_generation()
-        self._take_up(batch)
-        call = self._what_is_asked(batch)
+        call = self._start(batch, self.config.timeout)
         self.sweep()
         facts, fence, lineage = batch.facts, self.fence, self.store.lineage
         found = Prepared(

@@ -26,10 +26,11 @@ from coordinator.errors import (
     Superseded,
     reason,
 )
+from coordinator.heartbeat import Heartbeat
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import decisions, memories
 from coordinator.protocol.acks import Acks
-from coordinator.protocol.batch import MicroBatch, Query, Sink, TopicIds
+from coordinator.protocol.batch import MicroBatch, Sink, TopicIds
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.dead_letters import require_few, writers
 from coordinator.protocol.deadline import deadline
@@ -37,7 +38,7 @@ from coordinator.protocol.decisions import AfterFailure, Call, Complete, Partici
 from coordinator.protocol.fence import CommitPermit, Fence
 from coordinator.protocol.outage import Outages
 from coordinator.protocol.records import CheckpointStore, Record
-from coordinator.protocol.spool import Spool, SpooledRows, SpoolingRows
+from coordinator.protocol.spool import Spool, SpooledRows
 from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
 from sinks import dead_letters
@@ -65,10 +66,10 @@ class CheckpointProtocol:
         config: CheckpointConfig,
         listeners: Listeners,
         clock: Clock,
-        claim: Callable[[Query | None], int],
         spool: Spool | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
-        """`claim` claims a generation in the store, for a query or for an operator. `spool` keeps rows for replays."""
+        """`spool` keeps rows for replays; `heartbeat` gives signs while a query runs."""
         self.job = job
         self.sinks = sinks
         self.store = store
@@ -79,8 +80,9 @@ class CheckpointProtocol:
         self.fence = Fence(store)
         self.newest: Complete | None = None
         """As this driver knows it."""
-        self._claim = claim
-        self._spool = spool
+        self.address = ""
+        """As in `Claim`."""
+        self._spool, self._heartbeat = spool, heartbeat
         self._run_id: str | None = None
         self._visible: dict[str, Complete] = {}
         """Each sink's part of the newest checkpoint with rows for it that this run has made visible."""
@@ -102,9 +104,10 @@ class CheckpointProtocol:
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
         try:
-            if batch.run_id != self._run_id:
-                self._start(batch)  # 1. recover
-            call = self._what_is_asked(batch)  # 2. write, finish, skip, or refuse
+            if self.serves(batch):
+                call = self._what_is_asked(batch)  # 2. write, finish, skip, or refuse
+            else:
+                call = self._start(batch, self.config.heartbeat_interval)  # 1. recover, which finds out the same
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
             self._see_through(call, batch)
@@ -117,13 +120,18 @@ class CheckpointProtocol:
             self._require_not_superseded(batch, error)
             raise
 
+    def serves(self, batch: MicroBatch) -> bool:
+        """Whether the run of the query that it belongs to has been started."""
+        return batch.run_id == self._run_id
+
     def _require_not_superseded(self, batch: MicroBatch, error: Exception) -> None:
         """What another driver does looks like any failure to one that was suspended meanwhile."""
         if batch.active and self.fence.generation and not isinstance(error, (Superseded, StorageBehind)):
             try:
                 self.fence.require_newest("go on")
-                started = batch.run_id == self._run_id
-                if started and (self.newest is None or self.newest.checkpoint_id < batch.facts.checkpoint_id):
+                if self.serves(batch) and (
+                    self.newest is None or self.newest.checkpoint_id < batch.facts.checkpoint_id
+                ):
                     self._require_remembered(batch)
             except (Superseded, StorageBehind) as cause:
                 raise cause from error
@@ -164,23 +172,14 @@ class CheckpointProtocol:
         return {name: part for name in self.sinks if (part := complete.only(name)).named}
 
     # ------------------------------------------------------------------ 1. recover
-    def _start(self, batch: MicroBatch) -> None:
-        """The first batch of a run: this is a new driver from here on, also in the same object."""
+    def _start(self, batch: MicroBatch, next_sign: float) -> Call:
+        """The first batch of a run: this is a new driver from here on, also in the same object. `next_sign`: seconds
+        until it gives one."""
         self.fence = Fence(self.store)
-        self.claim_generation(batch.query)
-        self._take_up(batch)
-        self._require_all_rows(batch)
-        self._run_id = batch.run_id
-
-    def _require_all_rows(self, batch: MicroBatch) -> None:
-        """The run before may have ended with a second call for the newest checkpoint."""
-        if self.newest and self.store.had_second_call(n := self.newest.checkpoint_id):
-            if not self.config.adopt:
-                raise decisions.second_call(n, self.job, asked=batch.facts.checkpoint_id)
-            self.store.forget_second_call(n)
-
-    def _take_up(self, batch: MicroBatch) -> None:
-        self.load_and_commit(batch)
+        self.claim_generation(next_sign, self.sinks)
+        if self._heartbeat:
+            self._heartbeat.begin(self.fence.generation, batch.query)
+        call = self.load_and_commit(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
         if not self.newest:
             self._sweeper.sweep_also(set(self.store.earlier_sinks) - set(self.sinks))
@@ -188,6 +187,12 @@ class CheckpointProtocol:
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
         self.listeners.tell(Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, reasons=self.guarantee.reasons)
+        if self.newest and self.store.had_second_call(n := self.newest.checkpoint_id):  # at the end of the run before
+            if not self.config.adopt:
+                raise decisions.second_call(n, self.job, asked=batch.facts.checkpoint_id)
+            self.store.forget_second_call(n)
+        self._run_id = batch.run_id
+        return self._agree(call, batch)
 
     def recover(self) -> None:
         """Without a query. With no checkpoint in storage nothing is swept, since that storage may be the wrong one."""
@@ -205,19 +210,20 @@ class CheckpointProtocol:
         for sink in self.sinks.values():
             sink.open()
 
-    def claim_generation(self, query: Query | None = None) -> None:
-        """Become the newest driver."""
+    def claim_generation(self, next_sign: float = 0.0, sinks: Iterable[str] = ()) -> None:
+        """Become the newest driver; as `CheckpointStore.claim_generation`."""
         self.open_sinks()
         self._agreed = False
         self._visible.clear()
         self._checked.clear()
         self._evolved.clear()
         self._sweeper.make_due()
-        self.fence = Fence(self.store, self._claim(query))
+        self.fence = Fence(self.store, self.store.claim_generation(self.address, next_sign, sinks))
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
-    def load_and_commit(self, batch: MicroBatch | None = None) -> None:
-        """Read the newest complete checkpoint, and commit it again."""
+    def load_and_commit(self, batch: MicroBatch | None = None) -> Call:
+        """Read the newest complete checkpoint, see that all memories fit together, and commit it again. Answers what
+        Spark asks for with the batch; without one, SKIP."""
         remembered: memories.Memories = {}
         if self.config.exactly_once:  # before the records: what is committed by then has one
             remembered = self._ask_sinks(
@@ -227,21 +233,24 @@ class CheckpointProtocol:
         newest = history[-1] if history else None
         if newest:
             decisions.require_sinks(newest.rounds, self.sinks)
-        self._compare_memories(remembered, history, batch)
+        call = self._compare_memories(remembered, history, batch)
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
         rows = newest.record.rows if newest else {}
         self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows)
         self.newest = newest
         if not newest:
             self.fence.require_newest("commit")
-            return
+            return call
         self.newest = self.commit(self.fence.permit(newest), batch)
         lost = [decisions.describe(p, c) for p, c in self.newest.lost().items()]
         self.listeners.tell(Step.RECOVERED, self.newest.checkpoint_id, committed=self.newest.committed(), lost=lost)
+        if call is Call.WRITE:
+            decisions.require_none_lost(self.newest)
+        return call
 
     def _compare_memories(
         self, remembered: memories.Memories, history: Sequence[Complete], batch: MicroBatch | None
-    ) -> None:
+    ) -> Call:
         """R15: refuse what was set back; commit what a record before the newest decides, and is in doubt again."""
         place, newest = self.store.storage.uri, history[-1] if history else None
         if self.config.exactly_once:
@@ -250,19 +259,20 @@ class CheckpointProtocol:
                 memories.require_one_history(name, memory, self._predecessors, self.store.lineage, place)
         else:
             self._predecessors = newest.record.predecessors if newest else None
-        if newest is None:
+        if newest:
+            memories.require_restored(remembered, history[0], place)
+            if newest.record.mode == self.config.mode.value:
+                memories.require_not_ahead(remembered, newest, place)
+        else:
             adopted = batch.facts.checkpoint_id if batch and self.config.adopt else None
             memories.require_no_other_history(remembered, place, next_checkpoint=adopted)
-            return
-        *older, _ = history
-        memories.require_restored(remembered, history[0], place)
-        if newest.record.mode == self.config.mode.value:
-            memories.require_not_ahead(remembered, newest, place)
-        if batch:
-            decisions.on_call(batch.facts, newest, adopt=self.config.adopt, reloaded=True)
-        if remembered and older:
+        adopt = self.config.adopt
+        call = decisions.on_call(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Call.SKIP
+        if older := history[:-1] if remembered else ():
             self._commit_again(remembered, older, batch)
-        self._agreed = True
+        if newest:
+            self._agreed = True
+        return call
 
     def _commit_again(
         self, remembered: memories.Memories, visible: Sequence[Complete], batch: MicroBatch | None
@@ -325,9 +335,10 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ 2. what is asked
     def _what_is_asked(self, batch: MicroBatch) -> Call:
         call = decisions.on_call(batch.facts, self.newest, adopt=self.config.adopt, reloaded=False)
-        if call is Call.RELOAD:  # R9: what was loaded may be old
-            self.load_and_commit(batch)
-            call = decisions.on_call(batch.facts, self.newest, adopt=self.config.adopt, reloaded=True)
+        return self._agree(self.load_and_commit(batch) if call is Call.RELOAD else call, batch)  # R9: it may be old
+
+    def _agree(self, call: Call, batch: MicroBatch) -> Call:
+        """The last that may refuse a batch with nothing written or aborted."""
         if call is Call.SKIP:  # R12: done only with the same input
             decisions.require_same_offsets(batch.facts, self.store.get(batch.facts.checkpoint_id, 0))
         if call is Call.WRITE:
@@ -418,9 +429,9 @@ class CheckpointProtocol:
                 raise error
             raise decisions.failed(n, self.job, error, exactly_once=self.config.exactly_once) from error
         logger.warning("checkpoint %d failed, trying again: %s", n, reason(error))
-        self.load_and_commit(batch)
+        call = self.load_and_commit(batch)
         self.sweep()  # R8: an orphan may hold the lock
-        if decisions.on_call(batch.facts, self.newest, adopt=self.config.adopt, reloaded=True) is not Call.WRITE:
+        if call is not Call.WRITE:
             raise Superseded(f"another driver completed checkpoint {n}") from error
 
     def _run(
@@ -433,19 +444,20 @@ class CheckpointProtocol:
     ) -> Acks:
         """Pre-commit on all participants; or, for the round after those of `before`, on those that it has lost.
         `spooled`: where rows come from, in place of the batch."""
+        n, lineage = batch.facts.checkpoint_id, self.store.lineage
         replays = self._lost_parts(before) if before else None
         tasks = {
             name: SinkTask(
                 sink,
                 self.job,
-                self.store.lineage,
-                batch.facts.checkpoint_id,
+                lineage,
+                n,
                 self.fence.generation,
                 before.next_round if before else 0,
                 attempt,
                 self.config.exactly_once or replays is not None,  # a replay is decided by its record in either mode
                 replays[name] if replays else None,
-                spooled[name] if spooled else self._spooling(batch, name),
+                spooled[name] if spooled else self._spool.spooling(lineage, n, name) if self._spool else None,
             )
             for name, sink in self.sinks.items()
             if name not in self._writers and (replays is None or name in replays)
@@ -471,9 +483,6 @@ class CheckpointProtocol:
                 refused = {c.subtask: c.refused for c in named}
                 found[name] = Replay(own, letters, refused, whole=complete.record.partitions.get(name) == 1)
         return found
-
-    def _spooling(self, batch: MicroBatch, sink: str) -> SpoolingRows | None:
-        return self._spool.spooling(self.store.lineage, batch.facts.checkpoint_id, sink) if self._spool else None
 
     def _validate(self, batch: MicroBatch, acks: Acks) -> None:
         if errors := acks.errors:
@@ -670,15 +679,15 @@ class CheckpointProtocol:
         pending = complete.pending()
         for name, sink in self.sinks.items():
             asked = [p for p in pending if p[0] == name]
+            if not asked:
+                continue
             begin = self.clock.monotonic()
-            committables = [complete.named[p] for p in asked]
             answers: Sequence[CommitOutcome | Exception]
             try:
-                answers = sink.notify_checkpoint_complete(self._about(complete.checkpoint_id), committables)
+                answers = sink.commit_all(self._about(complete.checkpoint_id), [complete.named[p] for p in asked])
             except Exception as error:
                 answers = [error] * len(asked)
-            if asked:
-                self._asked[name] = self._asked.get(name, (begin,))[0], self.clock.monotonic()
+            self._asked[name] = self._asked.get(name, (begin,))[0], self.clock.monotonic()
             final = not any(isinstance(answer, Exception) for answer in answers)
             for participant, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Exception):

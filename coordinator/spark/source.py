@@ -100,12 +100,8 @@ def _opened(job_file: str) -> Iterator[tuple[Sink, HalvedProtocol]]:
     ):
         if given:
             raise ConfigurationError(f'{job_file}: {what} is not for format("exactly_once"), but for foreachBatch')
-
-    def claim(_: Query | None) -> int:
-        return store.claim_generation("", job.config.timeout, job.sinks)
-
     try:
-        yield sink, HalvedProtocol(job.job, job.sinks, store, job.config, of.listeners, of.clock, claim)
+        yield sink, HalvedProtocol(job.job, job.sinks, store, job.config, of.listeners, of.clock)
     finally:
         sink.close()
         store.storage.close()
