@@ -68,12 +68,13 @@ class Ack:
 class Replay:
     """What is written of a sink again: the subtasks that lost its `own` rows, and those that lost their dead `letters`.
     What the record says was refused, by subtask, separates rows as it was then. `whole`: all rows are to come as one
-    partition, since they were written as one."""
+    partition, since they were written as one. `spooled`: gives the rows of a subtask, in place of the batch."""
 
     own: frozenset[int]
     letters: frozenset[int] = frozenset()
     refused: Mapping[int, Sequence[Refused]] = field(default_factory=dict)
     whole: bool = False
+    spooled: Callable[[int], Iterator[pa.RecordBatch]] | None = None
 
     @property
     def lost(self) -> frozenset[int]:
@@ -97,8 +98,8 @@ class SinkTask:
     attempt: int = 0
     exactly_once: bool = True
     replay: Replay | None = None
-    rows: Callable[[Iterable[pa.RecordBatch], int, str], Iterable[pa.RecordBatch]] | None = None
-    """Takes the rows that Spark gives to a subtask in an attempt; keeps them as they pass, or gives others instead."""
+    spooling: Callable[[Iterable[pa.RecordBatch], int, str], Iterator[pa.RecordBatch]] | None = None
+    """Keeps the rows of a subtask, in an attempt, as they pass."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -123,7 +124,12 @@ class SinkTask:
         try:
             if write.own:
                 write.own.open()
-            for batch in self.rows(given, subtask, name.which_try) if self.rows else given:
+            rows = given
+            if self.replay and self.replay.spooled:
+                rows = self.replay.spooled(subtask)
+            elif self.spooling:
+                rows = self.spooling(given, subtask, name.which_try)
+            for batch in rows:
                 if batch.num_rows:
                     write.write(batch)
             for one in transactions:

@@ -69,11 +69,9 @@ class MicroBatch(Protocol):
     def schema(self, sink: Sink) -> pa.Schema: ...
     def partitions(self, sink: Sink) -> int: ...
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
-        """Run each task over the batch, side by side; the acks of all partitions that ran. `ended` is told each sink
-        whose task is done, from any thread."""
-
-    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
-        """`run` for replays that bring their rows themselves, whatever the layout is."""
+        """Run each task over the batch, side by side; the acks of all partitions that ran. Replays of what was spooled
+        bring their rows themselves, whatever the batch's layout is. `ended` is told each sink whose task is done, from
+        any thread."""
 
     def cancel(self) -> None:
         """Make what `run` is doing fail soon. Called from another thread, again and again until it has."""

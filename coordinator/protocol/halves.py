@@ -58,7 +58,7 @@ class HalvedProtocol(CheckpointProtocol):
         fence.require_newest("replay")  # R6
         self._check_schemas(batch)
         self._evolve(batch)
-        [replay] = self._lost_parts(newest).values()
+        [replay] = self._lost_parts(newest, {}).values()
         return replace(found, round=newest.next_round, replay=replay)
 
     def conclude(self, prepared: Prepared, batch: MicroBatch) -> None:

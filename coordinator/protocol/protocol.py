@@ -401,7 +401,7 @@ class CheckpointProtocol:
             try:
                 self._evolve(batch)
                 with deadline(self.config.timeout, batch, self.clock):
-                    acks = self._run(batch, attempt=len(errors))
+                    acks = self._run(batch, len(errors))
                     self._validate(batch, acks)
                 partitions = {name: len(acks.by_sink.get(name, ())) for name in self.sinks}
                 return self._record(batch, acks, partitions, started)
@@ -435,17 +435,10 @@ class CheckpointProtocol:
             raise Superseded(f"another driver completed checkpoint {n}") from error
 
     def _run(
-        self,
-        batch: MicroBatch,
-        *,
-        attempt: int,
-        before: Complete | None = None,
-        spooled: Mapping[str, SpooledRows] | None = None,
+        self, batch: MicroBatch, attempt: int, number: int = 0, replays: Mapping[str, Replay] | None = None
     ) -> Acks:
-        """Pre-commit on all participants; or, for the round after those of `before`, on those that it has lost.
-        `spooled`: where rows come from, in place of the batch."""
+        """Pre-commit on all participants, or on those of `replays` as round `number`."""
         n, lineage = batch.facts.checkpoint_id, self.store.lineage
-        replays = self._lost_parts(before) if before else None
         tasks = {
             name: SinkTask(
                 sink,
@@ -453,11 +446,11 @@ class CheckpointProtocol:
                 lineage,
                 n,
                 self.fence.generation,
-                before.next_round if before else 0,
+                number,
                 attempt,
                 self.config.exactly_once or replays is not None,  # a replay is decided by its record in either mode
                 replays[name] if replays else None,
-                spooled[name] if spooled else self._spool.spooling(lineage, n, name) if self._spool else None,
+                self._spool.spooling(lineage, n, name) if self._spool else None,
             )
             for name, sink in self.sinks.items()
             if name not in self._writers and (replays is None or name in replays)
@@ -467,11 +460,11 @@ class CheckpointProtocol:
         def has_ended(name: str) -> None:
             ended[name] = self.clock.monotonic()
 
-        acks = batch.run_alone(tasks, has_ended) if spooled else batch.run(tasks, has_ended)
+        acks = batch.run(tasks, has_ended)
         ended |= {dead: ended[name] for dead, name in self._writers.items() if name in ended}
         return Acks.by_their_sinks(acks, ended)
 
-    def _lost_parts(self, complete: Complete) -> dict[str, Replay]:
+    def _lost_parts(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, Replay]:
         """By sink whose tasks write them, what is lost. R17: with what the records say of its dead letters, also of
         those that were given up."""
         lost, found = complete.lost(), dict[str, Replay]()
@@ -481,7 +474,8 @@ class CheckpointProtocol:
             if name not in self._writers and own | letters:
                 named = [c for record in complete.rounds for c in record.committables if c.sink == dead]
                 refused = {c.subtask: c.refused for c in named}
-                found[name] = Replay(own, letters, refused, whole=complete.record.partitions.get(name) == 1)
+                whole = complete.record.partitions.get(name) == 1
+                found[name] = Replay(own, letters, refused, whole, spooled.get(name))
         return found
 
     def _validate(self, batch: MicroBatch, acks: Acks) -> None:
@@ -714,7 +708,7 @@ class CheckpointProtocol:
         logger.warning("checkpoint %d: writing lost transactions again: %s", n, reasons)
         by_sink = Counter(sink for sink, _ in lost)
         self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
-        spooled = self._spool.rows_of(complete, lost, self._writers) if self._spool else None
+        spooled = self._spool.rows_of(complete, lost, self._writers) if self._spool else {}
         if not spooled:
             decisions.require_known_hash(complete.record, batch.row_hash, lost)
         then = complete.record.partitions
@@ -725,7 +719,8 @@ class CheckpointProtocol:
             for name in by_sink
         }
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
-        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, spooled)
+        replays = self._lost_parts(complete, spooled)
+        started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, replays)
         try:
             written = {(name, ack.subtask): ack for name, own in acks.by_sink.items() for ack in own if ack.committable}
             decisions.require_same_rows(lost, written)
@@ -743,13 +738,11 @@ class CheckpointProtocol:
             own = {sink for sink, _ in visible} | {one.sink for record in complete.rounds for one in record.accepted}
             memories.require_alone(name, remembered, self.store.lineage, n + (name in own), self.store.storage.uri)
 
-    def _pre_commit_again(
-        self, batch: MicroBatch, complete: Complete, spooled: Mapping[str, SpooledRows] | None
-    ) -> Acks:
+    def _pre_commit_again(self, batch: MicroBatch, complete: Complete, replays: Mapping[str, Replay]) -> Acks:
         blocked, lost = list[Exception](), complete.lost()
         while True:
             with progress(f"checkpoint {batch.facts.checkpoint_id}: write {len(lost):,} lost transactions again"):
-                acks = self._run(batch, attempt=len(blocked), before=complete, spooled=spooled)
+                acks = self._run(batch, len(blocked), complete.next_round, replays)
             if not acks.errors:
                 return replace(acks, by_sink={name: acks.by_sink.get(name, ()) for name, _ in lost})
             self._abort(acks.committables)

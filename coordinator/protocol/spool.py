@@ -37,12 +37,12 @@ _DELETES = 16
 
 @dataclass(frozen=True)
 class SpooledRows:
-    """Rows of a sink's participants: the keys of each subtask's chunks, in order. Called by a `SinkTask`."""
+    """Rows of a sink's participants: the keys of each subtask's chunks, in order. As `Replay.spooled`."""
 
     uri: str = field(repr=False)  # a password may be in it
     chunks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def __call__(self, _: Iterable[pa.RecordBatch], subtask: int, attempt: str) -> Iterator[pa.RecordBatch]:
+    def __call__(self, subtask: int) -> Iterator[pa.RecordBatch]:
         """Raises `StorageError` if a chunk is gone, or not what was put."""
         with closing(open_storage(self.uri)) as storage:
             values = (_get(storage, key) for key in self.chunks[subtask])
@@ -52,7 +52,7 @@ class SpooledRows:
 
 @dataclass(frozen=True)
 class SpoolingRows:
-    """Keeps the rows of a sink's participants as they pass. Called by a `SinkTask`."""
+    """Keeps the rows of a sink's participants as they pass. As `SinkTask.spooling`."""
 
     uri: str = field(repr=False)
     place: str
@@ -102,8 +102,8 @@ class Spool:
 
     def rows_of(
         self, complete: Complete, lost: Iterable[Participant], writers: Mapping[str, str]
-    ) -> dict[str, SpooledRows] | None:
-        """By sink, the rows of participants that are lost; None unless all of them are there. Those of `writers`, which
+    ) -> dict[str, SpooledRows]:
+        """By sink, the rows of participants that are lost; none unless all of them are there. Those of `writers`, which
         tasks of another sink write, are among the rows of that one."""
         attempts: dict[str, dict[str, list[str]]] = {}
         for key in self._storage.list(f"{self._root}/{complete.record.lineage}"):
@@ -118,7 +118,7 @@ class Spool:
                     wanted += part.fingerprint
             found = next((tuple(keys) for keys in own.values() if _is_whole(keys, wanted)), None)
             if found is None:
-                return None
+                return {}
             chunks.setdefault(sink, {})[subtask] = found
         return {sink: SpooledRows(self._uri, of_sink) for sink, of_sink in chunks.items()}
 

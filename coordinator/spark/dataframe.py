@@ -43,6 +43,8 @@ class DataFrameBatch(ABC):
 
     def run(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
         with self._tagged(f"pre-commit {', '.join(tasks)}"), self._computed_once():
+            if any(task.replay and task.replay.spooled for task in tasks.values()):
+                return self._side_by_side([partial(_collect, self._df, task, ended) for task in tasks.values()])
             if len(tasks) > 1:  # else two executors may compute a partition, each for a sink, with other rows
                 self.rows = self._df.count()
             hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
@@ -53,10 +55,6 @@ class DataFrameBatch(ABC):
             if len(tasks) == 1 and not any(task.sink.transform or task.replay for task in tasks.values()):
                 self.rows = self._passage.last_rows
             return acks
-
-    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
-        with self._tagged(f"pre-commit {', '.join(tasks)} from rows that were kept"):
-            return self._side_by_side([partial(_alone, self._df, task, ended) for task in tasks.values()])
 
     def _write_in_tasks(
         self, hashed: Mapping[str, DataFrame], tasks: Mapping[str, SinkTask], ended: Callable[[str], None]
@@ -164,18 +162,15 @@ class DataFrameBatch(ABC):
 
 
 def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    rows = hashed.coalesce(1) if task.replay and task.replay.whole else hashed
+    rows, replay = hashed, task.replay
+    if replay and replay.spooled:
+        subtasks = 1 + max(replay.lost)
+        rows = hashed.sparkSession.range(0, subtasks, 1, subtasks).toDF()
+    elif replay and replay.whole:
+        rows = hashed.coalesce(1)
     acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, ACK_SCHEMA).collect()]
     ended(task.sink.name)
     return acks
-
-
-def _alone(df: DataFrame, task: SinkTask, ended: Callable[[str], None]) -> list[Ack]:
-    assert task.replay
-    subtasks = 1 + max(task.replay.lost)
-    acks = df.sparkSession.range(0, subtasks, 1, subtasks).mapInArrow(task, ACK_SCHEMA).collect()
-    ended(task.sink.name)
-    return [Ack.from_json(row.ack) for row in acks]
 
 
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"

@@ -241,9 +241,6 @@ class _WrittenBatch:
         ended(name)
         return list(self.acks)
 
-    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> NoReturn:
-        raise NotImplementedError("no rows are kept")
-
     def cancel(self) -> None: ...
 
     def weaknesses(self, *, recomputed: bool) -> list[str]:

@@ -58,24 +58,17 @@ class LocalBatch:
         acks: list[Ack] = []
         self._cancelled = False
         for name, task in tasks.items():
-            partitions = [pa.concat_tables(self._partitions)] if task.replay and task.replay.whole else self._partitions
+            partitions = self._partitions
+            if task.replay and task.replay.spooled:
+                partitions = [partitions[0].slice(0, 0)] * (1 + max(task.replay.lost))
+            elif task.replay and task.replay.whole:
+                partitions = [pa.concat_tables(partitions)]
             for subtask, rows in enumerate(partitions):
                 if self._cancelled:
                     raise RuntimeError("cancelled")
                 self._attempts += 1
                 copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
                 acks += copy.run(with_row_hash(rows), subtask, self._attempts)
-            ended(name)
-        return acks
-
-    def run_alone(self, tasks: Mapping[str, SinkTask], ended: Callable[[str], None]) -> list[Ack]:
-        acks: list[Ack] = []
-        for name, task in tasks.items():
-            assert task.replay
-            for subtask in sorted(task.replay.lost):
-                self._attempts += 1
-                copy: SinkTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
-                acks += copy.run([], subtask, self._attempts)
             ended(name)
         return acks
 
