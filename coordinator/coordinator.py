@@ -328,7 +328,7 @@ class CheckpointCoordinator:
     def register_metrics(self, registry: CollectorRegistry) -> None:
         """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on. The
         driver's own HTTP server does so at /metrics, for those who have the token."""
-        self.statistics.reporters.append(prometheus(self.statistics, registry))
+        prometheus(self.statistics, registry)
 
     def newest_checkpoint(self) -> dict[str, Any]:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""

@@ -1,7 +1,7 @@
-"""Metrics and spans, defined once for OpenTelemetry and Prometheus.
+"""Metrics and spans of OpenTelemetry, whose own exporter shows the metrics to Prometheus.
 
-An OpenTelemetry name such as `checkpointing.commit.retries` is `checkpointing_commit_retries_total` in Prometheus; a
-unit of seconds or bytes becomes part of it there. Every metric has the label `job_name`.
+The name `checkpointing.commit.retries` is `checkpointing_commit_retries_total` in Prometheus; a unit of seconds or
+bytes becomes part of it there. Every metric has the label `job_name`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from opentelemetry import metrics, trace
 
@@ -21,7 +21,6 @@ from sinks.extras import needs_extra
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-    from prometheus_client.core import Metric as PrometheusMetric
 
 _SCOPE = "coordinator"
 JOB = "job_name"
@@ -149,65 +148,110 @@ GAUGES: Mapping[Metric, Callable[[CheckpointStatisticsTracker], Values]] = {
 }
 
 
-class Meter(Protocol):
-    def add(self, metric: Metric, value: float, **labels: str) -> None: ...
-    def record(self, metric: Metric, value: float, **labels: str) -> None: ...
-
-
-@dataclass(frozen=True)
 class MetricsReporter:
-    meter: Meter
+    def __init__(self, tracker: CheckpointStatisticsTracker, meter: metrics.Meter) -> None:
+        self._job = {JOB: tracker.job}
+        self._counters = {each: meter.create_counter(each.name, each.unit, each.description) for each in COUNTERS}
+        self._histograms = {
+            each: meter.create_histogram(
+                each.name, each.unit, each.description, explicit_bucket_boundaries_advisory=_BUCKETS[each.unit]
+            )
+            for each in HISTOGRAMS
+        }
+        _observe(meter, tracker.job, {each: partial(read, tracker) for each, read in GAUGES.items()})
+
+    def begin_at_zero(self, sinks: Iterable[str]) -> None:
+        """An alert of Prometheus on the first of anything needs the 0 before it."""
+        self._add(COMMIT_RETRIES, 0)
+        for status in Status:
+            if status is not Status.IN_PROGRESS:
+                self._add(CHECKPOINTS, 0, status=status.value)
+        for sink in sinks:
+            self._add(DEAD_LETTERS, 0, sink=sink)
+            for outcome in ("committed", "aborted", "lost", "unknown"):
+                self._add(TRANSACTIONS, 0, sink=sink, outcome=outcome)
 
     def report(self, statistics: CheckpointStatistics) -> None:
-        meter = self.meter
-        meter.add(CHECKPOINTS, 1, status=statistics.status.value)
-        meter.add(COMMIT_RETRIES, statistics.commit_retries)
+        self._add(CHECKPOINTS, 1, status=statistics.status.value)
+        self._add(COMMIT_RETRIES, statistics.commit_retries)
         for phase, seconds in statistics.phases.items():
-            meter.record(PHASE, seconds, phase=phase)
+            self._record(PHASE, seconds, phase=phase)
         for outcome, counts in (
             ("aborted", statistics.aborted),
             ("lost", statistics.replayed),
             ("unknown", statistics.unknown),
         ):
             for sink, count in counts.items():
-                meter.add(TRANSACTIONS, count, sink=sink, outcome=outcome)
+                self._add(TRANSACTIONS, count, sink=sink, outcome=outcome)
         if statistics.status is Status.COMPLETED:
-            meter.record(DURATION, statistics.duration)
-            meter.record(SIZE, sum(statistics.bytes.values()))
+            self._record(DURATION, statistics.duration)
+            self._record(SIZE, sum(statistics.bytes.values()))
             for sink, rows in statistics.rows.items():
-                meter.add(ROWS, rows, sink=sink)
-                meter.add(BYTES, statistics.bytes[sink], sink=sink)
-                meter.add(TRANSACTIONS, statistics.transactions[sink], sink=sink, outcome="committed")
+                self._add(ROWS, rows, sink=sink)
+                self._add(BYTES, statistics.bytes[sink], sink=sink)
+                self._add(TRANSACTIONS, statistics.transactions[sink], sink=sink, outcome="committed")
             for sink, rows in statistics.dead_lettered.items():
-                meter.add(DEAD_LETTERS, rows, sink=sink)
+                self._add(DEAD_LETTERS, rows, sink=sink)
 
     def storage_called(self, operation: str, seconds: float) -> None:
-        self.meter.record(STORAGE, seconds, operation=operation)
+        self._record(STORAGE, seconds, operation=operation)
+
+    def _add(self, metric: Metric, value: float, **labels: str) -> None:
+        self._counters[metric].add(value, {**self._job, **labels})
+
+    def _record(self, metric: Metric, value: float, **labels: str) -> None:
+        self._histograms[metric].record(value, {**self._job, **labels})
+
+
+def _observe(meter: metrics.Meter, job: str, gauges: Mapping[Metric, Callable[[], Values]]) -> None:
+    """Ask them when the meter is asked."""
+
+    def observed(metric: Metric, read: Callable[[], Values], _: metrics.CallbackOptions) -> list[metrics.Observation]:
+        return [
+            metrics.Observation(value, {JOB: job, **dict(zip(metric.labels, labels, strict=True))})
+            for labels, value in read().items()
+        ]
+
+    for each, read in gauges.items():
+        meter.create_observable_gauge(each.name, [partial(observed, each, read)], each.unit, each.description)
 
 
 def open_telemetry(tracker: CheckpointStatisticsTracker) -> tuple[Reporter, ...]:
     """Metrics and spans, into whichever SDK the process has set up; without one they do nothing."""
-    reporter = MetricsReporter(_OpenTelemetryMeter(tracker))
+    reporter = MetricsReporter(tracker, metrics.get_meter(_SCOPE))
     tracker.storage_reporters.append(reporter)
     return reporter, SpanReporter()
 
 
-def prometheus(tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> Reporter:
+def prometheus(tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> None:
     """Metrics into a registry of `prometheus-client` (extra `prometheus`). Raises ValueError if they are there."""
-    reporter = MetricsReporter(_PrometheusMeter(tracker, registry))
+    if any(family.name.startswith("checkpointing_") for family in registry.collect()):
+        raise ValueError("the registry has the metrics of a job already: take another one")
+    reporter = MetricsReporter(tracker, _shown_by(registry))
+    reporter.begin_at_zero(tracker.sinks)
+    tracker.reporters.append(reporter)
     tracker.storage_reporters.append(reporter)
-    return reporter
+
+
+def _shown_by(registry: CollectorRegistry) -> metrics.Meter:
+    with needs_extra("prometheus"):
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.resources import Resource
+    reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry)
+    return MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False).get_meter(_SCOPE)
 
 
 def exposition(tracker: CheckpointStatisticsTracker) -> Callable[[], tuple[str, bytes]] | None:
-    """Makes Prometheus' text of all metrics, after its content type. None without `prometheus-client`."""
+    """Makes Prometheus' text of all metrics, after its content type. None without the extra `prometheus`."""
     try:
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+        registry = CollectorRegistry()
+        prometheus(tracker, registry)
     except ModuleNotFoundError:
         return None
-    registry = CollectorRegistry()
-    tracker.reporters.append(prometheus(tracker, registry))
     return lambda: (CONTENT_TYPE_LATEST, generate_latest(registry))
 
 
@@ -217,93 +261,8 @@ def write_balance(file: Path, job: str, balance: Balance, at: int) -> None:
     with needs_extra("prometheus"):
         from prometheus_client import CollectorRegistry, write_to_textfile
     found, registry = Comparison(balance, at, "verify"), CollectorRegistry()
-    registry.register(_PrometheusGauges(job, {each: partial(read, found) for each, read in BALANCE_GAUGES.items()}))
+    _observe(_shown_by(registry), job, {each: partial(read, found) for each, read in BALANCE_GAUGES.items()})
     write_to_textfile(str(file), registry)
-
-
-class _OpenTelemetryMeter:
-    def __init__(self, tracker: CheckpointStatisticsTracker) -> None:
-        meter = metrics.get_meter(_SCOPE)
-        self._job = {JOB: tracker.job}
-        self._counters = {each: meter.create_counter(each.name, each.unit, each.description) for each in COUNTERS}
-        self._histograms = {
-            each: meter.create_histogram(
-                each.name, each.unit, each.description, explicit_bucket_boundaries_advisory=_BUCKETS[each.unit]
-            )
-            for each in HISTOGRAMS
-        }
-        for each, read in GAUGES.items():
-            observer = partial(self._observe, each, partial(read, tracker))
-            meter.create_observable_gauge(each.name, [observer], each.unit, each.description)
-
-    def _observe(
-        self, metric: Metric, read: Callable[[], Values], _: metrics.CallbackOptions
-    ) -> Iterable[metrics.Observation]:
-        return [
-            metrics.Observation(value, {**self._job, **dict(zip(metric.labels, labels, strict=True))})
-            for labels, value in read().items()
-        ]
-
-    def add(self, metric: Metric, value: float, **labels: str) -> None:
-        self._counters[metric].add(value, {**self._job, **labels})
-
-    def record(self, metric: Metric, value: float, **labels: str) -> None:
-        self._histograms[metric].record(value, {**self._job, **labels})
-
-
-class _PrometheusMeter:
-    def __init__(self, tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> None:
-        from prometheus_client import Counter, Histogram
-
-        self._job = tracker.job
-        self._metrics: dict[Metric, Any] = {}
-        for each in COUNTERS:
-            self._metrics[each] = Counter(*_named(each), [JOB, *each.labels], registry=registry)
-        for each in HISTOGRAMS:
-            labels, buckets = [JOB, *each.labels], _BUCKETS[each.unit]
-            self._metrics[each] = Histogram(*_named(each), labels, registry=registry, buckets=buckets)
-        registry.register(_PrometheusGauges(self._job, {each: partial(read, tracker) for each, read in GAUGES.items()}))
-        self.add(COMMIT_RETRIES, 0)  # an alert on the first of anything needs the 0 before it
-        for status in Status:
-            if status is not Status.IN_PROGRESS:
-                self.add(CHECKPOINTS, 0, status=status.value)
-        for sink in tracker.sinks:
-            self.add(DEAD_LETTERS, 0, sink=sink)
-            for outcome in ("committed", "aborted", "lost", "unknown"):
-                self.add(TRANSACTIONS, 0, sink=sink, outcome=outcome)
-
-    def add(self, metric: Metric, value: float, **labels: str) -> None:
-        self._metrics[metric].labels(**{JOB: self._job}, **labels).inc(value)
-
-    def record(self, metric: Metric, value: float, **labels: str) -> None:
-        self._metrics[metric].labels(**{JOB: self._job}, **labels).observe(value)
-
-
-@dataclass(frozen=True, eq=False)
-class _PrometheusGauges:
-    """For a registry: asks when it is asked."""
-
-    job: str
-    gauges: Mapping[Metric, Callable[[], Values]]
-
-    def collect(self) -> Iterable[PrometheusMetric]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        for metric, read in self.gauges.items():
-            family = GaugeMetricFamily(*_named(metric), labels=[JOB, *metric.labels])
-            for labels, value in read().items():
-                family.add_metric([self.job, *labels], value)
-            yield family
-
-    describe = collect
-
-
-_UNITS = {"s": "_seconds", "By": "_bytes"}
-
-
-def _named(metric: Metric) -> tuple[str, str]:
-    name = metric.name.replace(".", "_") + _UNITS.get(metric.unit, "")
-    return name, metric.description
 
 
 class SpanReporter:

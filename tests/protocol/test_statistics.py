@@ -287,7 +287,7 @@ def test_prometheus(job: Job) -> None:
         assert value("checkpoint_last_timestamp_seconds") == newest.ended_at / 1000
         assert (value("in_doubt"), value("in_doubt_age_seconds"), value("exactly_once")) == (0, 0, 1)
         assert (value("generation"), value("checkpoint_under_way_seconds")) == (1, 0)
-        with pytest.raises(ValueError, match="Duplicated"):
+        with pytest.raises(ValueError, match="already"):
             coordinator.register_metrics(registry)
 
 
