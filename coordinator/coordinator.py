@@ -211,7 +211,7 @@ class CheckpointCoordinator:
             self._lifecycle.admit(batch)
             try:
                 self._guard.require_once(batch)
-                if not self.protocol.serves(batch):
+                if batch.run_id != self.protocol.run_id:
                     self._verifier.begin(batch.query)
                 self.protocol.process(batch)
             except Exception as error:

@@ -83,7 +83,8 @@ class CheckpointProtocol:
         self.address = ""
         """As in `Claim`."""
         self._spool, self._heartbeat = spool, heartbeat
-        self._run_id: str | None = None
+        self.run_id: str | None = None
+        """Of the query's run that this driver was started by."""
         self._visible: dict[str, Complete] = {}
         """Each sink's part of the newest checkpoint with rows for it that this run has made visible."""
         self._predecessors: Mapping[str, int] | None = None
@@ -104,10 +105,10 @@ class CheckpointProtocol:
     def process(self, batch: MicroBatch) -> None:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
         try:
-            if self.serves(batch):
-                call = self._what_is_asked(batch)  # 2. write, finish, skip, or refuse
+            if batch.run_id != self.run_id:
+                call = self._start(batch, self.config.heartbeat_interval)  # 1. recover, with 2. before it commits
             else:
-                call = self._start(batch, self.config.heartbeat_interval)  # 1. recover, which finds out the same
+                call = self._what_is_asked(batch)  # 2. write, finish, skip, or refuse
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
             self._see_through(call, batch)
@@ -120,18 +121,13 @@ class CheckpointProtocol:
             self._require_not_superseded(batch, error)
             raise
 
-    def serves(self, batch: MicroBatch) -> bool:
-        """Whether the run of the query that it belongs to has been started."""
-        return batch.run_id == self._run_id
-
     def _require_not_superseded(self, batch: MicroBatch, error: Exception) -> None:
         """What another driver does looks like any failure to one that was suspended meanwhile."""
         if batch.active and self.fence.generation and not isinstance(error, (Superseded, StorageBehind)):
             try:
                 self.fence.require_newest("go on")
-                if self.serves(batch) and (
-                    self.newest is None or self.newest.checkpoint_id < batch.facts.checkpoint_id
-                ):
+                started, n = batch.run_id == self.run_id, batch.facts.checkpoint_id
+                if started and (self.newest is None or self.newest.checkpoint_id < n):
                     self._require_remembered(batch)
             except (Superseded, StorageBehind) as cause:
                 raise cause from error
@@ -191,7 +187,7 @@ class CheckpointProtocol:
             if not self.config.adopt:
                 raise decisions.second_call(n, self.job, asked=batch.facts.checkpoint_id)
             self.store.forget_second_call(n)
-        self._run_id = batch.run_id
+        self.run_id = batch.run_id
         return self._agree(call, batch)
 
     def recover(self) -> None:
@@ -226,9 +222,8 @@ class CheckpointProtocol:
         Spark asks for with the batch; without one, SKIP."""
         remembered: memories.Memories = {}
         if self.config.exactly_once:  # before the records: what is committed by then has one
-            remembered = self._ask_sinks(
-                "tell what is committed", lambda sink: sink.committed_checkpoints(self.job), batch
-            )
+            doing = "tell what is committed"
+            remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
         history = [Complete(rounds) for rounds in self.store.history()]
         newest = history[-1] if history else None
         if newest:
@@ -252,7 +247,7 @@ class CheckpointProtocol:
         self, remembered: memories.Memories, history: Sequence[Complete], batch: MicroBatch | None
     ) -> Call:
         """R15: refuse what was set back; commit what a record before the newest decides, and is in doubt again."""
-        place, newest = self.store.storage.uri, history[-1] if history else None
+        place, adopt, newest = self.store.storage.uri, self.config.adopt, history[-1] if history else None
         if self.config.exactly_once:
             self._predecessors = memories.predecessors(remembered, newest, self.store.lineage)
             for name, memory in remembered.items() if newest else ():
@@ -264,9 +259,8 @@ class CheckpointProtocol:
             if newest.record.mode == self.config.mode.value:
                 memories.require_not_ahead(remembered, newest, place)
         else:
-            adopted = batch.facts.checkpoint_id if batch and self.config.adopt else None
+            adopted = batch.facts.checkpoint_id if batch and adopt else None
             memories.require_no_other_history(remembered, place, next_checkpoint=adopted)
-        adopt = self.config.adopt
         call = decisions.on_call(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Call.SKIP
         if older := history[:-1] if remembered else ():
             self._commit_again(remembered, older, batch)

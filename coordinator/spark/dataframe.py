@@ -50,21 +50,16 @@ class DataFrameBatch(ABC):
             hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
             few, self._passage.last_rows = self._are_few(tasks), None
             acks = self._write_on_driver(hashed, tasks, ended) if few else None
-            acks = acks or self._write_in_tasks(hashed, tasks, ended)
+            if acks is None:
+                first = all(task.exactly_once and not task.replay for task in tasks.values())  # may refuse large rows
+                with self._passage.through(hashed, first and self._may_lift_limit(tasks)) as frames:
+                    calls = [partial(_collect, frames[name], task, ended) for name, task in tasks.items()]
+                    acks = self._side_by_side(calls)
+                self._passage.limited_by_spark |= any(isinstance(ack.error, LargeRow) for ack in acks)
             self._passage.last_rows = sum(ack.fingerprint.rows for ack in acks)
             if len(tasks) == 1 and not any(task.sink.transform or task.replay for task in tasks.values()):
                 self.rows = self._passage.last_rows
             return acks
-
-    def _write_in_tasks(
-        self, hashed: Mapping[str, DataFrame], tasks: Mapping[str, SinkTask], ended: Callable[[str], None]
-    ) -> list[Ack]:
-        first = all(task.exactly_once and task.replay is None for task in tasks.values())  # may refuse large rows
-        with self._passage.through(hashed, first and self._may_lift_limit(tasks)) as frames:
-            acks = self._side_by_side([partial(_collect, frames[name], task, ended) for name, task in tasks.items()])
-        if any(isinstance(ack.error, LargeRow) for ack in acks):
-            self._passage.limited_by_spark = True
-        return acks
 
     def _are_few(self, tasks: Mapping[str, SinkTask]) -> bool:
         """Whether the rows of the one sink are worth a try to fetch them: there were few the last time."""

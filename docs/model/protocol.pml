@@ -677,7 +677,7 @@ restore: true;
     fi;
 #endif
     if
-    :: d_step { ALIVE -> sparkstart() }
+    :: d_step { ALIVE -> sparkstart(); again = true }        /* the load comes after the call */
     :: ALIVE
     fi;
     d_step { ALIVE -> gen++; fence = false; generation[d] = gen; L = lin; printf("EV driver%d claims generation %d in lineage %d\n", d, gen, lin) };
