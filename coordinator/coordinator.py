@@ -197,7 +197,7 @@ class CheckpointCoordinator:
         while not self._clock.wait(self._closed, self.config.sweep_interval):
             with self._one_at_a_time:
                 try:
-                    if self._closed.is_set() or not self._lifecycle.is_active:
+                    if self._closed.is_set() or not self._lifecycle.is_quiet:
                         return
                     self.protocol.sweep()
                 except Exception:

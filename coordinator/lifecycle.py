@@ -34,7 +34,7 @@ class QueryLifecycle:
         self.location: str | None = None
         self._clock, self._min_pause = clock, min_pause
         self._finished_at = self._cut_off_at = -math.inf
-        self._stopping = self._held_back = False
+        self._stopping = self._held_back = self._seen_through = False
 
     @property
     def query(self) -> Query:
@@ -47,8 +47,9 @@ class QueryLifecycle:
         return [query for query in (self.started, self.calling) if query]
 
     @property
-    def is_active(self) -> bool:
-        return self.calling is not None and self.calling.isActive
+    def is_quiet(self) -> bool:
+        """Whether its last batch was seen through, and another one may come."""
+        return self._seen_through and self.calling is not None and self.calling.isActive
 
     def has_had_a_batch(self, query: StreamingQuery) -> bool:
         """In this run of it."""
@@ -74,7 +75,7 @@ class QueryLifecycle:
 
     def admit(self, batch: MicroBatch) -> None:
         """Returns when the batch may begin; raises what counts as a clean stop if its query is being stopped."""
-        self.calling, self.location = batch.query, batch.location
+        self.calling, self.location, self._seen_through = batch.query, batch.location, False
         while self._stopping and batch.active:
             self._held_back = True
             self._clock.sleep(0.05)
@@ -83,7 +84,7 @@ class QueryLifecycle:
             batch.raise_stopped()
 
     def finished(self) -> None:
-        self._finished_at = self._clock.monotonic()
+        self._finished_at, self._seen_through = self._clock.monotonic(), True
 
     def cut_off(self) -> None:
         self._cut_off_at = self._clock.monotonic()

@@ -138,7 +138,8 @@ class FirstWrite:
         most = most_in_task(sink.max_dead_letters)
         refused = self.own.write_accepted(rows, hashes, most - len(before))
         if len(before) + len(refused) > most:
-            reasons = [*_reasons(before), *_reasons(refused)][:3]
+            reasons = [(one.error_class, one.error) for one in before[:3]]
+            reasons += [(one.error_class, one.error) for one in refused[: 3 - len(reasons)]]
             raise too_many(sink.name, self.where, f"more than {most:,}", sink.max_dead_letters, reasons)
         self.dead.write_refused(rows, hashes, refused)
 
@@ -178,7 +179,3 @@ def _others(rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) 
         return rows, hashes
     kept = without(rows.num_rows, refused)
     return rows.take(kept), hashes.take(kept)
-
-
-def _reasons(refused: Sequence[Refusal | Refused]) -> list[tuple[str, str]]:
-    return [(one.error_class, one.error) for one in refused[:3]]
