@@ -43,7 +43,6 @@ _SQL_MODE = ",".join(
 SORTED_BYTES = 4096
 """So many bytes of what its collation makes of a text are sorted by; an index holds 3,072 at most. With more of them
 MySQL may need more memory to sort than it gives, since some collations fill up what is shorter."""
-_LEDGER = "ledger of exactly-once sinks"
 _SESSION = {
     "autocommit": "1",  # init_connect of the server may have changed what the driver thinks it is
     "completion_type": "0",  # COMMIT begins no other transaction, and does not disconnect
@@ -131,22 +130,19 @@ class Server(servers.PooledServer[Connection]):
         return dict(self.query(connection, MYSQL_TRIGGERS, [schema, name]))
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
-        """It is known by its comment."""
+        marks = ", ".join(["%s"] * len(servers.LEDGER_COLUMNS))
         found = query(
             connection,
-            "SELECT table_comment, engine, (SELECT MAX(column_name) FROM information_schema.statistics"
-            " WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY')"
+            "SELECT engine, (SELECT MAX(column_name) FROM information_schema.statistics"
+            " WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY'),"
+            " (SELECT count(*) FROM information_schema.columns"
+            f" WHERE table_schema = %s AND table_name = %s AND column_name IN ({marks}))"
             " FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
-            [schema, name] * 2,
+            [schema, name, schema, name, *servers.LEDGER_COLUMNS, schema, name],
         )
-        if found and not (
-            found[0][0].startswith(_LEDGER) and str(found[0][1]).lower() == "innodb" and found[0][2] == "transaction_id"
-        ):
-            raise ConfigurationError(
-                f"{schema}.{name} exists and is not a ledger of this library (an InnoDB table with the primary key "
-                f'transaction_id, whose comment begins with "{_LEDGER}"), or was altered; give the sink another name '
-                "with ledger=…"
-            )
+        for engine, key, columns in found:
+            if (str(engine).lower(), key, columns) != ("innodb", "transaction_id", len(servers.LEDGER_COLUMNS)):
+                raise servers.no_ledger(f"{schema}.{name}")
         return bool(found)
 
     def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
@@ -157,7 +153,7 @@ class Server(servers.PooledServer[Connection]):
             "transaction_id varchar(199) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,"
             f" committed boolean NOT NULL, job {word}, lineage {word}, sink {word}, checkpoint bigint NOT NULL,"
             " written bigint, row_hash varchar(16) CHARACTER SET ascii COLLATE ascii_bin,"
-            f" at datetime NOT NULL DEFAULT current_timestamp) ENGINE=InnoDB COMMENT={literal(_LEDGER)}",
+            " at datetime NOT NULL DEFAULT current_timestamp) ENGINE=InnoDB COMMENT='ledger of exactly-once sinks'",
         )
 
     def _answers(self, connection: Connection) -> bool:

@@ -333,7 +333,7 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         )
         return {name for (name,) in rows}
 
-    def comments(self, connection: Connection, schema: str, prefix: str) -> list[str]:
+    def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         rows = query(
             connection,
             "SELECT table_comment FROM information_schema.tables WHERE table_schema = %s"

@@ -186,10 +186,7 @@ class Server(servers.PooledServer[Connection]):
             [schema, name],
         )
         if found and not (found[0][0] and set(found[0][1]) >= set(servers.LEDGER_COLUMNS)):
-            raise ConfigurationError(
-                f"{schema}.{name} exists and is not a ledger of this library, or has lost its primary key or a column; "
-                "give the sink another name with ledger=…"
-            )
+            raise servers.no_ledger(f"{schema}.{name}")
         return bool(found)
 
     def create_ledger(self, connection: Connection, schema: str, name: str) -> None:

@@ -282,7 +282,7 @@ class PostgresStaging(StagingTables[Connection, Target, CopyTransaction]):
         ).fetchall()
         return {name for (name,) in rows}
 
-    def comments(self, connection: Connection, schema: str, prefix: str) -> list[str]:
+    def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         rows = connection.execute(
             "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
             " WHERE nspname = %s AND relkind = 'r' AND relname LIKE 'tpc\\_%%'"

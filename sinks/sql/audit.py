@@ -20,7 +20,7 @@ _COUNTED = (
     " the column is there again"
 )
 _UNDER_SAVEPOINTS = "a sink with dead letters writes under savepoints, so the table does not tell who wrote a row"
-_NO_SUMS = "the ledger has no counts of it: an older version wrote it, or the ledger lacks the columns for them"
+_NO_SUMS = "the ledger has no counts of it: an older version wrote it"
 
 
 @dataclass(frozen=True)

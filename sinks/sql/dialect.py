@@ -69,10 +69,6 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         self.merge = merge
         self.strategy = strategy
 
-    def ledger(self) -> type[Ledger[C]]:
-        """The kind of ledger that tells what became of its transactions."""
-        return Ledger
-
     # ------------------------------------------------------------------ the target
     @abstractmethod
     def locate(self, connection: C, table: str) -> tuple[str, str]:
@@ -116,10 +112,6 @@ class Dialect(ABC, Generic[C, TargetT, T]):
     @abstractmethod
     def choose(self, connection: C, target: TargetT) -> tuple[str, str]:
         """The strategy and the reason for it."""
-
-    def staged_beside(self, connection: C, target: TargetT, batch: pa.Schema, sink: str) -> TargetT:
-        """The target with what tasks need beside it to stage rows of `batch`. Default: nothing."""
-        return target
 
     def unfit_server(self, connection: C) -> str | None:
         """Why the sink cannot work with this server at all. Default: it can with any."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeAlias
 
 from sinks.errors import ConfigurationError
 from sinks.sql.names import label, witness_of
-from sinks.sql.server import LEDGER_COLUMNS, SUMS, C, Row, Server
+from sinks.sql.server import LEDGER_COLUMNS, C, Row, Server
 from sinks.transaction import Checkpoint, Fingerprint, TransactionId, token
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ class Ledger(Generic[C]):
     schema: str
     name: str
     id: str
-    has_sums: bool = field(default=False, compare=False)
-    """Whether it has room for count and hash of rows, as far as `ensure` has seen."""
 
     @classmethod
     def find(cls, server: Server[C], connection: C, schema: str, name: str) -> Self | None:
@@ -54,13 +52,14 @@ class Ledger(Generic[C]):
         if found is None:
             server.create_ledger(connection, schema, name)
         if found is None or not found.id:
-            server.insert_missing(connection, new.table, [(cls.IDENTITY, True, "-", new.id, "-", 0)])
+            with server.transaction(connection):
+                server.insert_missing(connection, new.table, [(cls.IDENTITY, True, "-", new.id, "-", 0, None, None)])
             found = new._look(connection)
         if found is None or not found.id:
             raise ConfigurationError(f"the ledger table {new.label} could not be created")
         if not server.has_ledger(connection, schema, new.witness.name):
             server.create_ledger(connection, schema, new.witness.name)
-        return replace(found, has_sums=server.has_sums(connection, schema, name))
+        return found
 
     def _look(self, connection: C) -> Self | None:
         """The table with the id that it has now, "" if it has lost it; None if there is no table."""
@@ -104,8 +103,7 @@ class Ledger(Generic[C]):
         return self.server.quote(self.schema, self.name).replace("%", "%%")
 
     def _sql(self, template: str) -> str:
-        columns = (*LEDGER_COLUMNS, *SUMS)
-        return template.format(ledger=self.table, **{name: self.server.quote(name) for name in columns})
+        return template.format(ledger=self.table, **{name: self.server.quote(name) for name in LEDGER_COLUMNS})
 
     def _query(self, connection: C, template: str, parameters: Sequence[object]) -> list[Row]:
         return self.server.query(connection, self._sql(template), parameters)
@@ -120,8 +118,8 @@ class Ledger(Generic[C]):
         if not proof:
             return None
         then = proof["ledger"]
-        place = ".".join(then) if isinstance(then, list) else str(then)
-        # SqlAlchemySink left the schema out once
+        place = label(*then) if isinstance(then, list) else str(then)
+        # SqlAlchemySink may leave the schema out
         if there and there.id == proof.get("ledger_id") and f".{self.label}".endswith(f".{place}"):
             return None
         return (
@@ -146,8 +144,8 @@ class Ledger(Generic[C]):
         for start in range(0, len(wanted), _ASKED_TOGETHER):
             some = wanted[start : start + _ASKED_TOGETHER]
             template = (
-                "SELECT {transaction_id}, {committed} FROM {ledger} WHERE {committed} IS NOT NULL"
-                f" AND {{transaction_id}} IN ({', '.join(['%s'] * len(some))})"
+                "SELECT {transaction_id}, {committed} FROM {ledger}"
+                f" WHERE {{transaction_id}} IN ({', '.join(['%s'] * len(some))})"
             )
             states |= {text: bool(committed) for text, committed in self._query(connection, template, some)}
         return states
@@ -201,15 +199,12 @@ class Ledger(Generic[C]):
         committed: bool,
         sums: Mapping[str, Fingerprint] | None = None,
     ) -> bool:
-        rows: list[tuple[object, ...]] = [
-            (key, committed, name.job, name.lineage, name.sink, name.checkpoint)
+        stored = {key: rows.stored() for key, rows in (sums or {}).items()}
+        rows = [
+            (key, committed, name.job, name.lineage, name.sink, name.checkpoint, *stored.get(key, (None, None)))
             for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
         ]
-        columns: tuple[str, ...] = LEDGER_COLUMNS
-        if sums and self.has_sums:
-            columns += SUMS
-            rows = [(*row, *(sums[str(row[0])].stored() if row[0] in sums else (None, None))) for row in rows]
-        return self.server.insert_missing(connection, self.table, rows, columns) == len(rows)
+        return self.server.insert_missing(connection, self.table, rows) == len(rows)
 
     def decide(
         self,
@@ -226,17 +221,16 @@ class Ledger(Generic[C]):
     def committed(self, connection: C, job: str, sink: str, lineage: str, checkpoint: int) -> dict[str, Entry]:
         """What was committed of a checkpoint of a job and sink (as tokens), by key."""
         mine = [job, sink, lineage, checkpoint, True]
-        wanted = "{written}, {row_hash}" if self.has_sums else "NULL, NULL"
         template = (
-            f"SELECT {{transaction_id}}, {wanted} FROM {{ledger}} WHERE {{job}} = %s AND {{sink}} = %s"
+            "SELECT {transaction_id}, {written}, {row_hash} FROM {ledger} WHERE {job} = %s AND {sink} = %s"
             " AND {lineage} = %s AND {checkpoint} = %s AND {committed} = %s"
         )
         rows = self._query(connection, template, mine)
         return {str(key): None if n is None else Fingerprint(int(n), int(text, 16)) for key, n, text in rows}
 
     def prune(self, connection: C, checkpoint: Checkpoint, sink: str) -> None:
-        """Delete the rows of this job, lineage and sink that recovery will never ask for again, those that are staged
-        excepted. By their keys: a DELETE that looks for them would wait, in MySQL, for what others have prepared."""
+        """Delete the rows of this job, lineage and sink that recovery will never ask for again. By their keys: a DELETE
+        that looks for them would wait, in MySQL, for what others have prepared."""
         for table in (self, self.witness):
             table._prune(connection, checkpoint, sink)
 
@@ -244,7 +238,7 @@ class Ledger(Generic[C]):
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
         template = (
             "SELECT {transaction_id} FROM {ledger} WHERE {job} = %s AND {lineage} = %s AND {sink} = %s"
-            " AND {checkpoint} < %s AND {committed} IS NOT NULL"
+            " AND {checkpoint} < %s"
         )
         mine = [token(checkpoint.job), checkpoint.lineage, token(sink), before]
         old = [text for (text,) in self._query(connection, template, mine)]

@@ -58,8 +58,8 @@ class Planner(Generic[C, TargetT, T]):
         homes = self.dialect.homes(connection, self.table) if self.home is None else ()
         if len(homes) < 2:
             return self
-        ledger, mine = self.dialect.ledger(), (token(job), token(self.sink))
-        found = [ledger.find(self.dialect.server, connection, home, self.ledger) for home in homes]
+        mine = token(job), token(self.sink)
+        found = [Ledger.find(self.dialect.server, connection, home, self.ledger) for home in homes]
         known = [one.schema for one in found if one and one.knows(connection, *mine)]
         if len(known) > 1:
             tables = " and ".join(label(one, self.table) for one in known)
@@ -70,7 +70,7 @@ class Planner(Generic[C, TargetT, T]):
         return replace(self, home=known[0]) if known else self
 
     def check(self, connection: C, batch: pa.Schema) -> Plan[C, TargetT]:
-        """The plan for rows of `batch`; while the table is yet to be altered for them, one for recovery. Raises
+        """The plan for rows of `batch`, for which the table may yet be altered. Raises
         ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once."""
         self.ready(connection)
         schema, name = self.locate(connection)
@@ -86,7 +86,7 @@ class Planner(Generic[C, TargetT, T]):
             raise kind(f"sink {self.sink!r} cannot write to table {target.label} ({self._place}):{reasons}")
         for change in changes:
             logger.info("sink %r alters its table before it writes the first batch: %s", self.sink, change)
-        return self._plan(connection, target, None if changes else batch)
+        return self._plan(connection, target)
 
     def _problems(self, connection: C, target: TargetT, batch: pa.Schema) -> list[str]:
         merge = self.dialect.merge
@@ -193,7 +193,7 @@ class Planner(Generic[C, TargetT, T]):
 
     def load(self, connection: C) -> Plan[C, TargetT]:
         """The plan without a look at any rows. Raises ConfigurationError if there is no table."""
-        return self._plan(connection, self._describe(connection, *self.locate(connection)), None)
+        return self._plan(connection, self._describe(connection, *self.locate(connection)))
 
     def diagnose(self, connection: C) -> Iterable[Finding]:
         """What can be told without a batch."""
@@ -215,7 +215,7 @@ class Planner(Generic[C, TargetT, T]):
                 what, _, mend = problem.partition(": ")
                 yield Finding.error(what, mend or "mend what is named")
             if not problems:
-                strategy = self._plan(connection, target, None).strategy
+                strategy = self._plan(connection, target).strategy
                 yield Finding.ok(f"table {target.label} can be written by strategy {strategy}")
 
     def trial(self, connection: C) -> tuple[pa.Schema, Plan[C, TargetT]] | None:
@@ -226,19 +226,19 @@ class Planner(Generic[C, TargetT, T]):
         name = next(iter([*self.dialect.merge.keys, *target.names]))
         schemas = [pa.schema([(name, kind)]) for kind in _KINDS]
         schema = min(schemas, key=lambda schema: len(self.dialect.mismatches(schema, target)))
-        return schema, self._plan(connection, target, schema)
+        return schema, self._plan(connection, target)
 
     def find_ledger(self, connection: C) -> tuple[str, Ledger[C] | None]:
         """The schema of table and ledger, and the ledger if there is one."""
         schema, _ = self.locate(connection)
-        return schema, self.dialect.ledger().find(self.dialect.server, connection, schema, self.ledger)
+        return schema, Ledger.find(self.dialect.server, connection, schema, self.ledger)
 
     def find_target(self, connection: C) -> TargetT | None:
         return self.dialect.describe(connection, *self.locate(connection))
 
     def ensure_ledger(self, connection: C) -> Ledger[C]:
         schema, _ = self.locate(connection)
-        return self.dialect.ledger().ensure(self.dialect.server, connection, schema, self.ledger)
+        return Ledger.ensure(self.dialect.server, connection, schema, self.ledger)
 
     def ready(self, connection: C) -> None:
         """Raise ConfigurationError for a server that the sink cannot work with at all."""
@@ -259,17 +259,13 @@ class Planner(Generic[C, TargetT, T]):
             raise ConfigurationError(f"sink {self.sink!r}: there is no table {label(schema, name)} at {self._place}")
         return target
 
-    def _plan(self, connection: C, target: TargetT, batch: pa.Schema | None) -> Plan[C, TargetT]:
-        """`batch` is None in recovery, before the first batch."""
+    def _plan(self, connection: C, target: TargetT) -> Plan[C, TargetT]:
         strategy, reason = self.dialect.choose(connection, target)
-        ledger = self.dialect.ledger().ensure(self.dialect.server, connection, target.schema, self.ledger)
+        ledger = Ledger.ensure(self.dialect.server, connection, target.schema, self.ledger)
         told = logging.getLogger(type(self.dialect).__module__)
         told.info("sink %r writes to %s by strategy %s: %s", self.sink, target.label, strategy, reason)
         triggers = self.dialect.server.triggers(connection, target.schema, target.name)
-        target = replace(target, triggers=triggers)
-        if strategy == "staged" and batch is not None:
-            target = self.dialect.staged_beside(connection, target, batch, self.sink)
-        return Plan(target, ledger, strategy)
+        return Plan(replace(target, triggers=triggers), ledger, strategy)
 
     def _create(self, connection: C, schema: str, name: str, batch: pa.Schema) -> None:
         keys, marker = self.dialect.merge.keys, self.dialect.merge.delete_marker

@@ -22,9 +22,8 @@ Opaque: TypeAlias = Any
 Row: TypeAlias = tuple[Opaque, ...]
 """What a driver makes of a row."""
 LedgerRow = tuple[object, ...]
-LEDGER_COLUMNS = ("transaction_id", "committed", "job", "lineage", "sink", "checkpoint")
-SUMS = ("written", "row_hash")
-"""Columns of a ledger for count and hash of a transaction's rows. One that an older version made lacks them."""
+LEDGER_COLUMNS = ("transaction_id", "committed", "job", "lineage", "sink", "checkpoint", "written", "row_hash")
+"""The last two have count and hash of a transaction's rows, or are null."""
 
 
 class Closable(Protocol):
@@ -84,17 +83,11 @@ class Server(ABC, Generic[C]):
         """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
 
     @abstractmethod
-    def has_sums(self, connection: C, schema: str, name: str) -> bool:
-        """Whether the ledger has the columns `SUMS`."""
-
-    @abstractmethod
     def create_ledger(self, connection: C, schema: str, name: str) -> None:
         """Create it, unless somebody else does at the same moment."""
 
     @abstractmethod
-    def insert_missing(
-        self, connection: C, ledger: str, rows: Sequence[LedgerRow], columns: Sequence[str] = LEDGER_COLUMNS
-    ) -> int:
+    def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
         """Insert those rows into the (quoted) ledger whose primary key no row has; returns how many. Waits for others
         that insert the same keys, within the limit for lock waits."""
 
@@ -131,23 +124,12 @@ class PooledServer(Server[C]):
     def _clean(self, connection: C) -> bool:
         """Whether a connection can be lent again: it is open, and not inside a transaction."""
 
-    def has_sums(self, connection: C, schema: str, name: str) -> bool:
-        ((found,),) = self.query(
-            connection,
-            "SELECT count(*) FROM information_schema.columns"
-            " WHERE table_schema = %s AND table_name = %s AND column_name IN (%s, %s)",
-            [schema, name, *SUMS],
-        )
-        return int(found) == len(SUMS)
-
-    def insert_missing(
-        self, connection: C, ledger: str, rows: Sequence[LedgerRow], columns: Sequence[str] = LEDGER_COLUMNS
-    ) -> int:
-        inserted = 0
+    def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
+        inserted, columns = 0, ", ".join(LEDGER_COLUMNS)
         for start in range(0, len(rows), _INSERTED_TOGETHER):
             some = rows[start : start + _INSERTED_TOGETHER]
-            marks = ", ".join([f"({', '.join(['%s'] * len(columns))})"] * len(some))
-            statement = self.INSERT_MISSING.format(table=ledger, columns=", ".join(columns), rows=marks)
+            marks = ", ".join([f"({', '.join(['%s'] * len(LEDGER_COLUMNS))})"] * len(some))
+            statement = self.INSERT_MISSING.format(table=ledger, columns=columns, rows=marks)
             inserted += self.execute(connection, statement, [value for row in some for value in row])
         return inserted
 
@@ -213,6 +195,15 @@ class PooledServer(Server[C]):
         self.__dict__.update(state)
         self._lock = threading.Lock()
         self._idle = []
+
+
+def no_ledger(table: str) -> ConfigurationError:
+    """What is told of a table that has the name of a ledger."""
+    return ConfigurationError(
+        f"{table} exists and is not a ledger of this version (a table with transactions, the primary key "
+        f"transaction_id, and the columns {', '.join(LEDGER_COLUMNS[1:])}): give it what it lacks, or the sink another "
+        "name with ledger=…"
+    )
 
 
 def disconnect(connection: Closable) -> None:

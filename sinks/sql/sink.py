@@ -20,7 +20,8 @@ from sinks.sql.durability import weaknesses
 from sinks.sql.evolution import STEPS
 from sinks.sql.planning import Planner
 from sinks.sql.server import IDLE_CONNECTIONS, C
-from sinks.sql.strategies import Staged, TwoPhase
+from sinks.sql.staging import StagingTables
+from sinks.sql.strategies import TwoPhase
 from sinks.sql.transaction import T
 from sinks.transaction import (
     Checkpoint,
@@ -40,8 +41,8 @@ _PRUNE_EVERY = 50
 
 class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
     """Two strategies, of which `check` chooses one: `TwoPhase`, in which each participant has a prepared transaction of
-    its own on the table, and `Staged`. What either wrote is finished by both kinds of sink, so the strategy may change
-    between two runs."""
+    its own on the table, and `StagingTables`. What either wrote is finished by both kinds of sink, so the strategy may
+    change between two runs."""
 
     COMMIT_THREADS: ClassVar[int] = 16
     writes_on_driver = True
@@ -49,7 +50,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
     def __init__(
         self,
         planner: Planner[C, TargetT, T],
-        staged: Staged[C, TargetT, T],
+        staged: StagingTables[C, TargetT, T],
         transform: Callable[[DataFrame], DataFrame] | None,
         checkpoint_column: str | None = None,
         dead_letters: Sink | None = None,
@@ -126,7 +127,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         self._plan, self._planner = plan, replace(self._planner, home=plan.target.schema)
         return plan
 
-    def _strategy(self, identity: Identity) -> TwoPhase[C, TargetT, T] | Staged[C, TargetT, T]:
+    def _strategy(self, identity: Identity) -> TwoPhase[C, TargetT, T] | StagingTables[C, TargetT, T]:
         return self._staged if _is_staged(identity) else self._two_phase
 
     def weaknesses(self) -> Sequence[str]:
@@ -272,7 +273,6 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
             if ledger is None:
                 gone = f"the ledger {self._planner.ledger}, which says what was committed, is gone, or was emptied"
                 return Audit([Holding(remarks=(gone,))] * len(parts))
-            ledger = replace(ledger, has_sums=self._server.has_sums(connection, ledger.schema, ledger.name))
             target = None if quick else self._planner.find_target(connection)
             auditor = Auditor(connection, self._dialect, ledger, self._key, self._checkpoint_column)
             found = auditor.audit(job, self.name, parts, target)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, TypeAlias
 
-from sinks.errors import BadValue, SinkError
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError
+from sinks.progress import progress
 from sinks.sql.dialect import Plan, TargetT
 from sinks.sql.ledger import Ledger
-from sinks.sql.names import altered, columns_digest, of_sink, staging_table
+from sinks.sql.names import altered, columns_digest, label, of_sink, staging_table
 from sinks.sql.server import C, Row
-from sinks.sql.strategies import Staged, TargetRefuses
+from sinks.sql.strategies import Strategy
+from sinks.sql.target import Column, Target
 from sinks.sql.transaction import T
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TransactionId
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    Committable,
+    Fingerprint,
+    Identity,
+    TransactionContext,
+    TransactionId,
+)
 
 _COUNTED_TOGETHER = 50
 
@@ -22,9 +32,24 @@ StagedTypes: TypeAlias = Mapping[str, Mapping[str, str]]
 """By staging table, its columns in order, each with its type as the server writes it."""
 
 
-class StagingTables(Staged[C, TargetT, T]):
-    """Tables that were moved and are still there are told by the ledger. Were that emptied, they could not be moved
-    again: rows are counted, and whoever moves a table without dropping it leaves it with another number of rows.
+class TargetRefuses(Exception):
+    """The target refuses the rows of a complete checkpoint: asking again cannot help, an operator can."""
+
+
+class Doubtful(Exception):
+    """What is staged is not what was acknowledged, so nobody can tell what became of the rows."""
+
+
+class SettledByOthers(Exception):
+    """Somebody else settled a participant at the same time: ask again."""
+
+
+class StagingTables(Strategy[C, TargetT, T]):
+    """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
+    writes the ledger. In between nothing is locked and no transaction is open.
+
+    Tables that were moved and are still there are told by the ledger. Were that emptied, they could not be moved again:
+    rows are counted, and whoever moves a table without dropping it leaves it with another number of rows.
 
     What a database does with staging tables is for a subclass to say. They are given by name, or, for statements, as
     quoted names; `written` are the columns of the target that the batch has."""
@@ -34,8 +59,8 @@ class StagingTables(Staged[C, TargetT, T]):
 
     @abstractmethod
     def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
-        """Open the participant's transaction, which writes into a new table, its `staging_table`. Its comment is the
-        transaction's id."""
+        """Open the participant's transaction, which writes into a new table, its `staging_table`. The table tells the
+        transaction's id from its first moment on."""
 
     @abstractmethod
     def seal(self, transaction: T, moved: str | None = None) -> None:
@@ -51,8 +76,9 @@ class StagingTables(Staged[C, TargetT, T]):
         """Those of the names that a table has."""
 
     @abstractmethod
-    def comments(self, connection: C, schema: str, prefix: str) -> list[str]:
-        """The comments of all tables `tpc_…` that begin so, sorted."""
+    def staged(self, connection: C, schema: str, prefix: str) -> list[str]:
+        """The transaction ids of all staging tables that begin so, sorted: those of tasks that died before their
+        pre-commit, and of participants that were moved, too."""
 
     @abstractmethod
     def locked(self, connection: C, plan: Plan[C, TargetT], staged: StagedTypes) -> TargetT:
@@ -146,7 +172,7 @@ class StagingTables(Staged[C, TargetT, T]):
             f" GROUP BY {names} HAVING count(*) > 1 LIMIT 1",
         )
         for row in rows:
-            raise BadValue(f"table {target.label}: {rule}: {_key(columns, row)} comes {row[-1]} times in the batch")
+            raise twice_in_batch(target, rule, columns, row)
 
     def _taken(self, connection: C, target: TargetT, staging: Sequence[str], columns: Sequence[str], rule: str) -> None:
         names = ", ".join(f"staged.{self.server.quote(column)}" for column in columns)
@@ -160,8 +186,8 @@ class StagingTables(Staged[C, TargetT, T]):
         """Raise SinkError if the staging tables do not hold so many rows."""
         found = 0
         for start in range(0, len(staging), _COUNTED_TOGETHER):
-            counts = (f"(SELECT count(*) FROM {table})" for table in staging[start : start + _COUNTED_TOGETHER])
-            ((some,),) = self.server.query(connection, f"SELECT {' + '.join(counts)}")
+            counts = (f"SELECT count(*) AS n FROM {table}" for table in staging[start : start + _COUNTED_TOGETHER])
+            ((some,),) = self.server.query(connection, f"SELECT sum(n) FROM ({' UNION ALL '.join(counts)}) counted")
             found += int(some)
         if found != rows:
             raise SinkError(
@@ -237,8 +263,8 @@ class StagingTables(Staged[C, TargetT, T]):
         the table, or tries one row; the same for an upsert with `order_by` to a table with none but its key."""
         with self.server.lend() as connection:
             there = self.existing(connection, plan.target.schema, names_of(committables))
-            tables = [name for name in names_of(committables) if name in there]
-            if not tables:
+            committables = [c for c, name in zip(committables, names_of(committables), strict=True) if name in there]
+            if not (tables := names_of(committables)):
                 return
             where = f"checkpoint {checkpoint.checkpoint_id}"
             with self.explained(plan.target, where, tables), self.server.trial(connection):
@@ -251,33 +277,135 @@ class StagingTables(Staged[C, TargetT, T]):
                         return
                 self.sample(connection, target, staging, written)
 
+    def commit_all(self, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> list[CommitOutcome]:
+        """Settle the participants of one checkpoint together: all become visible, or none does."""
+        with self.server.lend() as connection:
+            try:
+                with progress(_moving(plan, committables)), self.server.transaction(connection):
+                    outcomes = self.settle(connection, plan, committables)
+            except TargetRefuses as refused:
+                return self.refused(committables, str(refused))
+            except Doubtful as doubtful:
+                what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
+                return [CommitOutcome.unknown(what)] * len(committables)
+            except Exception as error:
+                fault = self.dialect.fault(error)
+                if fault is None or fault.kind != "right":
+                    raise
+                return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
+            committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
+            self.tidy(connection, plan.ledger.schema, committed)
+        return [outcomes[_id(c)] for c in committables]
+
+    def refused(self, committables: Sequence[Committable], reason: str) -> list[CommitOutcome]:
+        """What an operator is told: asking again does not help, mending what is named does."""
+        return [
+            CommitOutcome.unknown(
+                f"{reason}. The checkpoint is complete and none of it is in the table; its rows are safe in "
+                f"{self.kept(committables)}, which must not be touched. Mend what is named and start the query "
+                "again: it moves every row, once"
+            )
+        ] * len(committables)
+
     def settle(
         self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]
     ) -> dict[str, CommitOutcome]:
-        one = TransactionId.parse(committables[0].transaction["transaction_id"])
+        """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:
+        an older change must not come after a newer one."""
+        ledger, one = plan.ledger, TransactionId.parse(_id(committables[0]))
         self.one_at_a_time(connection, one.job, one.sink)
-        return super().settle(connection, plan, committables)
+        by_id = {_id(c): c for c in committables}
+        witnessed = ledger.witness.states(connection, list(by_id))
+        states = ledger.states(connection, list(by_id))
+        ledger.require_intact(connection)
+        undecided = [c for text, c in by_id.items() if text not in states]
+        for text, c in by_id.items():
+            if not states.get(text) and (astray := c.astray(self.dialect.aim(plan.target))):
+                raise TargetRefuses(f"{text}: {astray}")
+        there = self._existing(connection, plan.target.schema, list(map(_id, undecided)))
+        intact = [_id(c) for c in undecided if staging_table(_id(c)) in there]
+        outcomes: dict[str, CommitOutcome] = {}
 
-    def intact(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> list[str]:
-        there = self.existing(connection, plan.target.schema, names_of(committables))
-        ids = [c.transaction["transaction_id"] for c in committables]
-        return [text for text in ids if staging_table(text) in there]
+        lost = []
+        for c in undecided:
+            if _id(c) in witnessed or _id(c) not in intact:
+                if reason := ledger.contradiction(connection, c.proof, witnessed=_id(c) in witnessed):
+                    outcomes[_id(c)] = CommitOutcome.unknown(
+                        f"nobody can tell whether the rows of {_id(c)} are in the table: {reason}. Look for them, then "
+                        "point the sink at the old ledger, or insert its row into the new one"
+                    )
+                else:
+                    lost.append(_id(c))
+        if lost:
+            states |= self._decide(connection, ledger, lost, committed=False)
+
+        if intact and not outcomes and all(states.values()):
+            sums = {text: c.fingerprint for text, c in by_id.items()}
+            states |= self._decide(connection, ledger, intact, committed=True, sums=sums)
+            self.move(connection, plan, [c for c in undecided if _id(c) in intact])
+
+        return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
+
+    def _outcome(self, ledger: Ledger[C], text: str, committed: bool | None) -> CommitOutcome:
+        if committed is None:
+            return CommitOutcome.HELD
+        if committed:
+            return CommitOutcome.COMMITTED
+        return CommitOutcome.lost(
+            f"the staging table {staging_table(text)} of {text} is gone, and the ledger {ledger.label} has a tombstone "
+            "in place of its row"
+        )
+
+    def _decide(
+        self,
+        connection: C,
+        ledger: Ledger[C],
+        ids: Collection[str],
+        *,
+        committed: bool,
+        sums: Mapping[str, Fingerprint] | None = None,
+    ) -> dict[str, bool]:
+        if not ledger.decide(connection, ids, committed=committed, sums=sums):
+            raise SettledByOthers(f"somebody else settled one of {sorted(ids)} at the same time")
+        return dict.fromkeys(ids, committed)
+
+    def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None:
+        """Make the loss final with a tombstone, and remove what is staged."""
+        text = identity["transaction_id"]
+        with self.server.transaction(connection):
+            ledger.decide(connection, [text], committed=False)
+        if ledger.states(connection, [text]).get(text):
+            raise CommittedError(f"{text} is committed: the ledger {ledger.label} has its row")
+        self.drop(connection, ledger.schema, self._existing(connection, ledger.schema, [text]))
+
+    def in_doubt(self, connection: C, schema: str, ledger: Ledger[C] | None, job: str, sink: str) -> Iterator[Identity]:
+        """What is staged and was not moved."""
+        prefix = TransactionId.prefix(job)
+        found = self.staged(connection, schema, prefix)
+        staged = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
+        states = ledger.states(connection, staged) if ledger and staged else {}
+        moved = sorted(text for text in staged if states.get(text))
+        if moved:
+            self.tidy(connection, schema, moved)  # a reader was in the way then
+        return (identity_of(schema, text) for text in staged if text not in moved)
 
     def kept(self, committables: Sequence[Committable]) -> str:
         tables = [str(c.transaction["table"]) for c in committables]
         more = f" and {len(tables) - 1} more, one for each partition" if len(tables) > 1 else ""
         return f"the staging table{'s' if more else ''} {tables[0]}{more}"
 
-    def gone(self, transaction_id: str) -> str:
-        return f"the staging table {staging_table(transaction_id)} of {transaction_id} is gone"
-
     def move(self, connection: C, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> None:
+        """Put their rows into the target, in the caller's transaction."""
         target, tables = plan.target, names_of(committables)
         try:
             target, staging, written = self._locked(connection, plan, tables, committables)
             self.transfer(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
-        except SinkError:
-            raise
+        except (ConfigurationError, BadValue) as error:
+            raise TargetRefuses(str(error)) from error
+        except SinkError as error:
+            if error.retryable:
+                raise
+            raise Doubtful(f"table {target.label}: {error}") from error
         except Exception as error:
             reason = self.refusal(error, target, tables)
             if reason is None:
@@ -286,19 +414,11 @@ class StagingTables(Staged[C, TargetT, T]):
         self.mark_moved(connection, plan.target.schema, tables)
 
     def tidy(self, connection: C, schema: str, ids: Sequence[str]) -> None:
+        """Remove what moved participants leave behind, as far as it can be done now."""
         self.drop_unused(connection, schema, self._existing(connection, schema, ids))
-
-    def forget(self, connection: C, schema: str, identity: Identity) -> None:
-        self.drop(connection, schema, self._existing(connection, schema, [identity["transaction_id"]]))
 
     def _existing(self, connection: C, schema: str, ids: Sequence[str]) -> list[str]:
         return sorted(self.existing(connection, schema, [staging_table(text) for text in ids]))
-
-    def staged(self, connection: C, schema: str, ledger: Ledger[C] | None, job: str, sink: str) -> dict[str, Identity]:
-        prefix = TransactionId.prefix(job)
-        found = self.comments(connection, schema, prefix)
-        mine = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
-        return {text: identity_of(schema, text) for text in mine}
 
     def _locked(
         self,
@@ -320,8 +440,17 @@ class StagingTables(Staged[C, TargetT, T]):
         return target, quoted, self.merge.written(list(staged.get(tables[0], ())), target.names)
 
 
+def _moving(plan: Plan[C, TargetT], committables: Sequence[Committable]) -> str:
+    rows = sum(committable.fingerprint.rows for committable in committables)
+    return f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
+
+
+def _id(committable: Committable) -> str:
+    return str(committable.transaction["transaction_id"])
+
+
 def identity_of(schema: str, transaction_id: str) -> Identity:
-    return {"transaction_id": transaction_id, "table": f"{schema}.{staging_table(transaction_id)}"}
+    return {"transaction_id": transaction_id, "table": label(schema, staging_table(transaction_id))}
 
 
 def by_table(rows: Iterable[Row]) -> StagedTypes:
@@ -334,6 +463,10 @@ def by_table(rows: Iterable[Row]) -> StagedTypes:
 
 def names_of(committables: Sequence[Committable]) -> list[str]:
     return [staging_table(c.transaction["transaction_id"]) for c in committables]
+
+
+def twice_in_batch(target: Target[Column], rule: str, columns: Sequence[str], row: Sequence[object]) -> BadValue:
+    return BadValue(f"table {target.label}: {rule}: {_key(columns, row)} comes {row[-1]} times in the batch")
 
 
 def _key(columns: Sequence[str], row: Sequence[object]) -> str:

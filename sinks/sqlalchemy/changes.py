@@ -35,7 +35,7 @@ def types_of(connection: Connection, columns: Mapping[str, Mapping[str, Any]]) -
     return {name: text(column["type"]) for name, column in columns.items()}
 
 
-def columns_of(connection: Connection, table: sa.Table) -> dict[str, Mapping[str, Any]]:
+def columns_of(connection: Connection, table: sa.TableClause) -> dict[str, Mapping[str, Any]]:
     """As the database has them now."""
     found = sa.inspect(connection).get_columns(table.name, table.schema)
     columns: dict[str, Mapping[str, Any]] = {column["name"]: column for column in found}
@@ -43,7 +43,7 @@ def columns_of(connection: Connection, table: sa.Table) -> dict[str, Mapping[str
     return columns
 
 
-def collate(types: Mapping[str, sa.types.TypeEngine[Any]], connection: Connection, table: sa.Table) -> None:
+def collate(types: Mapping[str, sa.types.TypeEngine[Any]], connection: Connection, table: sa.TableClause) -> None:
     """Name the collation of each text: MySQL's SHOW CREATE TABLE leaves out what is the table's, and says the character
     set only at times."""
     if connection.dialect.name not in MYSQL:
@@ -53,10 +53,13 @@ def collate(types: Mapping[str, sa.types.TypeEngine[Any]], connection: Connectio
             kind.charset, kind.collation = None, collation  # type: ignore[attr-defined]
 
 
-def require_same(connection: Connection, table: sa.Table, then: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
-    """Lock the table for rows that were made for columns of the types `then`, and return its columns. Raises
+def require_same(
+    connection: Connection, table: sa.Table, then: Iterable[tuple[str, str]]
+) -> dict[str, Mapping[str, Any]]:
+    """Lock the table for rows that were made for columns of the names and types `then`, and return its columns. Raises
     ConfigurationError that says what was changed."""
-    written, refused = [name for name in then if name in table.columns], None
+    then = [one for one in then if one[0] in table.columns]
+    refused, written = None, list(dict(then))
     try:
         try:
             _lock(connection, table, written)
@@ -69,11 +72,11 @@ def require_same(connection: Connection, table: sa.Table, then: Mapping[str, str
         raise changed(table, ["it is gone: create it again as it was"]) from None
     types = types_of(connection, now)
     reasons = []
-    for name in written:
+    for name, kind in then:
         if name not in now:
             reasons.append(f'it has no column "{name}" any more: add it, or give it its name back')
-        elif not holds(types[name], then[name]):
-            reasons.append(f'its column "{name}" is {types[name]}, and the rows are written for {then[name]}')
+        elif not holds(types[name], kind):
+            reasons.append(f'its column "{name}" is {types[name]}, and the rows are written for {kind}')
     if connection.dialect.name in MYSQL:
         options = sa.inspect(connection).get_table_options(table.name, table.schema)
         engine = str(options.get(f"{connection.dialect.name}_engine", "InnoDB"))
@@ -93,4 +96,6 @@ def _lock(connection: Connection, table: sa.Table, written: Sequence[str]) -> No
 
 
 def changed(table: sa.Table, reasons: Iterable[str]) -> ConfigurationError:
-    return ConfigurationError(f"table {table.fullname} was changed while the query ran: " + "; ".join(reasons))
+    return ConfigurationError(
+        f"table {table.fullname} was changed while the query ran: {'; '.join(reasons)}. Change it back"
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,8 +15,9 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from sinks.errors import ConfigurationError
 from sinks.sql.errors import Fault
+from sinks.sql.names import label
 from sinks.sql.questions import GTID_UNSAFE, MYSQL_TRIGGERS, POSTGRES_TRIGGERS, REFUSED_BY_GTID
-from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, SUMS, LedgerRow, Row, Server
+from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, LedgerRow, Row, Server, no_ledger
 
 MYSQL = ("mysql", "mariadb")
 """SQLAlchemy's two names for its dialect of MySQL and MariaDB."""
@@ -69,9 +69,9 @@ _REFUSED = re.compile(
 )
 
 
-# SQLite's and MySQL's words for a table that is not as it was, or is not to be written, which their drivers give as
-# OperationalError.
-_CHANGED = re.compile(r"no such (table|column)|has no column|Unknown column|read.?only", re.IGNORECASE)
+# SQLite's and MySQL's words for a table that is not as it was, or is not to be written or created, which their drivers
+# give as OperationalError.
+_CHANGED = re.compile(r"no such (table|column)|has no column|Unknown column|read.?only|command denied", re.IGNORECASE)
 
 
 class Database(Server[Connection]):
@@ -219,33 +219,43 @@ class Database(Server[Connection]):
         if not has_table(connection, name, schema):
             return False
         inspector = sa.inspect(connection)
-        columns = {column["name"]: column for column in inspector.get_columns(name, schema or None)}
-        table = ledger_table(name, schema)
+        columns = {column["name"] for column in inspector.get_columns(name, schema or None)}
         keys = inspector.get_pk_constraint(name, schema or None)["constrained_columns"]
-        needed = set(table.columns.keys()) - set(SUMS)
-        if not set(columns) >= needed or not columns["committed"]["nullable"] or not keys:
-            raise ConfigurationError(
-                f"{table.fullname} exists and is not a ledger of this sink; give the sink another name with ledger=…"
-            )
+        if keys != ["transaction_id"] or not columns >= set(LEDGER_COLUMNS):
+            raise no_ledger(label(schema, name))
         return True
 
     def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
-        create(connection, ledger_table(name, schema))
+        word = sa.String(64)
+        table = sa.Table(
+            name,
+            sa.MetaData(),
+            sa.Column("transaction_id", sa.String(199), primary_key=True),
+            sa.Column("committed", sa.Boolean, nullable=False),
+            sa.Column("job", word, nullable=False),
+            sa.Column("lineage", word, nullable=False),
+            sa.Column("sink", word, nullable=False),
+            sa.Column("checkpoint", sa.BigInteger, nullable=False),
+            sa.Column("written", sa.BigInteger),
+            sa.Column("row_hash", sa.String(16)),
+            sa.Column("at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
+            schema=schema or None,
+            mysql_engine="InnoDB",
+            mariadb_engine="InnoDB",
+        )
+        create(connection, table)
 
-    def has_sums(self, connection: Connection, schema: str, name: str) -> bool:
-        columns = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
-        return columns >= set(SUMS)
-
-    def insert_missing(
-        self,
-        connection: Connection,
-        ledger: str,
-        rows: Sequence[LedgerRow],
-        columns: Sequence[str] = LEDGER_COLUMNS,
-    ) -> int:
-        names, marks = ", ".join(map(self.quote, columns)), ", ".join(["%s"] * len(columns))
+    def insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
+        """All together, or else one after the other: a refused row is told by its primary key."""
+        names, marks = ", ".join(map(self.quote, LEDGER_COLUMNS)), ", ".join(["%s"] * len(LEDGER_COLUMNS))
         statement = f"INSERT INTO {ledger} ({names}) VALUES ({marks})"
-        return sum(inserted(connection, _text(statement, row)) for row in rows)
+        try:
+            with connection.begin_nested():
+                for row in rows:
+                    connection.execute(_text(statement, row))
+            return len(rows)
+        except exc.IntegrityError:
+            return sum(self.insert_missing(connection, ledger, [row]) for row in rows) if len(rows) > 1 else 0
 
     def close(self) -> None:
         engine = self._engines.pop("kept", None)
@@ -327,39 +337,6 @@ def is_gtid_unsafe(error: BaseException) -> bool:
     """Whether MySQL refused a write into a table without transactions."""
     driver = getattr(error, "orig", None)
     return getattr(driver, "errno", None) == GTID_UNSAFE or getattr(driver, "args", ())[:1] == (GTID_UNSAFE,)
-
-
-def inserted(connection: Connection, statement: sa.Executable) -> bool:
-    """Insert a row in the running transaction; False if there is one of its key, after a wait for who is in flight."""
-    try:
-        with connection.begin_nested():
-            connection.execute(statement)
-        return True
-    except exc.IntegrityError:
-        return False
-
-
-@cache
-def ledger_table(name: str, schema: str) -> sa.Table:
-    """`committed` is null while a participant's rows are staged, in the table `staging`. An engine keeps what it has
-    compiled for this object."""
-    return sa.Table(
-        name,
-        sa.MetaData(),
-        sa.Column("transaction_id", sa.String(199), primary_key=True),
-        sa.Column("committed", sa.Boolean, nullable=True),
-        sa.Column("job", sa.String(64), nullable=False),
-        sa.Column("lineage", sa.String(64), nullable=False),
-        sa.Column("sink", sa.String(64), nullable=False),
-        sa.Column("checkpoint", sa.BigInteger, nullable=False),
-        sa.Column("staging", sa.String(64), nullable=True),
-        sa.Column("written", sa.BigInteger, nullable=True),
-        sa.Column("row_hash", sa.String(16), nullable=True),
-        sa.Column("at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
-        schema=schema or None,
-        mysql_engine="InnoDB",
-        mariadb_engine="InnoDB",
-    )
 
 
 def create(connection: Connection, table: sa.Table) -> None:

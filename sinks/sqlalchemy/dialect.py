@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateColumn
-from sqlalchemy.types import SchemaType, TypeEngine
+from sqlalchemy.types import TypeEngine
 
 from sinks.sql import ledger as ledgers
 from sinks.sql import target as targets
@@ -28,12 +28,9 @@ from sinks.sql.mysql import in_full
 from sinks.sql.questions import HOMES
 from sinks.sqlalchemy import changes
 from sinks.sqlalchemy.database import Database, create, has_table
-from sinks.sqlalchemy.ledger import Ledger
 from sinks.sqlalchemy.rows import InsertTransaction
 from sinks.sqlalchemy.types import Column, declared
 from sinks.transaction import Identity, TransactionContext, token
-
-PARTICIPANT = "tpc_participant"
 
 # Dialects whose two-phase transactions are tested here, each with the query that tells whether the server allows them.
 _TWO_PHASE = {"postgresql": "SELECT CAST(current_setting('max_prepared_transactions') AS integer) > 0"}
@@ -41,13 +38,11 @@ _TWO_PHASE = {"postgresql": "SELECT CAST(current_setting('max_prepared_transacti
 
 @dataclass(frozen=True, kw_only=True)
 class Target(targets.Target[Column]):
-    """`types` are those of its columns in SQL. `filled` are what tasks fill: columns of `staging`, which is None with
-    the strategy `two_phase`, and in recovery before the first batch, or else of the table itself."""
+    """`types` are those of its columns in SQL. What judges its rows is not asked for: there may be something."""
 
     table: sa.Table
     types: dict[str, str]
-    filled: dict[str, Column]
-    staging: sa.Table | None = None
+    constraints: tuple[str, ...] = ("what the table has",)
 
 
 _DDL: dict[str, type[Ddl[Connection]]] = {
@@ -65,9 +60,6 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
     KEY = "xid"
 
     server: Database
-
-    def ledger(self) -> type[Ledger]:
-        return Ledger
 
     @property
     def rounding(self) -> bool:
@@ -112,9 +104,8 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
                     dialect=self.server.dialect,
                 )
             )
-        filled = {column.name: column for column in columns}
         types = changes.types_of(connection, changes.columns_of(connection, table))
-        return Target(schema, name, tuple(columns), table=table, types=types, filled=filled)
+        return Target(schema, name, tuple(columns), table=table, types=types)
 
     def _enumeration(
         self, connection: Connection, column: sa.Column[Any], kind: mysql.ENUM | mysql.SET
@@ -215,33 +206,12 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
             return ['strategy="two_phase" needs two-phase transactions switched on in the server, or use "staged"']
         return []
 
-    def staged_beside(self, connection: Connection, target: Target, batch: pa.Schema, sink: str) -> Target:
-        """The staging table of this sink for rows of these columns, shared by all participants; another one for other
-        columns, so that what is staged before a change of schema stays as it is."""
-        filled = {name: target.filled[name] for name in self.merge.written(batch.names, target.names)}
-        for field, kind in declarations((field for field in batch if field.name not in filled), self._declared):
-            filled[field.name] = Column.of(field.name, kind, self.server.dialect)
-        columns = [(column, self._required(column)) for column in filled.values()]
-        layout = repr((sink, target.label, [(column.name, column.type, required) for column, required in columns]))
-        name = f"tpc_{hashlib.sha256(layout.encode()).hexdigest()[:20]}"
-        staging = sa.Table(
-            name,
-            sa.MetaData(),
-            sa.Column(PARTICIPANT, sa.String(32), nullable=False),
-            *(sa.Column(column.name, _copy(column.kind), nullable=not required) for column, required in columns),
-            sa.Index(f"{name}_by", PARTICIPANT, *self.merge.keys),
-            schema=target.schema or None,
-            mysql_engine="InnoDB",
-            mariadb_engine="InnoDB",
-            mysql_collate="utf8mb4_bin",
-            mariadb_collate="utf8mb4_bin",
-        )
-        create(connection, staging)
-        return replace(target, filled=filled, staging=staging)
-
-    def _required(self, column: Column) -> bool:
-        """A row that deletes needs nothing but its key."""
-        return column.name in self.merge.keys or (not column.nullable and not self.merge.delete_marker)
+    def filled(self, target: Target, batch: pa.Schema) -> list[Column]:
+        """The columns in which rows of `batch` are staged: the target's, and those that only the merge looks at."""
+        written = self.merge.written(batch.names, target.names)
+        extra = declarations((field for field in batch if field.name not in written), self._declared)
+        columns = [column for column in target.columns if column.name in written]
+        return columns + [Column.of(field.name, kind, self.server.dialect) for field, kind in extra]
 
     # ------------------------------------------------------------------ errors
     def fault(self, error: Exception) -> Fault | None:
@@ -254,14 +224,13 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
     # ------------------------------------------------------------------ two-phase transactions
     def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> InsertTransaction:
         xid = self._prefix(context.job, context.sink) + _digest(context.transaction_id, 20)
-        target, table = plan.target, plan.target.table
-        identity = {self.KEY: xid}
+        target, identity = plan.target, {self.KEY: xid}
         transaction = InsertTransaction(
-            self.server, context, target.label, identity, table, target.filled, {}, xid, rounding=self.rounding
+            self.server, context, target.label, identity, target.table, target.columns, xid, rounding=self.rounding
         )
         with transaction.begun(), transaction.explained():
-            then = {name: target.types[name] for name in context.schema.names}
-            changes.require_same(transaction.connection, table, then)
+            then = [(name, target.types[name]) for name in context.schema.names]
+            changes.require_same(transaction.connection, target.table, then)
         return transaction
 
     def _prefix(self, job: str, sink: str) -> str:
@@ -304,13 +273,3 @@ def _digest(text: str, length: int = 10) -> str:
 
 def _listed(connection: Connection) -> set[str]:
     return {xid.decode() if isinstance(xid, bytes) else str(xid) for xid in connection.recover_twophase()}
-
-
-def _copy(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    if not isinstance(kind, SchemaType):
-        return kind
-    copy = kind.copy()
-    for name in ("charset", "collation"):  # SQLAlchemy forgets those of MySQL's ENUM
-        if hasattr(kind, name):
-            setattr(copy, name, getattr(kind, name))
-    return copy

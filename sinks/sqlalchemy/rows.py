@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,9 @@ from sinks.sql.transaction import RowTransaction
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.types import Column
 from sinks.transaction import Identity, TransactionContext
+
+_DDL_IS_UNDONE = ("sqlite", "postgresql")
+"""Dialects whose ROLLBACK undoes CREATE TABLE."""
 
 
 class _Values(Encoder[Column]):
@@ -49,21 +53,22 @@ class InsertTransaction(RowTransaction[Connection]):
         label: str,
         identity: Identity,
         into: sa.Table,
-        columns: dict[str, Column],
-        constants: dict[str, str],
+        columns: Iterable[Column],
         xid: str | None = None,
         *,
         rounding: bool = False,
+        create: bool = False,
     ) -> None:
-        """`columns` are those of `into` that the batch fills, `constants` the values of others. With `xid` it is a
-        two-phase transaction."""
+        """`columns` are those of `into` that the batch may fill. With `xid` it is a two-phase transaction. `create`: it
+        makes the table, too, which goes when it is thrown away."""
         super().__init__(context, identity)
         self._judged_now = False
         self.where = f"table {label}: {self.who}"
         self.database = database
+        self.into, self._undo = into, create and database.dialect not in _DDL_IS_UNDONE
+        known = {column.name: column for column in columns}
         self._insert = into.insert()
-        self._constants = constants
-        filled = [replace(columns[name], nullable=bool(into.c[name].nullable)) for name in context.schema.names]
+        filled = [replace(known[name], nullable=bool(into.c[name].nullable)) for name in context.schema.names]
         self._values = _Values(context.schema, filled, f"{label}: {self.who}", rounding=rounding)
         with self.explained():
             self.connection = database.engine.connect()
@@ -71,6 +76,8 @@ class InsertTransaction(RowTransaction[Connection]):
                 self.transaction: RootTransaction = (
                     database.begin_twophase(self.connection, xid) if xid else self.connection.begin()
                 )
+                if create:
+                    into.create(self.connection, checkfirst=False)
             except BaseException:
                 self.connection.close()
                 raise
@@ -81,7 +88,7 @@ class InsertTransaction(RowTransaction[Connection]):
     def write(self, batch: pa.RecordBatch) -> None:
         names, values = batch.schema.names, self._values
         for piece in values.slices(batch):
-            rows = [dict(zip(names, row, strict=True), **self._constants) for row in values.of(piece)]
+            rows = [dict(zip(names, row, strict=True)) for row in values.of(piece)]
             where = f"{self.where}, rows {values.rows + 1} to {values.rows + len(rows)},"
             with self.database.explained(where):
                 self.connection.execute(self._insert, rows)
@@ -136,6 +143,9 @@ class InsertTransaction(RowTransaction[Connection]):
         with contextlib.suppress(Exception):
             if not self.sealing:
                 self.transaction.rollback()
+                if self._undo:
+                    self.into.drop(self.connection)
+                    self.connection.commit()
         with contextlib.suppress(Exception):
             if self.sealing:
                 self.connection.invalidate()

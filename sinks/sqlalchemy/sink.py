@@ -18,7 +18,7 @@ from sinks.sql.sink import TableSink
 from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.dialect import SqlAlchemyDialect, Target
 from sinks.sqlalchemy.rows import InsertTransaction
-from sinks.sqlalchemy.staged import Staged
+from sinks.sqlalchemy.staging import SqlAlchemyStaging
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,8 +38,8 @@ class SqlAlchemySink(TableSink[Connection, Target, InsertTransaction]):
     """Rows into one table, by `executemany` of INSERT: the portable path, not the fast one. PostgresSink and MySQLSink
     are the fast ones.
 
-    Two strategies. `staged`, for any database with transactions: tasks insert into a staging table beside the target
-    and commit that; the driver moves a checkpoint in one transaction. `two_phase`, where dialect and server can
+    Two strategies. `staged`, for any database with transactions: tasks insert into staging tables beside the target
+    and commit them; the driver moves a checkpoint in one transaction. `two_phase`, where dialect and server can
     (PostgreSQL with max_prepared_transactions above 0), appends only: tasks insert into the table itself and prepare;
     the driver commits. `auto` asks the server. What became of a transaction is kept in the table `ledger`, beside the
     target.
@@ -102,4 +102,6 @@ class SqlAlchemySink(TableSink[Connection, Target, InsertTransaction]):
                 f"sink {name or table!r}: a SQLite file takes one writer at a time, so its dead letters go into "
                 "another file"
             )
-        super().__init__(planner, Staged(dialect), transform, checkpoint_column, dead_letters, max_dead_letters)
+        super().__init__(
+            planner, SqlAlchemyStaging(dialect), transform, checkpoint_column, dead_letters, max_dead_letters
+        )

@@ -321,11 +321,11 @@ class TableSuite:
             assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
         for statement in self.spoil_ledger:
             db.run(statement)
-        with pytest.raises(ConfigurationError, match="not a ledger of this library"):
+        with pytest.raises(ConfigurationError, match="not a ledger of this version"):
             pre_commit(sink, rows_of(2), checkpoint=1)
         if sink.strategy == "staged":
             (outcome,) = sink.commit_all(checkpoint(), [committable])
-            assert "not a ledger of this library" in str(outcome)
+            assert "not a ledger of this version" in str(outcome)
             assert db.visible() == []
 
     def test_what_is_staged_outlives_an_emptied_ledger(self, db: Database) -> None:

@@ -19,6 +19,7 @@ from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from sinks.audit import Part
+from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
 from sinks.testing.servers.kafka import KafkaService
 from tests.cli.conftest import TABLE
@@ -122,18 +123,19 @@ OLD_LEDGER = (
 """As version 0.1 made it."""
 
 
-def test_a_ledger_of_an_older_version_goes_on_and_takes_the_columns_that_are_added(
-    pg_job: Job, pg_database: str
-) -> None:
+def test_a_ledger_of_an_older_version_is_refused_until_the_columns_are_added(pg_job: Job, pg_database: str) -> None:
     with psycopg.connect(pg_database, autocommit=True) as connection:
         connection.execute(OLD_LEDGER)
-        pg_job.run(2)
-        told = pg_job.json("verify")
-        assert lines(told) == balanced(0, 1, kept=False)
-        assert "an older version wrote it" in told["checkpoints"][0]["remarks"][0]
+        with pytest.raises(
+            ConfigurationError, match=r"not a ledger of this version .*written, row_hash\): give it what"
+        ):
+            pg_job.run(1)
         connection.execute("ALTER TABLE tpc_ledger ADD written bigint, ADD row_hash text")
-        pg_job.run(3)
-        assert lines(pg_job.json("verify")) == [*balanced(0, 1, kept=False), *balanced(2)]
+        pg_job.run(2)
+        assert lines(pg_job.json("verify")) == balanced(0, 1)
+        connection.execute("UPDATE tpc_ledger SET written = NULL, row_hash = NULL")
+        told = pg_job.json("verify", code=4)
+        assert "an older version wrote it" in told["checkpoints"][0]["remarks"][0]
 
 
 @pytest.mark.parametrize("strategy", ["xa", "staged"])

@@ -303,7 +303,7 @@ def shapes(packed: Mapping[str, Any]) -> dict[str, set[str]]:
             kind = re.sub(r"[^/]*\d[^/]*", "*", name)
             found.setdefault(kind, set()).update(_names(json.loads(text)["body"]))
     made = [text[: text.rindex(")")] for text in packed["sql"] if text.startswith("CREATE")]
-    return found | {"tables": {re.sub(r"tpc_[0-9a-f]{20}", "tpc_*", text) for text in made}}
+    return found | {"tables": {re.sub(r"tpc_[0-9a-f]{20}|tpc\.[a-z0-9.-]+", "tpc_*", text) for text in made}}
 
 
 def _names(value: Any, before: str = "") -> set[str]:

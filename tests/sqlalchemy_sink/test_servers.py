@@ -18,6 +18,8 @@ import sqlalchemy as sa
 
 from sinks import Checkpoint, CommitOutcome
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
+from sinks.mysql import MySQLSink
+from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink, database
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import MySQLService
@@ -38,7 +40,7 @@ NOON = dt.datetime(2026, 1, 2, 12)
 class Server(Play):
     def __init__(self, dsn: str) -> None:
         super().__init__(Path())
-        self.url = url_of(dsn)
+        self.dsn, self.url = dsn, url_of(dsn)
         self.kind = "pg" if dsn.startswith("postgresql") else "my"
 
     def run(self, statement: str, *parameters: Any) -> list[Any]:
@@ -80,7 +82,7 @@ def test_auto_asks_the_server(pg: Server, postgres_unprepared: PostgresService) 
         other = Server(dsn)
         sink = other.sink("orders", create_table=True)
         sink.check(ORDERS)
-        assert list(other.pre_commit(sink, ORDERS, [(1, "a")]).transaction) == ["transaction_id", "staging"]
+        assert list(other.pre_commit(sink, ORDERS, [(1, "a")]).transaction) == ["transaction_id", "table"]
         with pytest.raises(ConfigurationError, match="switched on in the server"):
             other.sink("orders", strategy="two_phase").check(ORDERS)
         other.close()
@@ -175,6 +177,42 @@ def test_a_session_is_left_as_a_pooler_gave_it(pg: Server, strategy: str) -> Non
             assert cursor.execute(settings).fetchall() == [("0", "off")]
     finally:
         pg.run("ALTER ROLE CURRENT_USER RESET synchronous_commit")
+
+
+@pytest.mark.parametrize("portable_first", [True, False])
+def test_sinks_into_one_schema_share_a_ledger(server: Server, portable_first: bool) -> None:
+    own = (PostgresSink if server.kind == "pg" else MySQLSink)(server.dsn, "own", create_table=True)
+    with closing(own):
+        sinks: list[Any] = [server.sink("portable", create_table=True), own]
+        for sink in sinks if portable_first else reversed(sinks):
+            sink.check(ORDERS)
+            assert server.commit(sink, server.pre_commit(sink, ORDERS, [(1, "a")])) == [CommitOutcome.COMMITTED]
+        for sink in sinks:
+            assert sink.committed_checkpoints("job") == {"l1": 0}
+    assert server.run("SELECT count(*) FROM tpc_ledger") == [(3,)]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_a_task_staged_that_died_is_found_and_swept(server: Server, killed: bool) -> None:
+    """MySQL has its table from CREATE on, PostgreSQL from COMMIT on."""
+    server.run("CREATE TABLE orders (id bigint NOT NULL, name varchar(100))")
+    sink = server.sink(strategy="staged")
+    sink.check(ORDERS)
+    about = context(sink, schema=ORDERS)
+    transaction = sink.begin_transaction(about)
+    sink.write(transaction, pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], ORDERS))
+    if killed:
+        transaction.connection.invalidate()
+    else:
+        sink.rollback(transaction)
+    found = [identity["transaction_id"] for identity in sink.in_doubt("job")]
+    assert found == [about.transaction_id] * (killed and server.kind == "my")
+    for identity in sink.in_doubt("job"):
+        sink.abort(identity)
+    assert list(sink.in_doubt("job")) == []
+    with observing(server.url, poolclass=sa.NullPool).connect() as connection:
+        tables = set(sa.inspect(connection).get_table_names())
+    assert tables == {"orders", "tpc_ledger", "tpc_ledger_witness"}
 
 
 def test_upserts_and_deletes(server: Server) -> None:
