@@ -234,7 +234,6 @@ class CheckpointProtocol:
         self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows)
         self.newest = newest
         if not newest:
-            self.fence.require_newest("commit")
             return call
         self.newest = self.commit(self.fence.permit(newest), batch)
         lost = [decisions.describe(p, c) for p, c in self.newest.lost().items()]
@@ -261,6 +260,7 @@ class CheckpointProtocol:
         else:
             adopted = batch.facts.checkpoint_id if batch and adopt else None
             memories.require_no_other_history(remembered, place, next_checkpoint=adopted)
+            self.fence.require_newest("commit")
         call = decisions.on_call(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Call.SKIP
         if older := history[:-1] if remembered else ():
             self._commit_again(remembered, older, batch)

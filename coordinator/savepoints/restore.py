@@ -109,6 +109,11 @@ def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
         for path, _ in _files(storage, savepoint):
             paths.append(path)
             advance(1)
+    if len(paths) - 1 != savepoint.files:
+        raise SavepointError(
+            f"savepoint {savepoint.uri} holds {len(paths) - 1} files, and {savepoint.files} were saved: it is damaged. "
+            "Nothing was changed."
+        )
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents}
     for path, count in Counter(paths).items():
         if count > 1 or path in folders or _NO_PATH.search(path) or not path.isprintable():

@@ -9,7 +9,7 @@ import re
 import secrets
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from tempfile import SpooledTemporaryFile
@@ -116,8 +116,8 @@ def _copy(location: CheckpointLocation, n: int, tar: tarfile.TarFile) -> dict[st
             break
         with progress(f"save {location.uri}", len(new), "files") as advance:
             for path in new:
-                with suppress(FileNotFoundError):
-                    saved[path] = _add(tar, path, location.read(path))
+                if (size := _add(tar, path, location)) is not None:
+                    saved[path] = size
                 advance(1)
     else:
         raise SavepointError(f"files in {location.uri} changed all the time while they were saved; try again")
@@ -129,15 +129,28 @@ def _copy(location: CheckpointLocation, n: int, tar: tarfile.TarFile) -> dict[st
     return saved
 
 
-def _add(tar: tarfile.TarFile, path: str, pieces: Iterable[bytes]) -> int:
-    """The size of the file, which stands before its content."""
+def _add(tar: tarfile.TarFile, path: str, location: CheckpointLocation) -> int | None:
+    """The size of the file, which stands before its content; None if it is gone."""
     entry = tarfile.TarInfo(path)
-    with SpooledTemporaryFile(_IN_MEMORY) as file:
-        file.writelines(pieces)
+    with SpooledTemporaryFile(_IN_MEMORY) as file, suppress(_Gone):
+        for piece in _pieces(location, path):  # writelines would keep all of them in memory
+            file.write(piece)
         entry.size = file.tell()
         file.seek(0)
         tar.addfile(entry, file)
-    return entry.size
+        return entry.size
+    return None
+
+
+class _Gone(Exception):
+    """Somebody has deleted the file."""
+
+
+def _pieces(location: CheckpointLocation, path: str) -> Iterator[bytes]:
+    try:
+        yield from location.read(path)
+    except FileNotFoundError:
+        raise _Gone from None
 
 
 def _belongs(path: str, n: int) -> bool:

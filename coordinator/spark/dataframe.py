@@ -160,7 +160,7 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
     rows, replay = hashed, task.replay
     if replay and replay.spooled:
         subtasks = 1 + max(replay.lost)
-        rows = hashed.sparkSession.range(0, subtasks, 1, subtasks).toDF()
+        rows = hashed.sparkSession.range(0, subtasks, 1, subtasks)
     elif replay and replay.whole:
         rows = hashed.coalesce(1)
     acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, ACK_SCHEMA).collect()]

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from coordinator import Step
+from coordinator import CheckpointConfig, Step
+from coordinator.config import Replay
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked, rows
 from sinks.testing.driver import die
@@ -90,6 +91,16 @@ def linger() -> None:
 def withdraw_one(folder: Path) -> None:
     sink = FileSink(folder)
     sink.abort(sorted(sink.in_doubt("spark-job"), key=str)[0])
+
+
+def test_a_lost_transaction_is_written_again_from_the_spool(tmp_path: Path, sink: FileSink) -> None:
+    ids = write_input(tmp_path / "input", batches=2)
+    config = CheckpointConfig(replay=Replay.SPOOL)
+    assert SparkJob(tmp_path, [sink], listeners=[KillGroupAt(Step.COMPLETE, 0)], config=config).run() == KILLED
+    withdraw_one(sink.folder)
+    job = SparkJob(tmp_path, [sink], config=config)
+    assert job.run() == 0, job.output()
+    assert_exactly_once(sink, ids)
 
 
 def test_replaced_checkpoint_location(tmp_path: Path, sink: FileSink) -> None:
