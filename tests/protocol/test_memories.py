@@ -7,7 +7,7 @@ import random
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from coordinator import (
 from coordinator.errors import CheckpointGap, ExternalSystemBehind, FirstCheckpointError, StorageBehind, Superseded
 from coordinator.protocol import operators
 from examples.custom_sink import FileSink
+from sinks import Checkpoint, Committable
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Hooked, LocalBatch, LocalQuery
 from sinks.testing.conformance import example_input, ids
@@ -503,6 +504,26 @@ def test_storage_that_is_moved_away_under_a_driver_stops_it_before_it_decides(tm
     away.rename(world.path("storage"))
     world.start()
     assert world.visible() == Counter(ids(INPUT))
+
+
+def test_storage_that_is_moved_away_before_a_batch_is_tried_again(tmp_path: Path) -> None:
+    """Also where the sink remembers nothing: the advice for a batch that comes too late would write all rows twice."""
+    storage = tmp_path / "storage"
+
+    class Failing(FileSink):
+        def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+            if checkpoint.checkpoint_id == 1:
+                storage.rename(tmp_path / "away")
+                raise OSError("not today")
+
+        def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+            return None
+
+    (tmp_path / "rows").mkdir()
+    config = CheckpointConfig(tolerable_failed_checkpoints=2)
+    coordinator = CheckpointCoordinator("job", [Failing(tmp_path / "rows")], storage.as_uri(), config)
+    with pytest.raises(StorageBehind, match=r"claim of this driver \(generation 1\) is no more in"), coordinator:
+        LocalQuery(tmp_path / "query", INPUT).run(coordinator)
 
 
 def test_another_driver_on_an_emptied_storage_has_the_same_number(tmp_path: Path) -> None:
