@@ -28,12 +28,12 @@ def writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
     return {sink.dead_letters.name: name for name, sink in sinks.items() if sink.dead_letters}
 
 
-def require_few(n: int, rows: Mapping[str, int], acks: Mapping[str, Sequence[Ack]], sinks: Mapping[str, Sink]) -> None:
+def require_few(n: int, rows: Mapping[str, int], acks: Sequence[Ack], sinks: Mapping[str, Sink]) -> None:
     """Raises `TooManyDeadLetters`. `rows`: of each sink in checkpoint `n`."""
     for dead, name in writers(sinks).items():
         limit, refused = sinks[name].max_dead_letters, rows.get(dead, 0)
         read = refused + rows.get(name, 0)
         if refused > allowed(limit, read):
-            named = [one for ack in acks[dead] if ack.committable for one in ack.committable.refused]
+            named = [one for ack in acks if ack.sink == dead and ack.committable for one in ack.committable.refused]
             reasons = [(one.error_class, one.error) for one in named[:3]]
             raise too_many(name, f"the {read:,} rows of checkpoint {n}", f"{refused:,}", limit, reasons)

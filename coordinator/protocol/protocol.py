@@ -397,7 +397,7 @@ class CheckpointProtocol:
                 with deadline(self.config.timeout, batch, self.clock):
                     acks = self._run(batch, len(errors))
                     self._validate(batch, acks)
-                partitions = {name: len(acks.by_sink.get(name, ())) for name in self.sinks}
+                partitions = {name: acks.partitions[name] for name in self.sinks}
                 return self._record(batch, acks, partitions, started)
             except InDoubtError:
                 raise
@@ -456,7 +456,7 @@ class CheckpointProtocol:
 
         acks = batch.run(tasks, has_ended)
         ended |= {dead: ended[name] for dead, name in self._writers.items() if name in ended}
-        return Acks.by_their_sinks(acks, ended)
+        return Acks(acks, ended)
 
     def _lost_parts(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, Replay]:
         """By sink whose tasks write them, what is lost. R17: with what the records say of its dead letters, also of
@@ -476,7 +476,7 @@ class CheckpointProtocol:
         if errors := acks.errors:
             raise errors[0]
         n, rows = batch.facts.checkpoint_id, acks.rows
-        require_few(n, rows, acks.by_sink, self.sinks)
+        require_few(n, rows, acks.all, self.sinks)
         self.listeners.tell(
             Step.PRE_COMMITTED,
             n,
@@ -716,8 +716,7 @@ class CheckpointProtocol:
         replays = self._lost_parts(complete, spooled)
         started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, replays)
         try:
-            written = {(name, ack.subtask): ack for name, own in acks.by_sink.items() for ack in own if ack.committable}
-            decisions.require_same_rows(lost, written)
+            decisions.require_same_rows(lost, {(ack.sink, ack.subtask): ack for ack in acks.all if ack.committable})
         except InDoubtError:
             self._abort(acks.committables)
             raise
@@ -738,7 +737,7 @@ class CheckpointProtocol:
             with progress(f"checkpoint {batch.facts.checkpoint_id}: write {len(lost):,} lost transactions again"):
                 acks = self._run(batch, len(blocked), complete.next_round, replays)
             if not acks.errors:
-                return replace(acks, by_sink={name: acks.by_sink.get(name, ()) for name, _ in lost})
+                return acks
             self._abort(acks.committables)
             blocked.append(acks.errors[0])
             if decisions.after_failure(blocked, tolerable=0) is AfterFailure.FAIL:
