@@ -11,7 +11,7 @@ from typing import Any
 import pymysql
 from pymysql.constants import ER
 
-from sinks.errors import BadValue, TransactionBlocked
+from sinks.errors import BadValue
 from sinks.sql.errors import Fault, explained
 from sinks.sql.questions import GTID_UNSAFE, REFUSED_BY_GTID
 
@@ -86,8 +86,6 @@ class Writing:
 
 def fault(error: Exception) -> Fault | None:
     """None for a lost connection, and what is no error of the server."""
-    if isinstance(error, TransactionBlocked):
-        return Fault("blocked", str(error))
     if not isinstance(error, pymysql.Error) or code_of(error) in _OF_THE_CLIENT:
         return None
     text, code = describe(error), code_of(error)
@@ -101,7 +99,11 @@ def fault(error: Exception) -> Fault | None:
     if code == GTID_UNSAFE:
         return Fault("server", text)
     if code in _NO_LOCAL:
-        return Fault("server", text, advice="To go on without it, start the query again: rows go in by INSERT")
+        return Fault(
+            "server",
+            text,
+            advice="LOAD DATA LOCAL is switched off now: start the query again, and rows go in by INSERT",
+        )
     if code == _TOO_LARGE:
         return Fault("refused", f"a row is above max_allowed_packet of the server: {text}")
     return Fault("refused" if refuses(error) else "other", text)
@@ -116,4 +118,4 @@ def describe(error: pymysql.Error) -> str:
     """The server's message in one line; what it means, where it speaks of GTIDs."""
     if code_of(error) == GTID_UNSAFE:
         return REFUSED_BY_GTID
-    return " ".join(str(error.args[-1] if error.args else error).split())
+    return " ".join(str(error.args[-1] if error.args else "").split()) or repr(error)

@@ -36,7 +36,7 @@ _FEW = 8
 
 class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
     ADVICE = "; a name with capitals needs double quotes"
-    LOGINS = " and pg_hba.conf"
+    CHECK = "host, port, database, user, password and pg_hba.conf"
     TWO_PHASE = "prepared"
     KEY = "gid"
 

@@ -57,8 +57,8 @@ class Dialect(ABC, Generic[C, TargetT, T]):
     """What is added to "there is no table"."""
     ADVICE: ClassVar[str] = ""
     """What is added to "create it"."""
-    LOGINS: ClassVar[str] = " and rights"
-    """What else may keep a user out."""
+    CHECK: ClassVar[str] = "host, port, database, user, password and rights"
+    """What a user who is not let in has to look at."""
     TWO_PHASE: ClassVar[str]
     """The name of the strategy in which each participant has a transaction of its own on the table."""
     KEY: ClassVar[str] = ""
@@ -130,11 +130,11 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         """What an error means to somebody who sets up the sink; None to let it pass."""
         fault = self.fault(error)
         if fault and fault.kind == "blocked":
-            return f"somebody locks table or ledger at {self.server} for longer than lock_timeout: {fault.text}"
+            return f"somebody locks table or ledger at {self.server} for longer than the sink waits: {fault.text}"
         if fault and fault.kind == "right":
             return f"the user lacks a right at {self.server}: {fault.text}"
         said = self.unreachable(error)
-        return said and f"{said}. Check host, port, database, user, password{self.LOGINS}, and that the server runs"
+        return None if said is None else f"{said}. Check {self.CHECK}, and that the server runs"
 
     @abstractmethod
     def unreachable(self, error: Exception) -> str | None:

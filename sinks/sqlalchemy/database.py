@@ -71,6 +71,7 @@ _REFUSED = re.compile(
 
 # SQLite's and MySQL's words for a table that is not as it was, or is not to be written or created, which their drivers
 # give as OperationalError.
+_RIGHT = re.compile(r"(command|permission) denied|insufficient privilege", re.IGNORECASE)
 _CHANGED = re.compile(r"no such (table|column)|has no column|Unknown column|read.?only|command denied", re.IGNORECASE)
 
 
@@ -284,19 +285,23 @@ class Database(Server[Connection]):
 
     def fault(self, error: Exception) -> Fault | None:
         """None for a lost connection, and what is no error of SQLAlchemy."""
-        if not isinstance(error, exc.SQLAlchemyError) or getattr(error, "connection_invalidated", False):
+        if not isinstance(error, exc.SQLAlchemyError):
             return None
         text = self.said(error)
         if isinstance(error, exc.DBAPIError) and _BLOCKED.search(text):
             return Fault("blocked", text)
+        if getattr(error, "connection_invalidated", False):
+            return None
         if self.refuses(error):
             return Fault("refused", text)
         if is_gtid_unsafe(error):
             return Fault("server", REFUSED_BY_GTID)
-        if isinstance(error, exc.NoSuchTableError | exc.ProgrammingError | exc.NotSupportedError) or (
-            isinstance(error, exc.OperationalError) and _CHANGED.search(text)
-        ):
+        if isinstance(error, exc.NoSuchTableError) or _CHANGED.search(text):
             return Fault("changed", f"{text} (at {self})")
+        if _RIGHT.search(text):
+            return Fault("right", text)
+        if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):
+            return Fault("server", f"{text} (at {self})")
         return Fault("other", text) if isinstance(error, exc.DBAPIError) else None
 
     def refuses(self, error: BaseException) -> bool:

@@ -56,6 +56,7 @@ _DDL: dict[str, type[Ddl[Connection]]] = {
 
 
 class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
+    CHECK = "address, user, password and rights"
     TWO_PHASE = "two_phase"
     KEY = "xid"
 
