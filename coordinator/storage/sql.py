@@ -16,16 +16,13 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    create_engine,
-    event,
     func,
     inspect,
     literal_column,
     select,
 )
 from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
-from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -41,35 +38,12 @@ from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage
 from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, secret_parameters
 from sinks.sql.durability import weaknesses
+from sinks.sql.engine import file_readers, make_engine, parse
 from sinks.sql.server import Row
 
-# What a URL without a driver means.
-_DRIVERS = {
-    "postgres": "postgresql+psycopg",
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mariadb+pymysql",
-}
-
-# Connection parameters that the URL may override: limits for waiting on a lock (sqlite) or on a host that is gone.
-_LIBPQ = {"connect_timeout": "10", "tcp_user_timeout": "30000", "keepalives_idle": "30", "keepalives_interval": "10"}
-_PYMYSQL = {"read_timeout": "10", "write_timeout": "10"}  # as `ImpatientConnection` for psycopg
-_DEFAULTS = {
-    "pysqlite": {"timeout": "30"},
-    "psycopg": _LIBPQ,
-    "psycopg2": _LIBPQ,
-    **dict.fromkeys(("pymysql", "mysqldb", "mariadbconnector"), _PYMYSQL),
-}
-
-# MySQL's drivers hand out any file that a server asks for, if one of these is set.
-_FILE_READERS = {"local_infile", "allow_local_infile", "allow_local_infile_in_path", "client_flag", "client_flags"}
-
-# Run on each new connection, by dialect.
-_DURABLE = {
-    "sqlite": "PRAGMA synchronous = EXTRA",
-    "postgresql": "SELECT set_config('synchronous_commit', 'local', false)"
-    " WHERE current_setting('synchronous_commit') = 'off'",
-}
+_SILENCE, _ANSWER_SECONDS = 30, 10
+# A pooler may give the session to others; their commits are flushed then, too.
+_DURABLE = "SELECT set_config('synchronous_commit', 'local', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 # Seconds since the epoch, by dialect.
 _CLOCK = {"postgresql": "extract(epoch FROM clock_timestamp())"}
@@ -233,17 +207,14 @@ def _parse(uri: str) -> URL:
     """The URL with its driver. Nothing of a URL that cannot be parsed is repeated: it may hold a password."""
     scheme = uri.partition(":")[0]
     try:
-        url = make_url(uri)
+        url = parse(uri)
+    except NoSuchModuleError:
+        raise StorageError(f"{scheme}:...", "", f"unknown scheme {scheme!r}", SUPPORTED) from None
     except (ArgumentError, ValueError):
         raise StorageError(f"{scheme}:...", "", "this is no database URL", _URL_ADVICE) from None
     if url.host and "@" in url.host:
         raise StorageError(f"{scheme}:...", "", "the host of the database URL holds an '@'", _URL_ADVICE)
-    url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
-    try:
-        url.get_dialect()
-    except NoSuchModuleError:
-        raise StorageError(f"{scheme}:...", "", f"unknown scheme {scheme!r}", SUPPORTED) from None
-    if found := sorted(set(url.query) & _FILE_READERS):
+    if found := file_readers(url):
         raise StorageError(
             redacted(uri), "", f"{', '.join(found)} would let the server read files of this machine", "Leave it out"
         )
@@ -260,37 +231,10 @@ def _secrets(url: URL) -> list[str]:
 
 
 def _engine(url: URL) -> Engine:
-    defaults = _DEFAULTS.get(url.get_driver_name(), {})
-    engine = create_engine(
-        url.update_query_dict({**defaults, **url.query}),
-        isolation_level="AUTOCOMMIT",
-        pool_pre_ping=True,
-        hide_parameters=True,
+    session = (_DURABLE,) if url.get_backend_name() == "postgresql" else ()
+    return make_engine(
+        url, silence=_SILENCE, answer=_ANSWER_SECONDS, short=True, session=session, isolation_level="AUTOCOMMIT"
     )
-    if url.get_driver_name() == "pymysql":
-        from sinks.mysql.connection import used_by
-
-        used_by(engine)
-
-    setting = _DURABLE.get(engine.dialect.name)
-
-    if engine.dialect.driver == "psycopg":
-        from coordinator.storage.impatient import ImpatientConnection
-
-        @event.listens_for(engine, "do_connect")
-        def connect(_: object, __: object, arguments: list[Any], options: dict[str, Any]) -> Any:
-            return ImpatientConnection.connect(*arguments, **options)
-
-    if setting:
-
-        @event.listens_for(engine, "connect")
-        def make_durable(connection: DBAPIConnection, _: object) -> None:
-            cursor = connection.cursor()
-            cursor.execute(setting)
-            cursor.close()
-            connection.commit()
-
-    return engine
 
 
 def _connection_failed(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from pymysql.cursors import Cursor
 from sinks.errors import ConfigurationError
 from sinks.mysql import connection as connections
 from sinks.sql import server as servers
-from sinks.sql.questions import MYSQL_TRIGGERS
+from sinks.sql.questions import MYSQL_TRIGGERS, SORTED_BYTES
 
 Connection: TypeAlias = connections.Connection
 
@@ -40,9 +40,6 @@ _SQL_MODE = ",".join(
         "NO_BACKSLASH_ESCAPES",  # in SQL text a quote is doubled, and nothing else is special
     ]
 )
-SORTED_BYTES = 4096
-"""So many bytes of what its collation makes of a text are sorted by; an index holds 3,072 at most. With more of them
-MySQL may need more memory to sort than it gives, since some collations fill up what is shorter."""
 _SESSION = {
     "autocommit": "1",  # init_connect of the server may have changed what the driver thinks it is
     "completion_type": "0",  # COMMIT begins no other transaction, and does not disconnect

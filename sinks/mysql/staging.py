@@ -22,10 +22,11 @@ from sinks.mysql.catalog import Target
 from sinks.mysql.dialect import MySQLDialect
 from sinks.mysql.failures import RIGHTS, SHAPE, Writing, code_of, describe, refuses
 from sinks.mysql.loading import LoadTransaction
-from sinks.mysql.server import SORTED_BYTES, Connection, Server, bytewise, execute, listed, literal, query, quoted
+from sinks.mysql.server import Connection, Server, bytewise, execute, listed, literal, query, quoted
 from sinks.mysql.types import Column, target_type
 from sinks.sql.dialect import Plan
 from sinks.sql.names import staging_table
+from sinks.sql.questions import SORTED_BYTES
 from sinks.sql.staging import StagedTypes, StagingTables, by_table, identity_of
 from sinks.transaction import TransactionContext
 

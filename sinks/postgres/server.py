@@ -13,49 +13,28 @@ from psycopg import IsolationLevel, errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from sinks.errors import ConfigurationError
+from sinks.postgres import connection as connections
 from sinks.sql import server as servers
 from sinks.sql.questions import POSTGRES_TRIGGERS
 
 logger = logging.getLogger(__name__)
 
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
-_SILENCE = 5  # seconds without an answer, after which the server is asked whether it is there
 
 
-class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """No wait on it outlives its server, even a frozen one, whose kernel keeps connections and answers keepalives for
-    ever: a silent server is asked by a new connection, which has `connect_timeout` to get any answer."""
-
+class Connection(connections.Connection):
     server: Server
 
-    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().wait(self._watched(gen), *args, **kwargs)
+    @property
+    def place(self) -> str:
+        return str(self.server)
 
-    def _watched(self, gen: Any) -> Any:
-        heard = time.monotonic()
+    def probe(self) -> None:
         try:
-            wanted = next(gen)
-            while True:
-                ready = yield wanted
-                if ready or ready is None:  # None: begun again, after an interrupt
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > _SILENCE:
-                    self._require_answer()
-                    heard = time.monotonic()
-                wanted = gen.send(ready)
-        except StopIteration as stop:
-            return stop.value
-
-    def _require_answer(self) -> None:
-        try:
-            self.server.probe(self.info)
-        except errors.ConnectionTimeout as error:
-            self.pgconn.finish()
-            raise psycopg.OperationalError(
-                f"PostgreSQL at {self.server} takes connections and does not answer: it is frozen, or cannot be reached"
-            ) from error
-        except psycopg.Error:
-            logger.debug("PostgreSQL at %s answers, though not well", self.server, exc_info=True)
+            super().probe()
+        except errors.ConnectionTimeout:
+            self.server.was_silent()
+            raise
 
     @contextmanager
     def bounded(self, *, write: bool = False) -> Iterator[None]:
@@ -119,7 +98,7 @@ class Server(servers.PooledServer[Connection]):
             connection = Connection.connect(**self._parameters, autocommit=True, prepare_threshold=None)
         except psycopg.OperationalError as error:
             if isinstance(error, errors.ConnectionTimeout):
-                self._silent_until = time.monotonic() + _SILENCE
+                self.was_silent()
             reason = self.redact(str(error))
             message = f"cannot connect to PostgreSQL at {self}: {reason}"
             raise type(error)(message) from (None if reason != str(error) else error)
@@ -128,14 +107,8 @@ class Server(servers.PooledServer[Connection]):
         connection.read_only = False
         return connection
 
-    def probe(self, known: psycopg.ConnectionInfo) -> None:
-        """Connect to the server of a connection, to see whether it answers. Raises ConnectionTimeout if it does not."""
-        there = {"host": known.host, "port": known.port, "hostaddr": known.hostaddr or None}
-        try:
-            psycopg.connect(**self._parameters | there).close()
-        except errors.ConnectionTimeout:
-            self._silent_until = time.monotonic() + _SILENCE
-            raise
+    def was_silent(self) -> None:
+        self._silent_until = time.monotonic() + connections.SILENCE
 
     def _answers(self, connection: Connection) -> bool:
         return bool(connection.execute("SELECT 1"))

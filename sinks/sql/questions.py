@@ -48,3 +48,7 @@ REFUSED_BY_GTID = (
     "a trigger writes into a table without transactions, itself or by what it calls, which the server refuses for the"
     f" sake of its GTIDs (error {GTID_UNSAFE}): make that table InnoDB, or drop the trigger"
 )
+
+SORTED_BYTES = 4096
+"""So many bytes of what its collation makes of a text does MySQL sort by; an index holds 3,072 at most. With more of
+them it may need more memory to sort than it gives, since some collations fill up what is shorter."""

@@ -12,8 +12,9 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 
 from sinks.errors import ConfigurationError
+from sinks.sql.engine import MYSQL
 from sinks.sql.evolution import holds
-from sinks.sqlalchemy.database import MYSQL, is_gtid_unsafe
+from sinks.sqlalchemy.database import is_gtid_unsafe
 
 _COLLATIONS = sa.text(
     "SELECT column_name, collation_name FROM information_schema.columns"

@@ -10,48 +10,19 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, Connection, Engine
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from sinks.errors import ConfigurationError
+from sinks.sql.engine import LOCK_SECONDS, MYSQL, file_readers, make_engine, parse
 from sinks.sql.errors import Fault
 from sinks.sql.names import label
 from sinks.sql.questions import GTID_UNSAFE, MYSQL_TRIGGERS, POSTGRES_TRIGGERS, REFUSED_BY_GTID
 from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, LedgerRow, Row, Server, no_ledger
 
-MYSQL = ("mysql", "mariadb")
-"""SQLAlchemy's two names for its dialect of MySQL and MariaDB."""
-_LOCK_SECONDS = 10
-SORTED_BYTES = 4096
-"""Of a text, by which MySQL sorts."""
-_SQLITE_SECONDS = 60  # one writer at a time, so a task waits for all of another's partition
+_SILENCE, _ANSWER_SECONDS = 60, 300  # SQLite has one writer at a time, so a task waits for all of another's partition
 
-# Connection parameters that the URL may override: seconds that a host may be silent.
-_LIBPQ = {"connect_timeout": "10", "tcp_user_timeout": "60000", "keepalives_idle": "20", "keepalives_interval": "10"}
-_MYSQL = {"connect_timeout": "10", "read_timeout": "300", "write_timeout": "300"}
-_BOUNDS = {
-    **dict.fromkeys(("psycopg", "psycopg2"), _LIBPQ),
-    **dict.fromkeys(("pymysql", "mysqldb"), _MYSQL),
-}
-
-# Run on each new connection: what was committed is on disk, waits for locks are bounded, nothing is cut to fit.
-_SESSION: dict[str, tuple[str, ...]] = {
-    "sqlite": ("PRAGMA synchronous = EXTRA", "PRAGMA foreign_keys = ON"),
-    "mysql": (
-        f"SET SESSION innodb_lock_wait_timeout = {_LOCK_SECONDS}, lock_wait_timeout = {_LOCK_SECONDS},"
-        # drivers may escape bytes by backslashes in whatever mode
-        " sql_mode = CONCAT(REPLACE(REPLACE(@@sql_mode, 'EMPTY_STRING_IS_NULL', 'STRICT_ALL_TABLES'),"
-        " 'NO_BACKSLASH_ESCAPES', 'STRICT_ALL_TABLES'),"
-        " ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'),"
-        " time_zone = '+00:00', completion_type = 0, sql_safe_updates = 0, sql_select_limit = 18446744073709551615,"
-        f" max_sort_length = {SORTED_BYTES}",
-    ),
-}
-_SESSION["mariadb"] = _SESSION["mysql"]
-
-# The same in each transaction: a pooler may give PostgreSQL's session to somebody else.
+# In each transaction: a pooler may give PostgreSQL's session to somebody else.
 _TRANSACTION = (
-    f"SELECT set_config('lock_timeout', '{_LOCK_SECONDS}s', true), set_config('synchronous_commit',"
+    f"SELECT set_config('lock_timeout', '{LOCK_SECONDS}s', true), set_config('synchronous_commit',"
     " CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local'"
     " ELSE current_setting('synchronous_commit') END, true)"
 )
@@ -69,10 +40,11 @@ _REFUSED = re.compile(
 )
 
 
-# SQLite's and MySQL's words for a table that is not as it was, or is not to be written or created, which their drivers
-# give as OperationalError.
+# What databases say of a table that is not as it was, or cannot be written, and of a right that the user lacks.
+_CHANGED = re.compile(
+    r"no such (table|column)|has no column|Unknown column|read.?only|n.t exist|not exist", re.IGNORECASE
+)
 _RIGHT = re.compile(r"(command|permission) denied|insufficient privilege", re.IGNORECASE)
-_CHANGED = re.compile(r"no such (table|column)|has no column|Unknown column|read.?only|command denied", re.IGNORECASE)
 
 
 class Database(Server[Connection]):
@@ -81,12 +53,11 @@ class Database(Server[Connection]):
     def __init__(self, url: str | URL, options: Mapping[str, Any], *, name: str) -> None:
         """`options` go to `sqlalchemy.create_engine`. Raises ConfigurationError for a URL that cannot be read."""
         try:
-            self.url = sa.make_url(url)
-            self.url.get_dialect()
+            self.url = parse(url)
         except (exc.NoSuchModuleError, ImportError) as error:
             raise ConfigurationError(
-                f"sink {name!r}: SQLAlchemy has no dialect or driver for {self}: {error}. Install it on the driver and "
-                "the executors"
+                f"sink {name!r}: SQLAlchemy has no dialect or driver for the URL: {error}. Install it on the driver "
+                "and the executors"
             ) from None
         except (exc.ArgumentError, ValueError):
             raise ConfigurationError(
@@ -96,9 +67,9 @@ class Database(Server[Connection]):
         if "@" in (self.url.host or ""):
             raise ConfigurationError(f"sink {name!r}: the host of the URL holds an '@': {PERCENT_ENCODED}")
         self.dialect = self.url.get_backend_name()
-        if any(re.search("local_?infile", option, re.IGNORECASE) for option in self.url.query):
+        if found := file_readers(self.url):
             raise ConfigurationError(
-                f"sink {name!r}: local_infile lets the server read files of this machine: leave it out"
+                f"sink {name!r}: {', '.join(found)} lets the server read files of this machine: leave it out"
             )
         if (level := _isolation(options)) in ("AUTOCOMMIT", "READ UNCOMMITTED"):
             raise ConfigurationError(
@@ -116,36 +87,12 @@ class Database(Server[Connection]):
         return self._engines.get("kept") or self._engines.setdefault("kept", self._make())
 
     def _make(self) -> Engine:
-        options: dict[str, Any] = {"pool_pre_ping": True, **self._options, "hide_parameters": True}
+        options = dict(self._options)
         if "json_serializer" in sa.util.get_cls_kwargs(self.url.get_dialect()):
             options["json_serializer"] = str  # values for JSON columns are JSON text already
-        url = self.url
-        if self.dialect == "sqlite":
-            url = url.update_query_dict({"timeout": str(_SQLITE_SECONDS), **url.query})
-        else:
+        if self.dialect != "sqlite":
             options.setdefault("isolation_level", "READ COMMITTED")
-        url = url.update_query_dict({**_BOUNDS.get(url.get_driver_name(), {}), **url.query})
-        engine = sa.create_engine(url, **options)
-        if url.get_driver_name() == "pymysql":
-            from sinks.mysql.connection import used_by
-
-            used_by(engine)
-
-        statements = _SESSION.get(self.dialect, ())
-
-        @sa.event.listens_for(engine, "connect")
-        def configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-            try:
-                if self.dialect == "sqlite":
-                    connection.isolation_level = None  # BEGIN is ours, below
-                cursor = connection.cursor()
-                for statement in statements:
-                    cursor.execute(statement)
-                cursor.close()
-                connection.commit()
-            except BaseException:
-                connection.close()  # the pool would leave it to the garbage collector
-                raise
+        engine = make_engine(self.url, silence=_SILENCE, answer=_ANSWER_SECONDS, **options)
 
         if self.dialect == "sqlite":
 

@@ -19,10 +19,12 @@ from sqlalchemy.types import SchemaType, TypeEngine
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.sql.dialect import Plan
+from sinks.sql.engine import MYSQL
 from sinks.sql.names import staging_table
+from sinks.sql.questions import SORTED_BYTES
 from sinks.sql.staging import Doubtful, StagedTypes, StagingTables, identity_of, twice_in_batch
 from sinks.sqlalchemy import changes
-from sinks.sqlalchemy.database import MYSQL, SORTED_BYTES, Database
+from sinks.sqlalchemy.database import Database
 from sinks.sqlalchemy.dialect import SqlAlchemyDialect, Target
 from sinks.sqlalchemy.rows import InsertTransaction
 from sinks.transaction import CommitOutcome, Committable, TransactionContext

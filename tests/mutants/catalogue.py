@@ -633,8 +633,8 @@ MUTANTS = (
     Mutant(
         "SQLAlchemy: sessions keep a lock_timeout",
         "sinks/sqlalchemy",
-        "set_config('lock_timeout', '{_LOCK_SECONDS}s', true)",
-        "set_config('lock_timeout', '{_LOCK_SECONDS}s', false)",
+        "set_config('lock_timeout', '{LOCK_SECONDS}s', true)",
+        "set_config('lock_timeout', '{LOCK_SECONDS}s', false)",
         ("tests/sqlalchemy_sink/test_servers.py",),
     ),
     Mutant(

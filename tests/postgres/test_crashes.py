@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from coordinator import Step
 from coordinator.errors import InDoubtError
 from sinks.errors import ConfigurationError
-from sinks.postgres import PostgresSink
-from sinks.postgres import server as postgres_server
+from sinks.postgres import PostgresSink, connection
+from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import KILLED, Driver
 from sinks.testing.conformance import example_input
 from sinks.testing.driver import KillAt
@@ -78,7 +79,7 @@ def test_a_server_that_freezes_holds_nobody_up(
     tmp_path: Path, server: PostgresServer, dsn: str, strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second of silence, not five, then the two that a connection may take: asked once, and given up."""
-    monkeypatch.setattr(postgres_server, "_SILENCE", 1)
+    monkeypatch.setattr(connection, "SILENCE", 1)
     input = example_input()
     sink = PostgresSink(dsn, "orders", strategy=strategy, connect_options={"connect_timeout": "2"})
     started: list[float] = []
@@ -98,7 +99,7 @@ def test_a_server_that_freezes_holds_nobody_up(
 
 
 def test_a_server_that_freezes_under_a_copy(server: PostgresServer, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_server, "_SILENCE", 1)
+    monkeypatch.setattr(connection, "SILENCE", 1)
     sink = PostgresSink(dsn, "orders", strategy="prepared", connect_options={"connect_timeout": "2"})
     sink.check(SCHEMA)
     transaction = sink.begin_transaction(context(sink))
@@ -113,6 +114,26 @@ def test_a_server_that_freezes_under_a_copy(server: PostgresServer, dsn: str, mo
     finally:
         server.resume()
     sink.close()
+
+
+def test_a_server_that_freezes_under_sqlalchemy(
+    server: PostgresServer, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL without a driver means psycopg."""
+    monkeypatch.setattr(connection, "SILENCE", 1)
+    with closing(SqlAlchemySink(f"{dsn}?connect_timeout=2", "orders", strategy="two_phase")) as sink:
+        sink.check(SCHEMA)
+        transaction = sink.begin_transaction(context(sink))
+        sink.write(transaction, rows_of(1))
+        server.pause()
+        try:
+            started = time.monotonic()
+            with pytest.raises(RuntimeError, match="takes connections and does not answer"):
+                sink.pre_commit(transaction)
+            transaction.close()
+            assert time.monotonic() - started < 60
+        finally:
+            server.resume()
 
 
 def test_prepared_transactions_run_out_in_the_middle(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import make_url
 
-from coordinator.storage import CheckpointStorage, StorageError, impatient, open_storage
+from coordinator.storage import CheckpointStorage, StorageError, open_storage, sql
 from coordinator.storage.sql import SQLStorage
 from coordinator.storage.uris import redacted, within
 from sinks.testing.table import eventually
@@ -462,7 +462,7 @@ class TestFrozen:
     @pytest.mark.parametrize(("kind", "timeouts"), [("postgres", ""), ("mariadb", "&read_timeout=1&write_timeout=1")])
     def test_every_call_ends(self, request, monkeypatch, kind, timeouts):
         """All bounds are shorter than by default, so that the test does not wait for those."""
-        monkeypatch.setattr(impatient, "SILENCE", 1.0)
+        monkeypatch.setattr(sql, "_ANSWER_SECONDS", 1)
         server: Any = request.getfixturevalue(kind)
         with server.database() as dsn:
             dsn += f"?connect_timeout=2{timeouts}"
