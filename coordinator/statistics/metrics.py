@@ -6,7 +6,7 @@ bytes becomes part of it there. Every metric has the label `job_name`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,16 +37,13 @@ class Metric:
     name: str
     unit: str
     description: str
-    labels: tuple[str, ...] = ()
 
 
-CHECKPOINTS = Metric("checkpointing.checkpoints", "", "Tries of checkpoints that have ended", ("status",))
-ROWS = Metric("checkpointing.rows", "", "Rows that became visible", ("sink",))
-DEAD_LETTERS = Metric("checkpointing.dead_letters", "", "Rows that the sink has refused", ("sink",))
-BYTES = Metric("checkpointing.data", "By", "Size of these rows as Arrow record batches", ("sink",))
-TRANSACTIONS = Metric(
-    "checkpointing.transactions", "", "Transactions by outcome: committed, aborted, lost, unknown", ("sink", "outcome")
-)
+CHECKPOINTS = Metric("checkpointing.checkpoints", "", "Tries of checkpoints that have ended")
+ROWS = Metric("checkpointing.rows", "", "Rows that became visible")
+DEAD_LETTERS = Metric("checkpointing.dead_letters", "", "Rows that the sink has refused")
+BYTES = Metric("checkpointing.data", "By", "Size of these rows as Arrow record batches")
+TRANSACTIONS = Metric("checkpointing.transactions", "", "Transactions by outcome: committed, aborted, lost, unknown")
 COMMIT_RETRIES = Metric("checkpointing.commit.retries", "", "Times that outcomes had to be asked for again")
 COUNTERS = (CHECKPOINTS, ROWS, DEAD_LETTERS, BYTES, TRANSACTIONS, COMMIT_RETRIES)
 
@@ -54,17 +51,14 @@ DURATION = Metric(
     "checkpointing.checkpoint.duration", "s", "From trigger to all rows visible, of completed checkpoints"
 )
 SIZE = Metric("checkpointing.checkpoint.size", "By", "Rows of completed checkpoints as Arrow record batches")
-PHASE = Metric("checkpointing.phase.duration", "s", "Of prepare, validate, decide, commit and recover", ("phase",))
+PHASE = Metric("checkpointing.phase.duration", "s", "Of prepare, validate, decide, commit and recover")
 STORAGE = Metric(
-    "checkpointing.storage.duration",
-    "s",
-    "Of the driver's calls of checkpoint storage: put, get, list, delete",
-    ("operation",),
+    "checkpointing.storage.duration", "s", "Of the driver's calls of checkpoint storage: put, get, list, delete"
 )
 HISTOGRAMS = (DURATION, SIZE, PHASE, STORAGE)
 
-Values = Mapping[tuple[str, ...], float]
-"""Of a gauge, by the values of its labels."""
+Values = Sequence[tuple[float, Mapping[str, str]]]
+"""Of a gauge, each with its labels."""
 
 
 @dataclass(frozen=True)
@@ -77,26 +71,26 @@ class Comparison:
 
 
 def _of_sinks(by: str, values: Mapping[str, float]) -> Values:
-    return {(sink, by): value for sink, value in values.items()}
+    return [(value, {"sink": sink, "by": by}) for sink, value in values.items()]
 
 
 BALANCE_GAUGES: Mapping[Metric, Callable[[Comparison], Values]] = {
-    Metric(
-        "checkpointing.balance.differences", "", "Differences between the books of retained checkpoints", ("sink", "by")
-    ): lambda found: _of_sinks(found.by, found.balance.differences_by_sink()),
-    Metric("checkpointing.balance.untold", "", "Retained checkpoints of which nobody could tell", ("sink", "by")): (
+    Metric("checkpointing.balance.differences", "", "Differences between the books of retained checkpoints"): (
+        lambda found: _of_sinks(found.by, found.balance.differences_by_sink())
+    ),
+    Metric("checkpointing.balance.untold", "", "Retained checkpoints of which nobody could tell"): (
         lambda found: _of_sinks(found.by, found.balance.untold_by_sink())
     ),
-    Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column", ("sink", "column", "by")): (
-        lambda found: {
-            (sink, name, found.by): rows
+    Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column"): (
+        lambda found: [
+            (rows, {"sink": sink, "column": name, "by": found.by})
             for sink, totals in found.balance.totals().items()
             for name, rows in totals.items()
             if rows is not None
-        }
+        ]
     ),
-    Metric("checkpointing.balance.timestamp", "s", "When the books were compared, since the epoch", ("by",)): (
-        lambda found: {(found.by,): found.at / 1000}
+    Metric("checkpointing.balance.timestamp", "s", "When the books were compared, since the epoch"): (
+        lambda found: [(found.at / 1000, {"by": found.by})]
     ),
 }
 
@@ -132,12 +126,12 @@ _OF_TRACKER: Mapping[Metric, Callable[[CheckpointStatisticsTracker], float]] = {
 
 
 def _one(read: Callable[[CheckpointStatisticsTracker], float]) -> Callable[[CheckpointStatisticsTracker], Values]:
-    return lambda tracker: {(): read(tracker)}
+    return lambda tracker: [(read(tracker), {})]
 
 
 def _of_driver(read: Callable[[Comparison], Values]) -> Callable[[CheckpointStatisticsTracker], Values]:
     def values(tracker: CheckpointStatisticsTracker) -> Values:
-        return read(Comparison(tracker.balance, tracker.verified_at, "driver")) if tracker.balance else {}
+        return read(Comparison(tracker.balance, tracker.verified_at, "driver")) if tracker.balance else []
 
     return values
 
@@ -206,14 +200,11 @@ class MetricsReporter:
 def _observe(meter: metrics.Meter, job: str, gauges: Mapping[Metric, Callable[[], Values]]) -> None:
     """Ask them when the meter is asked."""
 
-    def observed(metric: Metric, read: Callable[[], Values], _: metrics.CallbackOptions) -> list[metrics.Observation]:
-        return [
-            metrics.Observation(value, {JOB: job, **dict(zip(metric.labels, labels, strict=True))})
-            for labels, value in read().items()
-        ]
+    def observed(read: Callable[[], Values], _: metrics.CallbackOptions) -> list[metrics.Observation]:
+        return [metrics.Observation(value, {JOB: job, **labels}) for value, labels in read()]
 
     for each, read in gauges.items():
-        meter.create_observable_gauge(each.name, [partial(observed, each, read)], each.unit, each.description)
+        meter.create_observable_gauge(each.name, [partial(observed, read)], each.unit, each.description)
 
 
 def open_telemetry(tracker: CheckpointStatisticsTracker) -> tuple[Reporter, ...]:
