@@ -91,8 +91,8 @@ class Holds:
     it would drop, go in rounded; they are refused otherwise.
 
     Integers have `bounds`, as dates and timestamps have, counted in days or microseconds from 1970 (otherwise theirs
-    are the years 0001 to 9999); `complaint` is about what is outside. `to` is the type in which integers and
-    floating-point numbers are handed over; a `scale` of the latter is what MySQL's float(7,4) rounds to. `missing`
+    are the years 0001 to 9999); `complaint` is about what is outside. Or `to` is the type in which integers, and
+    floating-point numbers, are handed over; a `scale` of the latter is what MySQL's float(7,4) rounds to. `missing`
     tells those that the database has no place for, and what to say of them. Times are multiples of `unit` microseconds.
 
     Bytes have just the `size`, and texts at most the `longest` many characters. Blanks at a text's end are not kept if
@@ -138,7 +138,7 @@ class Holds:
             yield as_json(arrow)
             if self.members is not None:
                 yield partial(self._of_members, self.members)
-            if not self.rounding:
+            if not self.rounding and (self.drops or self.longest is not None):
                 yield self._with_its_blanks
         elif is_bytes(arrow) and self.size is not None:
             complaint = f"is not {self.size} bytes long: {self.name} would fill it up with zeros"
@@ -146,11 +146,11 @@ class Holds:
         elif at.is_date32(arrow):
             yield partial(self._within_years, "days", self.bounds or _DAYS, pa.int32(), arrow)
         elif at.is_timestamp(arrow):
-            yield from self._times(pa.timestamp("us", arrow.tz))
+            yield from self._times(arrow, pa.timestamp("us", arrow.tz))
             bounds = self.bounds or _MICROSECONDS
             yield partial(self._within_years, "microseconds", bounds, pa.int64(), pa.timestamp("us"))
         elif at.is_time(arrow) or at.is_duration(arrow):
-            yield from self._times(pa.time64("us") if at.is_time(arrow) else pa.duration("us"))
+            yield from self._times(arrow, pa.time64("us") if at.is_time(arrow) else pa.duration("us"))
         elif at.is_floating(arrow) or (self.to is not None and at.is_floating(self.to)):
             yield from self._floats(arrow)
         elif at.is_integer(arrow) or at.is_decimal(arrow):
@@ -158,12 +158,13 @@ class Holds:
 
     # ------------------------------------------------------------------ numbers
     def _exact_numbers(self, arrow: pa.DataType) -> Iterator[Convert]:
+        complaint = self.complaint or f"is out of range of {self.name}"
         if self.bounds is not None:
             low, high = bits(arrow.bit_width, signed=not at.is_unsigned_integer(arrow))
             if not at.is_integer(arrow) or low < self.bounds[0] or high > self.bounds[1]:
-                yield partial(_within, self.bounds, self.complaint or f"is out of range of {self.name}")
-        if self.to is not None:
-            yield lambda array: array.cast(self.to)
+                yield partial(_within, self.bounds, complaint)
+        elif self.to is not None and arrow != self.to:
+            yield lambda array: _cast(array, self.to, complaint)
         if self.scale is not None:
             digits, scale = digits_of(arrow)
             if scale > self.scale or (self.precision and digits - scale > self.precision - self.scale):
@@ -189,10 +190,10 @@ class Holds:
             yield lambda array: refuse(array, is_missing(array), complaint)
         if at.is_float64(arrow) and at.is_float32(self.to):
             yield self._narrowed
-        elif self.rounding:
+        elif arrow != self.to and self.rounding:
             yield lambda array: array.cast(self.to, safe=False)
-        else:
-            yield lambda array: _cast(array, self.to, "is out of range of what the column holds exactly")
+        elif arrow != self.to:
+            yield lambda array: _cast(array, self.to, f"is out of range of what the column holds exactly{ROUNDING}")
 
     def _narrowed(self, array: pa.Array) -> pa.Array:
         """Refuses also what would become infinite or zero."""
@@ -209,10 +210,12 @@ class Holds:
     def _within_years(
         self, counted: str, bounds: tuple[int, int], whole: pa.DataType, to: pa.DataType, array: pa.Array
     ) -> pa.Array:
-        return _within(bounds, f"{counted} from 1970 is outside the years {self.years}", array.view(whole)).view(to)
+        found = _within(bounds, f"{counted} from 1970 is outside the years {self.years}", array.view(whole))
+        return array if array.type == to else found.view(to)
 
-    def _times(self, to: pa.DataType) -> Iterator[Convert]:
-        yield lambda array: _cast(array, to, "is out of range")
+    def _times(self, arrow: pa.DataType, to: pa.DataType) -> Iterator[Convert]:
+        if arrow != to:
+            yield lambda array: _cast(array, to, "is out of range")
         if self.unit > 1:
             yield self._to_unit
 

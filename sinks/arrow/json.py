@@ -64,11 +64,7 @@ def _string(texts: pa.Array) -> pa.Array:
 
 
 def _number(value: float) -> str:
-    return (
-        repr(value)
-        if math.isfinite(value)
-        else f'"{ {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN") }"'
-    )
+    return repr(value) if math.isfinite(value) else f'"{json.dumps(value)}"'
 
 
 def _dated(array: pa.Array, whole: pa.DataType, cycle: int) -> pa.Array:

@@ -54,14 +54,7 @@ class Column(targets.Column):
 
     @property
     def form(self) -> Form:
-        if self.type in _BINARIES:
-            return Form.HEX
-        if self.type == "bit":
-            return Form.BITS
-        if self.type in _BITS or self.type in ("float", "double", "year"):
-            return Form.NUMBER
-        words = ("decimal", "date", "datetime", "timestamp", "time")  # in SQL 1.5E-7 is a double, '1.5E-7' a decimal
-        return Form.WORD if self.type in words else Form.TEXT
+        return _FORMS.get(self.type, Form.TEXT)
 
     def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
         """To the text of the column."""
@@ -104,16 +97,25 @@ class Form(Enum):
     BITS = "bits"  # a number that only SQL can turn into a BIT
 
 
+_FORMS = {
+    **dict.fromkeys((*_BITS, "float", "double", "year"), Form.NUMBER),
+    # in SQL 1.5E-7 is a double, '1.5E-7' a decimal
+    **dict.fromkeys(("decimal", "date", "datetime", "timestamp", "time"), Form.WORD),
+    **dict.fromkeys(_BINARIES, Form.HEX),
+    "bit": Form.BITS,
+}
+
+
 # ---------------------------------------------------------------------- what columns hold
 def _is_integer(arrow: pa.DataType) -> bool:
     return bool(at.is_integer(arrow) or (at.is_decimal(arrow) and arrow.scale == 0))
 
 
 _INTEGER = Holds(convert.only(_is_integer, "an integer type"))
-_BIT = Holds(convert.only(lambda arrow: at.is_boolean(arrow) or _is_integer(arrow), "an integer type"))
+_FLAG = Holds(convert.only(lambda arrow: at.is_boolean(arrow) or _is_integer(arrow), "an integer type"))
 _YEARS = "is outside the years of YEAR, which are 1901 to 2155"  # 0 to 99 would be years of two digits
 _HOLDS = {
-    **dict.fromkeys(("tinyint", "bit"), _BIT),
+    **dict.fromkeys(("tinyint", "bit"), _FLAG),
     **dict.fromkeys(("smallint", "mediumint", "int", "bigint"), _INTEGER),
     "year": Holds(convert.INTEGER, bounds=(1901, 2155), complaint=_YEARS),
     "decimal": Holds(convert.DECIMAL, complaint="is below 0"),
@@ -161,11 +163,7 @@ def _span(array: pa.Array) -> pa.Array:
     whole = pc.abs(counts)
     seconds = pc.divide(whole, 1_000_000)
     hours, minutes = pc.divide(seconds, 3600), pc.divide(seconds, 60)
-    parts = [
-        hours,
-        pc.subtract(minutes, pc.multiply(hours, 60)),
-        pc.subtract(seconds, pc.multiply(minutes, 60)),
-    ]
+    parts = hours, pc.subtract(minutes, pc.multiply(hours, 60)), pc.subtract(seconds, pc.multiply(minutes, 60))
     clock = pc.binary_join_element_wise(*map(_string, parts), ":")
     fraction = pc.utf8_lpad(_string(pc.subtract(whole, pc.multiply(seconds, 1_000_000))), 6, "0")
     sign = pc.if_else(pc.less(counts, 0), "-", "")

@@ -24,7 +24,7 @@ import pyarrow.types as at
 from psycopg.postgres import types as builtin
 
 from sinks.arrow import convert
-from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, bits, created_type, same, short
+from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, created_type, same, short
 from sinks.arrow.types import bytes_of, is_list, is_text
 from sinks.sql import target as targets
 
@@ -98,9 +98,9 @@ _MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
 _YEARS = "of PostgreSQL"
 _HOLDS = {
     "bool": Holds(convert.BOOLEAN),
-    "int2": Holds(convert.INTEGER, to=pa.int16(), bounds=bits(16)),
-    "int4": Holds(convert.INTEGER, to=pa.int32(), bounds=bits(32)),
-    "int8": Holds(convert.INTEGER, to=pa.int64(), bounds=bits(64)),
+    "int2": Holds(convert.INTEGER, to=pa.int16()),
+    "int4": Holds(convert.INTEGER, to=pa.int32()),
+    "int8": Holds(convert.INTEGER, to=pa.int64()),
     "float4": Holds(convert.FLOAT, to=pa.float32()),
     "float8": Holds(convert.FLOAT, to=pa.float64()),
     "numeric": Holds(convert.DECIMAL),

@@ -1,4 +1,4 @@
-"""MySQL's JSON and enumerations, for MySQLSink and for SqlAlchemySink."""
+"""MySQL's numbers, JSON and enumerations, for MySQLSink and for SqlAlchemySink."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import pyarrow.types as at
 
 from sinks.arrow.convert import DOUBLE_DIGITS, ROUNDING, Convert, RefusedValue, Unfit, as_json, short
 from sinks.arrow.types import is_text, spark_name
+
+NO_INFINITIES = (lambda array: pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
 
 # ---------------------------------------------------------------------- JSON
 # It has 64-bit integers and doubles, and the last of equal names. MariaDB's is a text.
@@ -94,7 +96,6 @@ def _check_number(text: str, *, rounding: bool) -> None:
 
 # ---------------------------------------------------------------------- members of ENUM and SET
 # Its catalog writes them with marks, and without characters beyond U+FFFF.
-NO_INFINITIES = (lambda array: pc.invert(pc.is_finite(array)), "is no number, and MySQL has no NaN and no infinities")
 _MARKS = {"\\0": "\0", "\\n": "\n", "\\r": "\r", "''": "'"}
 
 

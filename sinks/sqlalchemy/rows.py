@@ -44,7 +44,7 @@ class _Values(Encoder[Column]):
 
 
 class InsertTransaction(RowTransaction[Connection]):
-    """Memory: the Python values of 1,000 rows."""
+    """Memory: the Python values of up to 1,000 rows."""
 
     def __init__(
         self,

@@ -143,6 +143,7 @@ def test_doubles_that_real_holds(connection: psycopg.Connection) -> None:
 PARTS = pa.array([0, None, 600_000], pa.int64())
 ROUNDED = [
     (pa.array([0.5, None, 0.1]), "real", "0.1"),
+    (pa.array([1, None, 2**24 + 1], pa.int32()), "real", "1.6777216e+07"),
     (pa.array([Decimal("1.500"), None, Decimal("1.125")]), "numeric(5,2)", "1.13"),
     (pa.array([100, None, 150]), "numeric(5,-2)", "200"),
     (PARTS.cast(pa.time64("us")), "time(0)", "00:00:01"),
@@ -295,7 +296,9 @@ def test_no_addresses(connection: psycopg.Connection, text: str, declared: str) 
 # ------------------------------------------------------------------ arrays
 def test_arrays_of_nothing_but_nulls(connection: psycopg.Connection) -> None:
     """Spark's array<void>, which says nothing about the elements."""
-    for element in ("bigint", "numeric", "text", "uuid", "timestamptz", "varchar(3)", "boolean", "bytea", "_mood"):
+    plain = ("bigint", "numeric", "numeric(5,2)", "text", "uuid", "timestamptz", "varchar(3)", "boolean", "bytea")
+    for element in (*plain, "time", "time(0)", "timestamp(3)", "interval hour to minute", "char(3)", "_mood"):
+        assert texts(connection, pa.nulls(2), element) == [None, None]
         array = pa.array([[None, None], [], None])
         assert texts(connection, array, element + "[]") == ["{NULL,NULL}", "{}", None]
         assert texts(connection, pa.nulls(2), element + "[]") == [None, None]
