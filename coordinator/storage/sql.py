@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
-from sqlalchemy.engine import URL, Engine
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -42,7 +42,6 @@ from sinks.sql.engine import file_readers, make_engine, parse
 from sinks.sql.server import Row
 
 _SILENCE, _ANSWER_SECONDS = 30, 10
-# A pooler may give the session to others; their commits are flushed then, too.
 _DURABLE = "SELECT set_config('synchronous_commit', 'local', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 # Seconds since the epoch, by dialect.
@@ -99,8 +98,10 @@ class SQLStorage(CheckpointStorage):
         if not make and url.get_backend_name() == "sqlite" and not os.path.exists(str(url.database)):
             raise NoSuchStorage(self.uri, "", "there is no such file")
         self._secrets = sorted(_secrets(url), key=len, reverse=True)
+        session = [_DURABLE] if url.get_backend_name() == "postgresql" else []
+        bounds: dict[str, Any] = {"silence": _SILENCE, "answer": _ANSWER_SECONDS, "short": True}
         with self._errors("cannot load the driver"):
-            self._engine = _engine(url)
+            self._engine = make_engine(url, **bounds, session=session, isolation_level="AUTOCOMMIT")
         try:
             with self._errors("cannot connect"):
                 self._engine.connect().close()
@@ -228,13 +229,6 @@ def _parse(uri: str) -> URL:
 def _secrets(url: URL) -> list[str]:
     """What of the URL may not be shown."""
     return [str(url.query[name]) for name in secret_parameters(url)] + ([str(url.password)] if url.password else [])
-
-
-def _engine(url: URL) -> Engine:
-    session = (_DURABLE,) if url.get_backend_name() == "postgresql" else ()
-    return make_engine(
-        url, silence=_SILENCE, answer=_ANSWER_SECONDS, short=True, session=session, isolation_level="AUTOCOMMIT"
-    )
 
 
 def _connection_failed(error: BaseException) -> bool:

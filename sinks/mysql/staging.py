@@ -27,7 +27,7 @@ from sinks.mysql.types import Column, target_type
 from sinks.sql.dialect import Plan
 from sinks.sql.names import staging_table
 from sinks.sql.questions import SORTED_BYTES
-from sinks.sql.staging import StagedTypes, StagingTables, by_table, identity_of
+from sinks.sql.staging import StagedTypes, StagingTables, by_table, identity_of, too_long_to_sort
 from sinks.transaction import TransactionContext
 
 logger = logging.getLogger(__name__)
@@ -150,11 +150,7 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         weights, limit = f"GREATEST(LENGTH({by}), LENGTH(WEIGHT_STRING({by})))", SORTED_BYTES
         staged = f"({self.union(staging, by)}) AS staged"
         if query(connection, f"SELECT 1 FROM {staged} WHERE {weights} > {limit} LIMIT 1"):
-            raise BadValue(
-                f'table {target.label}: a value of the order_by column "{self.merge.order_by}" is longer than {limit} '
-                "bytes, or has more in its collation, and the server sorts by no more: order by a number, a time or a "
-                "shorter text"
-            )
+            raise too_long_to_sort(target, self.merge.order_by)
 
     def grouped(self, target: Target, column: str) -> str:
         """MariaDB has two groups for 0.0 and -0.0, which are one key."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, TypeAlias
@@ -12,6 +12,7 @@ from sinks.progress import progress
 from sinks.sql.dialect import Plan, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import altered, columns_digest, label, of_sink, staging_table
+from sinks.sql.questions import SORTED_BYTES
 from sinks.sql.server import C, Row
 from sinks.sql.strategies import Strategy
 from sinks.sql.target import Column, Target
@@ -44,7 +45,7 @@ class SettledByOthers(Exception):
     """Somebody else settled a participant at the same time: ask again."""
 
 
-class StagingTables(Strategy[C, TargetT, T]):
+class StagingTables(Strategy[C, TargetT, T], ABC):
     """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
     writes the ledger. In between nothing is locked and no transaction is open.
 
@@ -467,6 +468,13 @@ def names_of(committables: Sequence[Committable]) -> list[str]:
 
 def twice_in_batch(target: Target[Column], rule: str, columns: Sequence[str], row: Sequence[object]) -> BadValue:
     return BadValue(f"table {target.label}: {rule}: {_key(columns, row)} comes {row[-1]} times in the batch")
+
+
+def too_long_to_sort(target: Target[Column], order_by: str) -> BadValue:
+    return BadValue(
+        f'table {target.label}: a value of the order_by column "{order_by}" is longer than {SORTED_BYTES} bytes, or '
+        "has more in its collation, and the server sorts by no more: order by a number, a time or a shorter text"
+    )
 
 
 def _key(columns: Sequence[str], row: Sequence[object]) -> str:

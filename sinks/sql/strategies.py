@@ -6,7 +6,6 @@ connection is handed to them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Generic
 
@@ -18,21 +17,11 @@ from sinks.sql.transaction import T
 from sinks.transaction import CommitOutcome, Committable, Identity, TransactionContext, TransactionId
 
 
-class Strategy(ABC, Generic[C, TargetT, T]):
+class Strategy(Generic[C, TargetT, T]):
+    """What both do alike."""
+
     def __init__(self, dialect: Dialect[C, TargetT, T]) -> None:
         self.dialect, self.server, self.merge = dialect, dialect.server, dialect.merge
-
-    @abstractmethod
-    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T: ...
-
-    @abstractmethod
-    def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable: ...
-
-    @abstractmethod
-    def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None: ...
-
-    @abstractmethod
-    def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None: ...
 
     def finish(self, transaction: T, plan: Plan[C, TargetT]) -> int:
         """Wait until every row is judged, and see that they went into the database that the query began with. Returns

@@ -1,9 +1,9 @@
-"""The database: an engine that suits the protocol, and its errors in the words of the sinks."""
+"""The database: an engine that suits the protocol, its errors in the words of the sinks, and its tables as they are."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from sinks.errors import ConfigurationError
 from sinks.sql.engine import LOCK_SECONDS, MYSQL, file_readers, make_engine, parse
 from sinks.sql.errors import Fault
+from sinks.sql.evolution import holds
 from sinks.sql.names import label
 from sinks.sql.questions import GTID_UNSAFE, MYSQL_TRIGGERS, POSTGRES_TRIGGERS, REFUSED_BY_GTID
 from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, LedgerRow, Row, Server, no_ledger
@@ -45,6 +46,13 @@ _CHANGED = re.compile(
     r"no such (table|column)|has no column|Unknown column|read.?only|n.t exist|not exist", re.IGNORECASE
 )
 _RIGHT = re.compile(r"(command|permission) denied|insufficient privilege", re.IGNORECASE)
+
+_COLLATIONS = sa.text(
+    "SELECT column_name, collation_name FROM information_schema.columns"
+    " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name AND collation_name IS NOT NULL"
+)
+RECREATED = ("sqlite", "postgresql", *MYSQL)
+"""Dialects of which is tested that a staging table shows the types of the target that it was made after."""
 
 
 class Database(Server[Connection]):
@@ -313,3 +321,84 @@ def has_table(connection: Connection, name: str, schema: str | None) -> bool:
     except exc.NoSuchTableError:
         return False
     return True
+
+
+# ---------------------------------------------------------------------- tables that are altered while the query runs
+# Databases convert what was written for other types, most of them without a word. So the target's columns are looked at
+# again in the transaction that writes, under the table's lock.
+def types_of(connection: Connection, columns: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The types in SQL of columns that the Inspector told."""
+
+    def text(kind: sa.types.TypeEngine[Any]) -> str:
+        try:
+            return str(kind.compile(dialect=connection.dialect))
+        except exc.CompileError:
+            return repr(kind)
+
+    return {name: text(column["type"]) for name, column in columns.items()}
+
+
+def columns_of(connection: Connection, table: sa.TableClause) -> dict[str, Mapping[str, Any]]:
+    """As the database has them now."""
+    found = sa.inspect(connection).get_columns(table.name, table.schema)
+    columns: dict[str, Mapping[str, Any]] = {column["name"]: column for column in found}
+    collate({name: column["type"] for name, column in columns.items()}, connection, table)
+    return columns
+
+
+def collate(types: Mapping[str, sa.types.TypeEngine[Any]], connection: Connection, table: sa.TableClause) -> None:
+    """Name the collation of each text: MySQL's SHOW CREATE TABLE leaves out what is the table's, and says the character
+    set only at times."""
+    if connection.dialect.name not in MYSQL:
+        return
+    for name, collation in connection.execute(_COLLATIONS, {"schema": table.schema, "name": table.name}):
+        if isinstance(kind := types.get(name), sa.String):
+            kind.charset, kind.collation = None, collation  # type: ignore[attr-defined]
+
+
+def require_same(
+    connection: Connection, table: sa.Table, then: Iterable[tuple[str, str]]
+) -> dict[str, Mapping[str, Any]]:
+    """Lock the table for rows that were made for columns of the names and types `then`, and return its columns. Raises
+    ConfigurationError that says what was changed."""
+    then = [one for one in then if one[0] in table.columns]
+    refused, written = None, list(dict(then))
+    try:
+        try:
+            _lock(connection, table, written)
+        except exc.DBAPIError as error:
+            if not is_gtid_unsafe(error):
+                raise
+            refused = error
+        now = columns_of(connection, table)
+    except exc.NoSuchTableError:
+        raise changed(table, ["it is gone: create it again as it was"]) from None
+    types = types_of(connection, now)
+    reasons = []
+    for name, kind in then:
+        if name not in now:
+            reasons.append(f'it has no column "{name}" any more: add it, or give it its name back')
+        elif not holds(types[name], kind):
+            reasons.append(f'its column "{name}" is {types[name]}, and the rows are written for {kind}')
+    if connection.dialect.name in MYSQL:
+        options = sa.inspect(connection).get_table_options(table.name, table.schema)
+        engine = str(options.get(f"{connection.dialect.name}_engine", "InnoDB"))
+        if engine.lower() != "innodb":
+            reasons.append(f"its engine is {engine}, which has no transactions")
+    if refused and not reasons:
+        raise refused
+    if reasons:
+        raise changed(table, reasons)
+    return now
+
+
+def _lock(connection: Connection, table: sa.Table, written: Sequence[str]) -> None:
+    """An INSERT of no rows: where databases have a lock for it, nobody alters the table until the transaction ends."""
+    nothing = sa.select(*(table.c[name] for name in written)).where(sa.false())
+    connection.execute(table.insert().from_select(written, nothing))
+
+
+def changed(table: sa.Table, reasons: Iterable[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"table {table.fullname} was changed while the query ran: {'; '.join(reasons)}. Change it back"
+    )

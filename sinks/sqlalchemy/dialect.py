@@ -1,12 +1,15 @@
-"""Any database's own way, as far as SQLAlchemy knows it. Strategy `two_phase`: rows go into the target itself, then
-SQLAlchemy's `prepare`; the driver commits by name. Strategy `staged`: see there."""
+"""Any database's own way, as far as SQLAlchemy knows it, and a task's rows, which go in by executemany of INSERT.
+Strategy `two_phase`: into the target itself, then SQLAlchemy's `prepare`; the driver commits by name. Strategy
+`staged`: see there."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,26 +17,29 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import TypeEngine
 
+from sinks.arrow.convert import RefusedValue
+from sinks.errors import BadValue
 from sinks.sql import ledger as ledgers
 from sinks.sql import target as targets
 from sinks.sql.ddl import Ddl, MySqlDdl, PostgresDdl, ShortAddDdl, SqliteDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
-from sinks.sql.encoder import mismatches
+from sinks.sql.encoder import Encoder, mismatches
 from sinks.sql.errors import Fault
 from sinks.sql.mysql import in_full
-from sinks.sql.questions import HOMES
-from sinks.sqlalchemy import changes
-from sinks.sqlalchemy.database import Database, create, has_table
-from sinks.sqlalchemy.rows import InsertTransaction
+from sinks.sql.questions import DEFERRED, HOMES
+from sinks.sql.transaction import RowTransaction
+from sinks.sqlalchemy.database import Database, collate, columns_of, create, has_table, require_same, types_of
 from sinks.sqlalchemy.types import Column, declared
 from sinks.transaction import Identity, TransactionContext, token
 
 # Dialects whose two-phase transactions are tested here, each with the query that tells whether the server allows them.
 _TWO_PHASE = {"postgresql": "SELECT CAST(current_setting('max_prepared_transactions') AS integer) > 0"}
+_DDL_IS_UNDONE = ("sqlite", "postgresql")
+"""Dialects whose ROLLBACK undoes CREATE TABLE."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +49,133 @@ class Target(targets.Target[Column]):
     table: sa.Table
     types: dict[str, str]
     constraints: tuple[str, ...] = ("what the table has",)
+
+
+class _Values(Encoder[Column]):
+    rows_at_once = 1000
+    bytes_at_once = 16 * 2**20
+    no_null = "NULL in a column that takes none"
+
+    def of(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        """The rows, as Python has their values."""
+        columns = []
+        for column, array in zip(self.columns, self.converted(batch), strict=True):
+            try:
+                columns.append(array.to_pylist())
+            except (ValueError, OverflowError) as error:
+                text = isinstance(error, UnicodeDecodeError)
+                reason = "the text is not UTF-8" if text else "Python has no such value"
+                raise self.bad_value(batch, column.name, RefusedValue(_first_unreadable(array), reason)) from None
+        return list(zip(*columns, strict=True))
+
+
+class InsertTransaction(RowTransaction[Connection]):
+    """Memory: the Python values of up to 1,000 rows."""
+
+    def __init__(
+        self,
+        database: Database,
+        context: TransactionContext,
+        label: str,
+        identity: Identity,
+        into: sa.Table,
+        columns: Iterable[Column],
+        xid: str | None = None,
+        *,
+        rounding: bool = False,
+        create: bool = False,
+    ) -> None:
+        """`columns` are those of `into` that the batch may fill. With `xid` it is a two-phase transaction. `create`: it
+        makes the table, too, which goes when it is thrown away."""
+        super().__init__(context, identity)
+        self._judged_now = False
+        self.where = f"table {label}: {self.who}"
+        self.database = database
+        self.into, self._undo = into, create and database.dialect not in _DDL_IS_UNDONE
+        known = {column.name: column for column in columns}
+        self._insert = into.insert()
+        filled = [replace(known[name], nullable=bool(into.c[name].nullable)) for name in context.schema.names]
+        self._values = _Values(context.schema, filled, f"{label}: {self.who}", rounding=rounding)
+        with self.explained():
+            self.connection = database.engine.connect()
+            try:
+                self.transaction: RootTransaction = (
+                    database.begin_twophase(self.connection, xid) if xid else self.connection.begin()
+                )
+                if create:
+                    into.create(self.connection, checkfirst=False)
+            except BaseException:
+                self.connection.close()
+                raise
+
+    def explained(self) -> AbstractContextManager[None]:
+        return self.database.explained(self.where)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        names, values = batch.schema.names, self._values
+        for piece in values.slices(batch):
+            rows = [dict(zip(names, row, strict=True)) for row in values.of(piece)]
+            where = f"{self.where}, rows {values.rows + 1} to {values.rows + len(rows)},"
+            with self.database.explained(where):
+                self.connection.execute(self._insert, rows)
+            values.rows += len(rows)
+
+    def encode(self, batch: pa.RecordBatch) -> None:
+        self._values.of(batch)
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        if not self._judged_now:
+            self._judge_now()
+        before, savepoint = self._values.rows, self.connection.begin_nested()
+        try:
+            self.write(batch)
+        except BadValue:
+            self._values.rows = before
+            savepoint.rollback()
+            raise
+        savepoint.commit()
+
+    def _judge_now(self) -> None:
+        """Let constraints that wait for the end of the transaction judge each insert."""
+        self._judged_now = True
+        if self.database.dialect == "postgresql":
+            quote = self.database.engine.dialect.identifier_preparer
+            with self.explained():
+                found = self.database.query(self.connection, DEFERRED, [quote.format_table(self._insert.table)])
+                if found:
+                    names = ", ".join(".".join(map(quote.quote_identifier, name)) for name in found)
+                    self.connection.exec_driver_sql(f"SET CONSTRAINTS {names} IMMEDIATE")
+
+    def finish(self) -> int:
+        """Every row is judged already."""
+        return self._values.rows
+
+    def prepare(self) -> None:
+        self.sealing = True
+        assert isinstance(self.transaction, sa.TwoPhaseTransaction)
+        with self.explained():
+            self.transaction.prepare()
+            self.connection.invalidate()  # SQLAlchemy would roll back what is only prepared
+        self.connection.close()
+
+    def commit(self) -> None:
+        self.sealing = True
+        with self.explained():
+            self.transaction.commit()
+        self.connection.close()
+
+    def close(self) -> None:
+        """Nothing is thrown away of what is sealed."""
+        with contextlib.suppress(Exception):
+            if not self.sealing:
+                self.transaction.rollback()
+                if self._undo:
+                    self.into.drop(self.connection)
+                    self.connection.commit()
+        with contextlib.suppress(Exception):
+            if self.sealing:
+                self.connection.invalidate()
+            self.connection.close()
 
 
 _DDL: dict[str, type[Ddl[Connection]]] = {
@@ -83,7 +216,7 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
         if not has_table(connection, name, schema):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
-        changes.collate({column.name: column.type for column in table.columns}, connection, table)
+        collate({column.name: column.type for column in table.columns}, connection, table)
         columns, collations = [], self._collations(connection, table)
         for column in table.columns:
             if column.name in collations and isinstance(column.type, sa.String):
@@ -105,7 +238,7 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
                     dialect=self.server.dialect,
                 )
             )
-        types = changes.types_of(connection, changes.columns_of(connection, table))
+        types = types_of(connection, columns_of(connection, table))
         return Target(schema, name, tuple(columns), table=table, types=types)
 
     def _enumeration(
@@ -231,7 +364,7 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
         )
         with transaction.begun(), transaction.explained():
             then = [(name, target.types[name]) for name in context.schema.names]
-            changes.require_same(transaction.connection, target.table, then)
+            require_same(transaction.connection, target.table, then)
         return transaction
 
     def _prefix(self, job: str, sink: str) -> str:
@@ -274,3 +407,12 @@ def _digest(text: str, length: int = 10) -> str:
 
 def _listed(connection: Connection) -> set[str]:
     return {xid.decode() if isinstance(xid, bytes) else str(xid) for xid in connection.recover_twophase()}
+
+
+def _first_unreadable(array: pa.Array) -> int:
+    for index, value in enumerate(array):
+        try:
+            value.as_py()
+        except (ValueError, OverflowError):
+            return index
+    return 0

@@ -16,8 +16,7 @@ from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
 from sinks.sqlalchemy.database import Database
-from sinks.sqlalchemy.dialect import SqlAlchemyDialect, Target
-from sinks.sqlalchemy.rows import InsertTransaction
+from sinks.sqlalchemy.dialect import InsertTransaction, SqlAlchemyDialect, Target
 from sinks.sqlalchemy.staging import SqlAlchemyStaging
 
 if TYPE_CHECKING:

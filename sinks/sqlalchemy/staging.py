@@ -17,16 +17,14 @@ from sqlalchemy import exc
 from sqlalchemy.engine import Connection
 from sqlalchemy.types import SchemaType, TypeEngine
 
-from sinks.errors import BadValue, ConfigurationError
+from sinks.errors import ConfigurationError
 from sinks.sql.dialect import Plan
 from sinks.sql.engine import MYSQL
 from sinks.sql.names import staging_table
 from sinks.sql.questions import SORTED_BYTES
-from sinks.sql.staging import Doubtful, StagedTypes, StagingTables, identity_of, twice_in_batch
-from sinks.sqlalchemy import changes
-from sinks.sqlalchemy.database import Database
-from sinks.sqlalchemy.dialect import SqlAlchemyDialect, Target
-from sinks.sqlalchemy.rows import InsertTransaction
+from sinks.sql.staging import Doubtful, StagedTypes, StagingTables, identity_of, too_long_to_sort, twice_in_batch
+from sinks.sqlalchemy.database import RECREATED, Database, changed, columns_of, require_same, types_of
+from sinks.sqlalchemy.dialect import InsertTransaction, SqlAlchemyDialect, Target
 from sinks.transaction import CommitOutcome, Committable, TransactionContext
 
 logger = logging.getLogger(__name__)
@@ -77,16 +75,16 @@ class SqlAlchemyStaging(StagingTables[Connection, Target, InsertTransaction]):
         """Databases may count on, or put the time, in place of a NULL that the table takes no more."""
         target = plan.target
         types = [one for columns in staged.values() for one in columns.items()]
-        if connection.dialect.name not in changes.RECREATED:
+        if connection.dialect.name not in RECREATED:
             types = [(name, target.types[name]) for name, _ in types if name in target.types]
-        now = changes.require_same(connection, target.table, dict.fromkeys(types))
+        now = require_same(connection, target.table, dict.fromkeys(types))
         nullable = {c.name for c in target.columns if c.nullable} & {name for name in now if now[name]["nullable"]}
         written = self.merge.written(list(dict(types)), target.names)
         for name in [name for name in written if name not in nullable]:
             rows = self._union(target, list(staged), [name, *self._marker])
             missing = rows.c[name].is_(None), *(self._deletes(rows).is_not(sa.true()) for _ in self._marker)
             if connection.execute(sa.select(rows.c[name]).where(*missing).limit(1)).first():
-                raise changes.changed(target.table, [f'its column "{name}" takes no NULL, and rows have NULL there'])
+                raise changed(target.table, [f'its column "{name}" takes no NULL, and rows have NULL there'])
         return target
 
     def clashes(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
@@ -96,11 +94,7 @@ class SqlAlchemyStaging(StagingTables[Connection, Target, InsertTransaction]):
             by = self._union(target, staging, [self.merge.order_by]).c[self.merge.order_by]
             weights = sa.func.greatest(sa.func.length(by), sa.func.length(sa.func.weight_string(by)))
             if connection.execute(sa.select(sa.literal(1)).where(weights > SORTED_BYTES).limit(1)).first():
-                raise BadValue(
-                    f'table {target.label}: a value of the order_by column "{self.merge.order_by}" is longer than '
-                    f"{SORTED_BYTES} bytes, or has more in its collation, and the server sorts by no more: order by a "
-                    "number, a time or a shorter text"
-                )
+                raise too_long_to_sort(target, self.merge.order_by)
 
     def _twice(
         self, connection: Connection, target: Target, staging: Sequence[str], columns: Sequence[str], rule: str
@@ -245,8 +239,8 @@ class SqlAlchemyStaging(StagingTables[Connection, Target, InsertTransaction]):
     def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
         found = {}
         for name in tables:
-            columns = changes.columns_of(connection, sa.table(name, schema=schema or None))
-            types = changes.types_of(connection, columns)
+            columns = columns_of(connection, sa.table(name, schema=schema or None))
+            types = types_of(connection, columns)
             found[name] = {name: kind for name, kind in types.items() if name != _ID}
         return found
 
@@ -258,4 +252,6 @@ def _copy(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     for name in ("charset", "collation"):  # SQLAlchemy forgets those of MySQL's ENUM
         if hasattr(kind, name):
             setattr(copy, name, getattr(kind, name))
+    if hasattr(copy, "create_type"):  # PostgreSQL's, which is there
+        copy.create_type = False
     return copy

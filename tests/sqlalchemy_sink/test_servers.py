@@ -179,6 +179,15 @@ def test_a_session_is_left_as_a_pooler_gave_it(pg: Server, strategy: str) -> Non
         pg.run("ALTER ROLE CURRENT_USER RESET synchronous_commit")
 
 
+def test_an_enumeration_of_postgres_stays_when_staging_tables_go(pg: Server) -> None:
+    pg.run("CREATE TYPE mood AS ENUM ('bad', 'good')")
+    pg.run("CREATE TABLE orders (id bigint, name mood)")
+    sink = pg.sink(strategy="staged")
+    for n in range(2):
+        pg.write(sink, ORDERS, [(n, "good")], [(n, "bad")])
+    assert len(pg.run("SELECT * FROM orders")) == 4
+
+
 @pytest.mark.parametrize("portable_first", [True, False])
 def test_sinks_into_one_schema_share_a_ledger(server: Server, portable_first: bool) -> None:
     own = (PostgresSink if server.kind == "pg" else MySQLSink)(server.dsn, "own", create_table=True)
