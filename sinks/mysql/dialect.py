@@ -24,7 +24,6 @@ from sinks.mysql.types import Column, target_type
 from sinks.mysql.xa import identity_of, name_of, recovered
 from sinks.sql.ddl import MySqlDdl
 from sinks.sql.dialect import Dialect, NotDone, Plan, declarations
-from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, witness_of
@@ -113,9 +112,6 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
             charset = "" if collation.startswith("utf8mb4") else " CHARACTER SET utf8mb4"
         return f"{quoted(field.name)} {kind}{charset} NULL"
 
-    def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
-        return mismatches(batch, target.columns, rounding=self.merge.rounding == "allow")
-
     def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
         keys = self.merge.keys
         if keys and not target.is_unique(keys):
@@ -176,7 +172,7 @@ class MySQLDialect(Dialect[Connection, Target, LoadTransaction]):
 
     def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> RowEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
-        rounding = self.merge.rounding == "allow"
+        rounding = self.merge.rounds
         if target.local:
             return LoadEncoder(context.schema, columns, target.label, rounding=rounding)
         return InsertEncoder(context.schema, columns, target.label, rounding=rounding, packet=target.packet)

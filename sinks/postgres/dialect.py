@@ -20,7 +20,6 @@ from sinks.postgres.server import Connection, Server, row
 from sinks.postgres.types import Column, target_type
 from sinks.sql.ddl import PostgresDdl
 from sinks.sql.dialect import Dialect, Plan, Writers, declarations
-from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, witness_of
@@ -85,9 +84,6 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
     def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
         _require_whole_name(connection, field.name, target.label)
         return f"{self.server.quote(field.name)} {target_type(field.type)}"
-
-    def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
-        return mismatches(batch, target.columns)
 
     def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
         keys = self.merge.keys
@@ -154,7 +150,7 @@ class PostgresDialect(Dialect[Connection, Target, CopyTransaction]):
 
     def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> CopyEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
-        return CopyEncoder(context.schema, columns, target.label, rounding=self.merge.rounding == "allow")
+        return CopyEncoder(context.schema, columns, target.label, rounding=self.merge.rounds)
 
     # ------------------------------------------------------------------ errors
     def fault(self, error: Exception) -> Fault | None:

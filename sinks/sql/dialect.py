@@ -12,6 +12,7 @@ import pyarrow as pa
 from sinks.diagnosis import Finding
 from sinks.errors import SchemaMismatch, SinkError
 from sinks.sql.ddl import Ddl
+from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.options import MergeOptions
@@ -102,10 +103,6 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         SchemaMismatch."""
 
     @abstractmethod
-    def mismatches(self, batch: pa.Schema, target: TargetT) -> list[str]:
-        """Every reason why the columns do not fit."""
-
-    @abstractmethod
     def problems(self, connection: C, target: TargetT, ledger: str) -> Iterable[str]:
         """What else is in the way: the index that upserts need, the server, rights."""
 
@@ -173,6 +170,10 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         return None
 
     # ------------------------------------------------------------------ alike
+    def mismatches(self, batch: pa.Schema, target: TargetT) -> list[str]:
+        """Every reason why the columns do not fit."""
+        return mismatches(batch, target.columns, rounding=self.merge.rounds)
+
     def aim(self, target: TargetT) -> str:
         """Where rows go, and how: what committables are compared by."""
         return f"{target.label} ({self.merge})"

@@ -31,6 +31,10 @@ class MergeOptions:
         """A single key may be given as it is."""
         return cls(mode, tuple([keys] if isinstance(keys, str) else keys), *others)
 
+    @property
+    def rounds(self) -> bool:
+        return self.rounding == "allow"
+
     def __str__(self) -> str:
         """Committables keep it, and are compared by it in later versions: the same options, the same text, for ever."""
         if self.mode == "append":

@@ -27,7 +27,7 @@ from sinks.sql import ledger as ledgers
 from sinks.sql import target as targets
 from sinks.sql.ddl import Ddl, MySqlDdl, PostgresDdl, ShortAddDdl, SqliteDdl
 from sinks.sql.dialect import Dialect, Plan, declarations
-from sinks.sql.encoder import Encoder, mismatches
+from sinks.sql.encoder import Encoder
 from sinks.sql.errors import Fault
 from sinks.sql.mysql import in_full
 from sinks.sql.questions import DEFERRED, HOMES
@@ -195,10 +195,6 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
 
     server: Database
 
-    @property
-    def rounding(self) -> bool:
-        return self.merge.rounding == "allow"
-
     # ------------------------------------------------------------------ the target
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
         schema, _, name = table.rpartition(".")
@@ -301,9 +297,6 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
         sa.Table(target.name, sa.MetaData(), column)  # the compiler asks what its table is
         return self.server.undoubled(str(CreateColumn(column).compile(dialect=connection.dialect)))
 
-    def mismatches(self, batch: pa.Schema, target: Target) -> list[str]:
-        return mismatches(batch, target.columns, rounding=self.rounding)
-
     def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
         if self.merge.keys and not self._is_unique(connection, target.table):
             yield f"upsert by ({', '.join(self.merge.keys)}) needs a primary key or unique index on just these columns"
@@ -360,7 +353,7 @@ class SqlAlchemyDialect(Dialect[Connection, Target, InsertTransaction]):
         xid = self._prefix(context.job, context.sink) + _digest(context.transaction_id, 20)
         target, identity = plan.target, {self.KEY: xid}
         transaction = InsertTransaction(
-            self.server, context, target.label, identity, target.table, target.columns, xid, rounding=self.rounding
+            self.server, context, target.label, identity, target.table, target.columns, xid, rounding=self.merge.rounds
         )
         with transaction.begun(), transaction.explained():
             then = [(name, target.types[name]) for name in context.schema.names]

@@ -59,7 +59,7 @@ class SqlAlchemyStaging(StagingTables[Connection, Target, InsertTransaction]):
             mariadb_collate="utf8mb4_bin",
         )
         identity = identity_of(target.schema, text)
-        rounding = self.dialect.rounding
+        rounding = self.merge.rounds
         return InsertTransaction(
             self.server, context, target.label, identity, staging, columns, rounding=rounding, create=True
         )
