@@ -127,7 +127,8 @@ class Dialect(ABC, Generic[C, TargetT, T]):
         """What an error means to somebody who sets up the sink; None to let it pass."""
         fault = self.fault(error)
         if fault and fault.kind == "blocked":
-            return f"somebody locks table or ledger at {self.server} for longer than the sink waits: {fault.text}"
+            where = f"table or ledger at {self.server}"
+            return f"somebody locks {where} for longer than the sink waits: {fault.text}{fault.advice}"
         if fault and fault.kind == "right":
             return f"the user lacks a right at {self.server}: {fault.text}"
         said = self.unreachable(error)
