@@ -31,8 +31,7 @@ _SESSION = {
     **dict.fromkeys(
         MYSQL,
         (
-            f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS},"
-            # drivers may escape bytes by backslashes in whatever mode
+            "SET SESSION"  # drivers may escape bytes by backslashes in whatever mode
             " sql_mode = CONCAT(REPLACE(REPLACE(@@sql_mode, 'EMPTY_STRING_IS_NULL', 'STRICT_ALL_TABLES'),"
             " 'NO_BACKSLASH_ESCAPES', 'STRICT_ALL_TABLES'),"
             " ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'),"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,6 +27,8 @@ from sinks.transaction import (
     TransactionContext,
     TransactionId,
 )
+
+logger = logging.getLogger(__name__)
 
 _COUNTED_TOGETHER = 50
 
@@ -295,7 +298,10 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
                     raise
                 return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
             committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
-            self.tidy(connection, plan.ledger.schema, committed)
+            try:
+                self.tidy(connection, plan.ledger.schema, committed)
+            except Exception:
+                logger.info("staging tables of %s are dropped by the next sweep", plan.target.label, exc_info=True)
         return [outcomes[_id(c)] for c in committables]
 
     def refused(self, committables: Sequence[Committable], reason: str) -> list[CommitOutcome]:
@@ -391,7 +397,7 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
         return (identity_of(schema, text) for text in staged if text not in moved)
 
     def kept(self, committables: Sequence[Committable]) -> str:
-        tables = [str(c.transaction["table"]) for c in committables]
+        tables = [str(c.transaction.get("table") or c.transaction["staging"]) for c in committables]
         more = f" and {len(tables) - 1} more, one for each partition" if len(tables) > 1 else ""
         return f"the staging table{'s' if more else ''} {tables[0]}{more}"
 

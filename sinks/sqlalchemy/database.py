@@ -43,7 +43,8 @@ _REFUSED = re.compile(
 
 # What databases say of a table that is not as it was, or cannot be written, and of a right that the user lacks.
 _CHANGED = re.compile(
-    r"no such (table|column)|has no column|Unknown column|read.?only|n.t exist|not exist", re.IGNORECASE
+    r"no such (table|column)|has no column|Unknown column|read.?only|(table|relation|column) .*(n.t|not) exist",
+    re.IGNORECASE,
 )
 _RIGHT = re.compile(r"(command|permission) denied|insufficient privilege", re.IGNORECASE)
 
@@ -100,7 +101,9 @@ class Database(Server[Connection]):
             options["json_serializer"] = str  # values for JSON columns are JSON text already
         if self.dialect != "sqlite":
             options.setdefault("isolation_level", "READ COMMITTED")
-        engine = make_engine(self.url, silence=_SILENCE, answer=_ANSWER_SECONDS, **options)
+        waits = f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}"
+        session = [waits] if self.dialect in MYSQL else []
+        engine = make_engine(self.url, silence=_SILENCE, answer=_ANSWER_SECONDS, session=session, **options)
 
         if self.dialect == "sqlite":
 
@@ -177,7 +180,10 @@ class Database(Server[Connection]):
         inspector = sa.inspect(connection)
         columns = {column["name"] for column in inspector.get_columns(name, schema or None)}
         keys = inspector.get_pk_constraint(name, schema or None)["constrained_columns"]
-        if keys != ["transaction_id"] or not columns >= set(LEDGER_COLUMNS):
+        engine = "InnoDB"
+        if self.dialect in MYSQL:
+            engine = inspector.get_table_options(name, schema or None).get(f"{connection.dialect.name}_engine", engine)
+        if keys != ["transaction_id"] or not columns >= set(LEDGER_COLUMNS) or engine != "InnoDB":
             raise no_ledger(label(schema, name))
         return True
 
@@ -251,7 +257,8 @@ class Database(Server[Connection]):
             return Fault("refused", text)
         if is_gtid_unsafe(error):
             return Fault("server", REFUSED_BY_GTID)
-        if isinstance(error, exc.NoSuchTableError) or _CHANGED.search(text):
+        told = isinstance(error, exc.OperationalError | exc.ProgrammingError) and _CHANGED.search(text)
+        if told or isinstance(error, exc.NoSuchTableError):
             return Fault("changed", f"{text} (at {self})")
         if _RIGHT.search(text):
             return Fault("right", text)

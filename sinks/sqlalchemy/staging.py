@@ -14,10 +14,10 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
+from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 from sqlalchemy.types import SchemaType, TypeEngine
 
-from sinks.errors import ConfigurationError
 from sinks.sql.dialect import Plan
 from sinks.sql.engine import MYSQL
 from sinks.sql.names import staging_table
@@ -32,7 +32,11 @@ logger = logging.getLogger(__name__)
 _ID = "tpc_transaction"
 """A column of a staging table, which is NULL in each row. Its default is the transaction's id: any database keeps that
 with the table from its first moment on, and tells it."""
-_DROPPED_TOGETHER = 100
+_ROW = "tpc_row"
+"""Its primary key: without one PostgreSQL's publications refuse DELETE, and some servers the table."""
+
+
+_TEXT = sa.String(199).with_variant(mysql.VARCHAR(199, charset="ascii", collation="ascii_bin"), *MYSQL)
 
 
 class SqlAlchemyStaging(StagingTables[Connection, Target, InsertTransaction]):
@@ -47,7 +51,8 @@ class SqlAlchemyStaging(StagingTables[Connection, Target, InsertTransaction]):
         staging = sa.Table(
             name,
             sa.MetaData(),
-            sa.Column(_ID, sa.String(199), default=sa.null(), server_default=text),
+            sa.Column(_ROW, sa.BigInteger().with_variant(sa.Integer, "sqlite"), sa.Identity(), primary_key=True),
+            sa.Column(_ID, _TEXT, default=sa.null(), server_default=text),
             *(
                 sa.Column(c.name, _copy(c.kind), nullable=c.name not in keys and (c.nullable or optional))
                 for c in columns
@@ -79,12 +84,14 @@ class SqlAlchemyStaging(StagingTables[Connection, Target, InsertTransaction]):
             types = [(name, target.types[name]) for name, _ in types if name in target.types]
         now = require_same(connection, target.table, dict.fromkeys(types))
         nullable = {c.name for c in target.columns if c.nullable} & {name for name in now if now[name]["nullable"]}
-        written = self.merge.written(list(dict(types)), target.names)
-        for name in [name for name in written if name not in nullable]:
-            rows = self._union(target, list(staged), [name, *self._marker])
-            missing = rows.c[name].is_(None), *(self._deletes(rows).is_not(sa.true()) for _ in self._marker)
-            if connection.execute(sa.select(rows.c[name]).where(*missing).limit(1)).first():
-                raise changed(target.table, [f'its column "{name}" takes no NULL, and rows have NULL there'])
+        required = [name for name in self.merge.written(list(dict(types)), target.names) if name not in nullable]
+        found = sa.inspect(connection).get_multi_columns(target.schema or None, list(staged)) if required else {}
+        for (_, table), columns in found.items():
+            for name in [c["name"] for c in columns if c["name"] in required and c["nullable"]]:
+                rows = self._union(target, [table], [name, *self._marker])
+                missing = rows.c[name].is_(None), *(self._deletes(rows).is_not(sa.true()) for _ in self._marker)
+                if connection.execute(sa.select(rows.c[name]).where(*missing).limit(1)).first():
+                    raise changed(target.table, [f'its column "{name}" takes no NULL, and rows have NULL there'])
         return target
 
     def clashes(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
@@ -202,28 +209,36 @@ class SqlAlchemyStaging(StagingTables[Connection, Target, InsertTransaction]):
         return self.server.explained(f"table {target.label}: {where}")
 
     def refusal(self, error: Exception, target: Target, tables: Sequence[str]) -> str | None:
-        if self.server.refuses(error):
-            return f": {self.server.said(error)}"
-        explained = self.server.explain(error, "a checkpoint") if isinstance(error, exc.SQLAlchemyError) else error
-        return f": {explained}. Change it back" if isinstance(explained, ConfigurationError) else None
+        fault = self.dialect.fault(error)
+        if fault is None or fault.kind not in ("refused", "changed", "server"):
+            return None
+        return f": {fault.text}" + (". Change it back" if fault.kind == "changed" else "")
 
     # ------------------------------------------------------------------ staging tables
+    def transfer(
+        self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
+    ) -> None:
+        """And empty the staging tables, so that this is tried before the decision, too."""
+        super().transfer(connection, target, staging, written, rows)
+        for table in self._tables(target, staging, ()):
+            connection.execute(table.delete())
+
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        for name in names:
-            connection.execute(sa.table(name, schema=schema or None).delete())
+        """They are empty."""
 
     def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        for start in range(0, len(names), _DROPPED_TOGETHER):
+        for name in names:
             with self.server.transaction(connection):
-                for name in names[start : start + _DROPPED_TOGETHER]:
-                    sa.Table(name, sa.MetaData(), schema=schema or None).drop(connection)
+                sa.Table(name, sa.MetaData(), schema=schema or None).drop(connection)
 
     def drop_unused(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         """What somebody reads now is dropped by the next sweep."""
-        try:
-            self.drop(connection, schema, names)
-        except exc.DBAPIError as error:
-            logger.warning("staging tables were moved and could not be dropped yet: %s", self.server.said(error))
+        for name in names:
+            try:
+                self.drop(connection, schema, [name])
+            except exc.DBAPIError as error:
+                said = self.server.said(error)
+                logger.warning("staging table %s was moved and could not be dropped yet: %s", name, said)
 
     def existing(self, connection: Connection, schema: str, names: Sequence[str]) -> set[str]:
         return set(names) & set(sa.inspect(connection).get_table_names(schema or None))
@@ -241,7 +256,7 @@ class SqlAlchemyStaging(StagingTables[Connection, Target, InsertTransaction]):
         for name in tables:
             columns = columns_of(connection, sa.table(name, schema=schema or None))
             types = types_of(connection, columns)
-            found[name] = {name: kind for name, kind in types.items() if name != _ID}
+            found[name] = {name: kind for name, kind in types.items() if name not in (_ROW, _ID)}
         return found
 
 

@@ -661,8 +661,8 @@ MUTANTS = (
     Mutant(
         "SqlAlchemySink: a staging table that was moved keeps its rows",
         "sinks/sqlalchemy",
-        "connection.execute(sa.table(name, schema=schema or None).delete())",
-        "pass",
+        "        for table in self._tables(target, staging, ()):\n            connection.execute(table.delete())\n",
+        "",
         SQLALCHEMY,
     ),
     Mutant(

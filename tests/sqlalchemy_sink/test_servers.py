@@ -188,6 +188,23 @@ def test_an_enumeration_of_postgres_stays_when_staging_tables_go(pg: Server) -> 
     assert len(pg.run("SELECT * FROM orders")) == 4
 
 
+def test_a_publication_of_all_tables_takes_the_moves_too(pg: Server) -> None:
+    """PostgreSQL refuses to delete from a table without a key then."""
+    pg.run("CREATE TABLE orders (id bigint PRIMARY KEY, name text)")
+    pg.run("CREATE PUBLICATION everything FOR ALL TABLES")
+    pg.write(pg.sink(strategy="staged"), ORDERS, [(1, "a")], [(2, "b")])
+    assert pg.run("SELECT id FROM orders ORDER BY id") == [(1,), (2,)]
+
+
+def test_a_ledger_without_transactions_proves_nothing(my: Server) -> None:
+    my.run("CREATE TABLE orders (id bigint, name text)")
+    sink = my.sink(strategy="staged")
+    my.write(sink, ORDERS, [(1, "a")])
+    my.run("ALTER TABLE tpc_ledger ENGINE=MyISAM")
+    with pytest.raises(ConfigurationError, match="not a ledger of this version"):
+        sink.committed_checkpoints("job")
+
+
 @pytest.mark.parametrize("portable_first", [True, False])
 def test_sinks_into_one_schema_share_a_ledger(server: Server, portable_first: bool) -> None:
     own = (PostgresSink if server.kind == "pg" else MySQLSink)(server.dsn, "own", create_table=True)

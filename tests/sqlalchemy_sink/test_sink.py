@@ -287,6 +287,12 @@ def test_rows_of_many_chunks_and_partitions_come_once(db: Play) -> None:
     assert db.run("SELECT name FROM sqlite_master WHERE name GLOB 'tpc_????????????????????*'") == []
 
 
+@pytest.mark.large
+def test_more_partitions_than_sqlite_takes_tables_in_one_statement(db: Play) -> None:
+    db.write(db.sink(), ORDERS, *([(n, "a")] for n in range(501)))
+    assert db.run("SELECT count(*), count(DISTINCT id) FROM orders") == [(501, 501)]
+
+
 def test_a_row_that_the_staging_table_refuses_fails_the_task(db: Play) -> None:
     sink = db.sink()
     sink.check(ORDERS)
