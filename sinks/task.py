@@ -86,7 +86,7 @@ class Replay:
 @cache
 def _freeze_imports() -> None:
     """PySpark's daemon collects garbage after each task, over all that the worker has imported by then. What is there
-    at the first task of a worker stays, and is left out of that: tens of milliseconds of each task."""
+    at the first task of a worker stays, and is left out of that."""
     gc.freeze()
 
 
