@@ -188,23 +188,17 @@ class Ledger(Generic[C]):
         """Write a row or a tombstone under each key that has none, in the caller's transaction. Returns whether that
         was each of them. Waits for others that write the same keys, within the limit for lock waits. `sums`: of the
         transactions' rows, as far as they are known."""
-        inserted = self._insert(connection, transactions, committed=committed, sums=sums)
-        return inserted and (not committed or self.witness._insert(connection, transactions, committed=True))
-
-    def _insert(
-        self,
-        connection: C,
-        transactions: Mapping[str, TransactionId],
-        *,
-        committed: bool,
-        sums: Mapping[str, Fingerprint] | None = None,
-    ) -> bool:
         stored = {key: rows.stored() for key, rows in (sums or {}).items()}
         rows = [
             (key, committed, name.job, name.lineage, name.sink, name.checkpoint, *stored.get(key, (None, None)))
             for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
         ]
-        return self.server.insert_missing(connection, self.table, rows) == len(rows)
+        if self.server.insert_missing(connection, self.table, rows) < len(rows):
+            return False
+        if not committed:
+            return True
+        witnessed = [(*row[:-2], None, None) for row in rows]
+        return self.server.insert_missing(connection, self.witness.table, witnessed) == len(rows)
 
     def decide(
         self,

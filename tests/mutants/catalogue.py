@@ -843,8 +843,8 @@ MUTANTS = (
     Mutant(
         "a tombstone does not stop a row",
         "sinks/sql",
-        "return self.server.insert_missing(connection, self.table, rows) == len(rows)",
-        "return self.server.insert_missing(connection, self.table, rows) is not None",
+        "if self.server.insert_missing(connection, self.table, rows) < len(rows):",
+        "if self.server.insert_missing(connection, self.table, rows) < 0:",
         POSTGRES,
     ),
     Mutant(
