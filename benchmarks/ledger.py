@@ -47,7 +47,7 @@ def fill(sink: TableSink, rows: int) -> None:
     plan = sink._planned()
     numbers = range(rows)
     one = token("job"), "lineage", token(sink.name)
-    with sink._server.lend() as connection, sink._server.transaction(connection), connection.cursor() as cursor:
+    with sink._backend.lend() as connection, sink._backend.transaction(connection), connection.cursor() as cursor:
         cursor.execute(f"DELETE FROM {plan.ledger.name} WHERE job = %s", one[:1])
         cursor.executemany(
             f"INSERT INTO {plan.ledger.name} (transaction_id, committed, job, lineage, sink, checkpoint)"
@@ -58,19 +58,19 @@ def fill(sink: TableSink, rows: int) -> None:
 
 def look_at_postgres(sink: TableSink) -> None:
     target = sink._planned().target
-    with sink._server.lend() as connection, sink._server.transaction(connection):
+    with sink._backend.lend() as connection, sink._backend.transaction(connection):
         postgres.lock(connection, target)
         postgres.current(connection, target)
 
 
 def look_at_all_of_postgres(sink: TableSink) -> None:
     target = sink._planned().target
-    with sink._server.lend() as connection, sink._server.transaction(connection):
+    with sink._backend.lend() as connection, sink._backend.transaction(connection):
         postgres.describe(connection, target.schema, target.name)
 
 
 def look_at_mysql(sink: TableSink) -> None:
-    with sink._server.lend() as connection, sink._server.transaction(connection):
+    with sink._backend.lend() as connection, sink._backend.transaction(connection):
         mysql.current(connection, sink._planned().target, SCHEMA.names)
 
 

@@ -18,7 +18,7 @@ from pymysql.cursors import Cursor
 from sinks.errors import ConfigurationError
 from sinks.mysql import connection as connections
 from sinks.sql import server as servers
-from sinks.sql.questions import MYSQL_TRIGGERS, SORTED_BYTES
+from sinks.sql.questions import SORTED_BYTES
 
 Connection: TypeAlias = connections.Connection
 
@@ -123,9 +123,6 @@ class Server(servers.PooledServer[Connection]):
     def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[servers.Row]:
         return query(connection, statement, parameters or None)
 
-    def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
-        return dict(self.query(connection, MYSQL_TRIGGERS, [schema, name]))
-
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
         marks = ", ".join(["%s"] * len(servers.LEDGER_COLUMNS))
         found = query(
@@ -161,28 +158,19 @@ class Server(servers.PooledServer[Connection]):
         return connection.open
 
     @contextmanager
-    def trial(self, connection: Connection) -> Iterator[None]:
-        execute(connection, "START TRANSACTION READ WRITE")
-        try:
-            with connection.at_work():
-                yield
-        finally:
-            with contextlib.suppress(pymysql.Error):
-                execute(connection, "ROLLBACK")
-
-    @contextmanager
-    def transaction(self, connection: Connection) -> Iterator[None]:
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
         """One transaction. Mind that DDL commits it."""
         # the server ends a transaction of ours whose process is stopped, and frees its locks
         execute(connection, f"SET SESSION wait_timeout = {max(_IDLE_LIMIT, self._lock_timeout)}")
         execute(connection, "START TRANSACTION READ WRITE")
         try:
-            yield
+            with connection.at_work() if undo else contextlib.nullcontext():
+                yield
         except BaseException:
             with contextlib.suppress(pymysql.Error):
                 execute(connection, "ROLLBACK")
             raise
-        execute(connection, "COMMIT")
+        execute(connection, "ROLLBACK" if undo else "COMMIT")
         with contextlib.suppress(pymysql.Error):
             execute(connection, f"SET SESSION wait_timeout = {_WAIT_TIMEOUT}")
 

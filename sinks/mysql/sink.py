@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from sinks.base import Sink
+from sinks.mysql.backend import MySQLBackend
 from sinks.mysql.catalog import Target
-from sinks.mysql.dialect import MySQLDialect
-from sinks.mysql.loading import LoadTransaction
-from sinks.mysql.server import Connection, Server
-from sinks.mysql.staging import MySQLStaging
+from sinks.mysql.load import LoadTransaction
+from sinks.mysql.server import Connection
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
@@ -36,7 +35,7 @@ class MySQLSink(TableSink[Connection, Target, LoadTransaction]):
     system = "MySQL or MariaDB"
 
     strategy: Strategy
-    _server: Server
+    _backend: MySQLBackend
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class MySQLSink(TableSink[Connection, Target, LoadTransaction]):
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
-        server = Server(dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
-        dialect = MySQLDialect(server, merge, strategy)
-        planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
-        super().__init__(planner, MySQLStaging(dialect), transform, checkpoint_column, dead_letters, max_dead_letters)
+        options = connect_options or {}
+        backend = MySQLBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
+        planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)
+        super().__init__(planner, transform, checkpoint_column, dead_letters, max_dead_letters)

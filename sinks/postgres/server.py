@@ -15,7 +15,6 @@ from psycopg.conninfo import conninfo_to_dict
 from sinks.errors import ConfigurationError
 from sinks.postgres import connection as connections
 from sinks.sql import server as servers
-from sinks.sql.questions import POSTGRES_TRIGGERS
 
 logger = logging.getLogger(__name__)
 
@@ -121,16 +120,10 @@ class Server(servers.PooledServer[Connection]):
         return super().__getstate__() | {"_silent_until": 0.0}  # another machine has another clock
 
     @contextmanager
-    def transaction(self, connection: Connection) -> Iterator[None]:
-        with connection.transaction():
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
+        with connection.transaction(force_rollback=undo):
             self.configure(connection)
             yield
-
-    @contextmanager
-    def trial(self, connection: Connection) -> Iterator[None]:
-        with self.transaction(connection):
-            yield
-            raise psycopg.Rollback
 
     def reading(self, connection: Connection) -> AbstractContextManager[None]:
         return connection.bounded()
@@ -145,9 +138,6 @@ class Server(servers.PooledServer[Connection]):
     def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[servers.Row]:
         with connection.bounded():
             return connection.execute(statement.encode(), parameters or None).fetchall()
-
-    def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
-        return dict(self.query(connection, POSTGRES_TRIGGERS, [self.quote(schema, name)] * 3))
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
         found = self.query(

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sinks.base import Sink
 from sinks.diagnosis import InDoubt
+from sinks.postgres.backend import PostgresBackend
 from sinks.postgres.catalog import Target
-from sinks.postgres.copying import CopyTransaction
-from sinks.postgres.dialect import PostgresDialect
-from sinks.postgres.server import Connection, Server
-from sinks.postgres.staging import PostgresStaging
+from sinks.postgres.copy import CopyTransaction
+from sinks.postgres.server import Connection
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
@@ -37,7 +36,7 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
     system = "PostgreSQL"
 
     strategy: Strategy
-    _server: Server
+    _backend: PostgresBackend
 
     def __init__(
         self,
@@ -82,20 +81,14 @@ class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
         Raises ConfigurationError for options that contradict each other, and for a DSN that libpq cannot read.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
-        server = Server(dsn, connect_options or {}, name=name or table, lock_timeout=lock_timeout)
-        dialect = PostgresDialect(server, merge, strategy)
-        planner = Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
-        super().__init__(
-            planner,
-            PostgresStaging(dialect),
-            transform,
-            dead_letters=dead_letters,
-            max_dead_letters=max_dead_letters,
-        )
+        options = connect_options or {}
+        backend = PostgresBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
+        planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)
+        super().__init__(planner, transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters)
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         gids = [transaction["gid"] for transaction in transactions if "gid" in transaction]
-        with self._server.lend() as connection:
+        with self._backend.lend() as connection:
             ages = dict(
                 connection.execute(
                     "SELECT gid, extract(epoch from now() - prepared)::float FROM pg_prepared_xacts"

@@ -9,7 +9,7 @@ from typing import Generic
 
 from sinks.audit import Audit, Holding, Part
 from sinks.progress import progress
-from sinks.sql.dialect import Dialect, TargetT
+from sinks.sql.backend import Backend, TargetT
 from sinks.sql.ledger import Entry, Ledger
 from sinks.sql.server import C
 from sinks.sql.transaction import T
@@ -29,7 +29,7 @@ class Auditor(Generic[C, TargetT, T]):
     checkpoint of each row."""
 
     connection: C
-    dialect: Dialect[C, TargetT, T]
+    backend: Backend[C, TargetT, T]
     ledger: Ledger[C]
     key: Callable[[Identity], str]
     column: str | None
@@ -43,7 +43,7 @@ class Auditor(Generic[C, TargetT, T]):
                 advance(1)
         if target is None or not parts:
             return Audit(found)
-        if self.dialect.merge.mode == "upsert":
+        if self.backend.merge.mode == "upsert":
             why = "upserts replace rows, so a table has not as many as there were changes: it was not asked"
             return Audit(found, remarks=(why,))
         try:
@@ -53,19 +53,19 @@ class Auditor(Generic[C, TargetT, T]):
             return Audit(found, untold=(f"{target.label} cannot be read: {error}",))
 
     def _by_column(self, target: TargetT, parts: Sequence[Part], found: Sequence[Holding]) -> Audit:
-        server, marks = self.dialect.server, [mark_of(part.lineage, part.checkpoint_id) for part in parts]
-        column = server.quote(str(self.column)).replace("%", "%%")
-        table = server.quote(target.schema, target.name).replace("%", "%%")
+        backend, marks = self.backend, [mark_of(part.lineage, part.checkpoint_id) for part in parts]
+        column = backend.quote(str(self.column)).replace("%", "%%")
+        table = backend.quote(target.schema, target.name).replace("%", "%%")
         those = ", ".join(["%s"] * len(marks))
         statement = f"SELECT {column}, count(*) FROM {table} WHERE {column} IN ({those}) GROUP BY {column}"
-        with server.trial(self.connection):
-            rows = {str(mark): int(count) for mark, count in server.query(self.connection, statement, marks)}
+        with backend.transaction(self.connection, undo=True):
+            rows = {str(mark): int(count) for mark, count in backend.query(self.connection, statement, marks)}
         held = [replace(one, held=rows.get(mark, 0)) for one, mark in zip(found, marks, strict=True)]
         return Audit(held, remarks=(_COUNTED,))
 
     def _by_writer(self, target: TargetT, parts: Sequence[Part], found: Sequence[Holding]) -> Audit:
         keys = [self._keys(part) for part in parts]
-        writers = self.dialect.writers(self.connection, target, self.ledger, [key for some in keys for key in some])
+        writers = self.backend.writers(self.connection, target, self.ledger, [key for some in keys for key in some])
         if writers is None:
             return Audit(found, remarks=(f"{target.label} does not tell who wrote a row: it was not asked",))
         by_part = [{writers.of[key] for key in some if key in writers.of} for some in keys]

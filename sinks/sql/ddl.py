@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Generic
+from typing import Any, ClassVar, Generic
 
 from sinks.diagnosis import SchemaChange
 from sinks.errors import TransactionBlocked
@@ -229,6 +229,17 @@ class MySqlDdl(Ddl[C]):
                 raise
             sessions = []
         return holders + [f"session {number} with a transaction since {since}" for number, since in sessions]
+
+
+DDL: Mapping[str, type[Ddl[Any]]] = {
+    "sqlite": SqliteDdl,
+    "postgresql": PostgresDdl,
+    "mysql": MySqlDdl,
+    "mariadb": MySqlDdl,
+    "oracle": ShortAddDdl,
+    "mssql": ShortAddDdl,
+}
+"""By SQLAlchemy's name for the kind of database; `Ddl` for others."""
 
 
 def _ticked(column: str) -> str:

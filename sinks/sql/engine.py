@@ -11,10 +11,8 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from sinks.sql.questions import SORTED_BYTES
+from sinks.sql.questions import MYSQL, SORTED_BYTES
 
-MYSQL = ("mysql", "mariadb")
-"""SQLAlchemy's two names for its dialect of MySQL and MariaDB."""
 LOCK_SECONDS = 10
 
 _DRIVERS = {

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch, TransactionBlocked
-from sinks.sql.dialect import Dialect, Plan, TargetT
+from sinks.sql.backend import Backend, Plan, TargetT
 from sinks.sql.evolution import STEPS, SchemaEvolution, lacking, needed, shape_of
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import label
@@ -44,7 +44,7 @@ class Planner(Generic[C, TargetT, T]):
     """The sink as the user configured it. `sink` and `ledger` are names, `table` is as the user wrote it. `home`: the
     schema where it was first, for ever, also if an earlier one of the search_path gets a table of this name."""
 
-    dialect: Dialect[C, TargetT, T]
+    backend: Backend[C, TargetT, T]
     sink: str
     table: str
     create_table: bool
@@ -55,11 +55,11 @@ class Planner(Generic[C, TargetT, T]):
     def at_home(self, connection: C, job: str) -> Self:
         """The same with the home that a job's ledger tells, if it has written any row. Raises ConfigurationError if
         there are two."""
-        homes = self.dialect.homes(connection, self.table) if self.home is None else ()
+        homes = self.backend.homes(connection, self.table) if self.home is None else ()
         if len(homes) < 2:
             return self
         mine = token(job), token(self.sink)
-        found = [Ledger.find(self.dialect.server, connection, home, self.ledger) for home in homes]
+        found = [Ledger.find(self.backend, connection, home, self.ledger) for home in homes]
         known = [one.schema for one in found if one and one.knows(connection, *mine)]
         if len(known) > 1:
             tables = " and ".join(label(one, self.table) for one in known)
@@ -74,7 +74,7 @@ class Planner(Generic[C, TargetT, T]):
         ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once."""
         self.ready(connection)
         schema, name = self.locate(connection)
-        target = self.dialect.describe(connection, schema, name)
+        target = self.backend.describe(connection, schema, name)
         if target is None:
             self._create(connection, schema, name, batch)
             target = self._describe(connection, schema, name)
@@ -89,17 +89,17 @@ class Planner(Generic[C, TargetT, T]):
         return self._plan(connection, target)
 
     def _problems(self, connection: C, target: TargetT, batch: pa.Schema) -> list[str]:
-        merge = self.dialect.merge
-        others = [*merge.problems(batch, target.names), *self.dialect.problems(connection, target, self.ledger)]
-        if self.evolution == "widen" and not self.dialect.ddl.WIDENS:
+        merge = self.backend.merge
+        others = [*merge.problems(batch, target.names), *self.backend.problems(connection, target, self.ledger)]
+        if self.evolution == "widen" and not self.backend.ddl.WIDENS:
             others.append('schema_evolution="widen" is not for this database, whose types it cannot alter: use "add"')
         return others
 
     def _mismatches(self, target: TargetT, batch: pa.Schema, changes: Sequence[SchemaChange]) -> list[str]:
         """Those that the changes do not mend."""
         added = {change.column for change in changes if change.step == "add"}
-        written = set(self.dialect.merge.written(batch.names, target.names)) - added
-        return self.dialect.mismatches(pa.schema([field for field in batch if field.name in written]), target)
+        written = set(self.backend.merge.written(batch.names, target.names)) - added
+        return self.backend.mismatches(pa.schema([field for field in batch if field.name in written]), target)
 
     # ------------------------------------------------------------------ changes of the table
     def _may(self, change: SchemaChange) -> bool:
@@ -109,12 +109,12 @@ class Planner(Generic[C, TargetT, T]):
         """Between `batch` and the table: also what the sink would not alter. Changes nothing."""
         self.ready(connection)
         schema, name = self.locate(connection)
-        target = self.dialect.describe(connection, schema, name)
+        target = self.backend.describe(connection, schema, name)
         if target is None:
             will = "the first batch creates it" if self.create_table else "create it, or let create_table=True do so"
             return SchemaDiff(unfit=(f"there is no table {label(schema, name)} at {self._place}: {will}",))
         changes = self._changes(connection, target, batch, every=True)
-        unfit = [*self.dialect.merge.problems(batch, target.names), *self._mismatches(target, batch, changes)]
+        unfit = [*self.backend.merge.problems(batch, target.names), *self._mismatches(target, batch, changes)]
         return SchemaDiff(tuple(replace(c, automatic=self._may(c)) for c in changes), tuple(unfit))
 
     def evolve(self, connection: C, batch: pa.Schema) -> None:
@@ -130,13 +130,13 @@ class Planner(Generic[C, TargetT, T]):
         try:
             if not (due := changes()):
                 return
-            with self.dialect.server.at_work(connection), self.dialect.ddl.alone(connection, schema, name):
+            with self.backend.at_work(connection), self.backend.ddl.alone(connection, schema, name):
                 due = changes()
                 for change in due:
                     logger.info("sink %r alters its table: %s", self.sink, change)
-                    self.dialect.server.execute(connection, change.statement)
+                    self.backend.execute(connection, change.statement)
         except Exception as error:
-            fault, table = self.dialect.fault(error), label(schema, name)
+            fault, table = self.backend.fault(error), label(schema, name)
             said = fault.text if fault else str(error)
             if isinstance(error, TransactionBlocked) or (fault and fault.kind == "blocked"):
                 raise TransactionBlocked(
@@ -159,8 +159,8 @@ class Planner(Generic[C, TargetT, T]):
 
     def _holders(self, schema: str, name: str) -> str:
         try:
-            with self.dialect.server.lend() as connection:
-                found = self.dialect.ddl.holders(connection, schema, name)
+            with self.backend.lend() as connection:
+                found = self.backend.ddl.holders(connection, schema, name)
         except Exception:
             logger.debug("who holds locks cannot be told", exc_info=True)
             return "Who holds it cannot be told with the rights of this user"
@@ -170,14 +170,14 @@ class Planner(Generic[C, TargetT, T]):
         """What the table lacks for `batch`; nothing, and nobody is asked, without evolution, unless `every`."""
         if self.evolution == "none" and not every:
             return []
-        dialect, ddl = self.dialect, self.dialect.ddl
-        table = dialect.server.quote(target.schema, target.name)
+        backend, ddl = self.backend, self.backend.ddl
+        table = backend.quote(target.schema, target.name)
         fields = {field.name: field for field in batch}
-        written = [fields[name] for name in dict.fromkeys(dialect.merge.written(batch.names, target.names))]
+        written = [fields[name] for name in dict.fromkeys(backend.merge.written(batch.names, target.names))]
         changes = []
         for field in lacking(written, target.names):
             try:
-                definition = dialect.definition(connection, target, field)
+                definition = backend.definition(connection, target, field)
             except SchemaMismatch as unfit:
                 raise SchemaMismatch(f'sink {self.sink!r}: column "{field.name}" cannot be added: {unfit}') from None
             changes.append(ddl.add(connection, table, field.name, definition))
@@ -199,18 +199,18 @@ class Planner(Generic[C, TargetT, T]):
         """What can be told without a batch."""
         self.ready(connection)
         schema, name = self.locate(connection)
-        target = self.dialect.describe(connection, schema, name)
+        target = self.backend.describe(connection, schema, name)
         if target is None and self.create_table:
             yield Finding.ok(f"the table {label(schema, name)} will be created with the first batch")
         elif target is None:
-            others = self.dialect.similar(connection, schema, name)
+            others = self.backend.similar(connection, schema, name)
             hint = f"; did you mean {' or '.join(others)}?" if others else ""
             yield Finding.error(
-                f"there is no table {label(schema, name)} at {self._place}{self.dialect.UNSEEN}",
+                f"there is no table {label(schema, name)} at {self._place}{self.backend.UNSEEN}",
                 f"create it, or set create_table = true{hint}",
             )
         else:
-            problems = list(self.dialect.problems(connection, target, self.ledger))
+            problems = list(self.backend.problems(connection, target, self.ledger))
             for problem in problems:
                 what, _, mend = problem.partition(": ")
                 yield Finding.error(what, mend or "mend what is named")
@@ -220,66 +220,66 @@ class Planner(Generic[C, TargetT, T]):
 
     def trial(self, connection: C) -> tuple[pa.Schema, Plan[C, TargetT]] | None:
         """A column of the table with a type that fits, and the plan for it; None if there is no table yet."""
-        target = self.dialect.describe(connection, *self.locate(connection))
+        target = self.backend.describe(connection, *self.locate(connection))
         if target is None:
             return None
-        name = next(iter([*self.dialect.merge.keys, *target.names]))
+        name = next(iter([*self.backend.merge.keys, *target.names]))
         schemas = [pa.schema([(name, kind)]) for kind in _KINDS]
-        schema = min(schemas, key=lambda schema: len(self.dialect.mismatches(schema, target)))
+        schema = min(schemas, key=lambda schema: len(self.backend.mismatches(schema, target)))
         return schema, self._plan(connection, target)
 
     def find_ledger(self, connection: C) -> tuple[str, Ledger[C] | None]:
         """The schema of table and ledger, and the ledger if there is one."""
         schema, _ = self.locate(connection)
-        return schema, Ledger.find(self.dialect.server, connection, schema, self.ledger)
+        return schema, Ledger.find(self.backend, connection, schema, self.ledger)
 
     def find_target(self, connection: C) -> TargetT | None:
-        return self.dialect.describe(connection, *self.locate(connection))
+        return self.backend.describe(connection, *self.locate(connection))
 
     def ensure_ledger(self, connection: C) -> Ledger[C]:
         schema, _ = self.locate(connection)
-        return Ledger.ensure(self.dialect.server, connection, schema, self.ledger)
+        return Ledger.ensure(self.backend, connection, schema, self.ledger)
 
     def ready(self, connection: C) -> None:
         """Raise ConfigurationError for a server that the sink cannot work with at all."""
-        if reason := self.dialect.unfit_server(connection):
+        if reason := self.backend.unfit_server(connection):
             raise ConfigurationError(f"sink {self.sink!r}: {reason}")
 
     @property
     def _place(self) -> str:
-        return str(self.dialect.server)
+        return str(self.backend)
 
     def locate(self, connection: C) -> tuple[str, str]:
-        schema, name = self.dialect.locate(connection, self.table)
+        schema, name = self.backend.locate(connection, self.table)
         return self.home if self.home is not None else schema, name
 
     def _describe(self, connection: C, schema: str, name: str) -> TargetT:
-        target = self.dialect.describe(connection, schema, name)
+        target = self.backend.describe(connection, schema, name)
         if target is None:
             raise ConfigurationError(f"sink {self.sink!r}: there is no table {label(schema, name)} at {self._place}")
         return target
 
     def _plan(self, connection: C, target: TargetT) -> Plan[C, TargetT]:
-        strategy, reason = self.dialect.choose(connection, target)
-        ledger = Ledger.ensure(self.dialect.server, connection, target.schema, self.ledger)
-        told = logging.getLogger(type(self.dialect).__module__)
+        strategy, reason = self.backend.choose(connection, target)
+        ledger = Ledger.ensure(self.backend, connection, target.schema, self.ledger)
+        told = logging.getLogger(type(self.backend).__module__)
         told.info("sink %r writes to %s by strategy %s: %s", self.sink, target.label, strategy, reason)
-        triggers = self.dialect.server.triggers(connection, target.schema, target.name)
+        triggers = self.backend.triggers(connection, target.schema, target.name)
         return Plan(replace(target, triggers=triggers), ledger, strategy)
 
     def _create(self, connection: C, schema: str, name: str, batch: pa.Schema) -> None:
-        keys, marker = self.dialect.merge.keys, self.dialect.merge.delete_marker
+        keys, marker = self.backend.merge.keys, self.backend.merge.delete_marker
         if not self.create_table:
-            others = self.dialect.similar(connection, schema, name)
+            others = self.backend.similar(connection, schema, name)
             hint = f" Did you mean {' or '.join(others)}?" if others else ""
             raise ConfigurationError(
-                f"sink {self.sink!r}: there is no table {label(schema, name)} at {self._place}{self.dialect.UNSEEN}."
-                f"{hint} Create it, or let create_table=True do so{self.dialect.ADVICE}"
+                f"sink {self.sink!r}: there is no table {label(schema, name)} at {self._place}{self.backend.UNSEEN}."
+                f"{hint} Create it, or let create_table=True do so{self.backend.ADVICE}"
             )
         if missing := [key for key in keys if key not in batch.names]:
             raise SchemaMismatch(f"sink {self.sink!r}: the batch has no column {', '.join(missing)}, named in keys")
         try:
-            self.dialect.create(connection, schema, name, [field for field in batch if field.name != marker])
+            self.backend.create(connection, schema, name, [field for field in batch if field.name != marker])
         except ConfigurationError as error:
             raise type(error)(f"sink {self.sink!r}: {error}") from error.__cause__
         logger.info("sink %r created table %s", self.sink, label(schema, name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-POSTGRES_TRIGGERS = """
+_POSTGRES_TRIGGERS = """
 WITH relations AS (SELECT to_regclass(%s) AS oid UNION SELECT relid FROM pg_partition_tree(to_regclass(%s)))
 SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass, pg_get_triggerdef(t.oid) || md5(prosrc)
   FROM pg_trigger t JOIN relations ON tgrelid = relations.oid JOIN pg_proc p ON p.oid = tgfoid
@@ -17,14 +17,20 @@ UNION ALL
 SELECT 'that ' || c.oid::regclass || ' is UNLOGGED, so that a crash of the server empties it,', ''
   FROM pg_class c JOIN relations ON c.oid = relations.oid WHERE relpersistence = 'u'
 """
-"""What runs for each row that goes into a table, and may alter it or leave it out: a name for a reader, and the
-definition. The parameter, three times, is the table's name, quoted."""
 
-MYSQL_TRIGGERS = """
+_MYSQL_TRIGGERS = """
 SELECT CONCAT('trigger ', trigger_name), CONCAT(action_timing, ' ', event_manipulation, ' ', action_statement)
-  FROM information_schema.triggers WHERE event_object_schema = %s AND event_object_table = %s
+  FROM information_schema.triggers
+ WHERE event_object_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND event_object_table = %s
 """
-"""The same. A user without the right TRIGGER sees none."""
+
+MYSQL = ("mysql", "mariadb")
+"""SQLAlchemy's two names for its dialect of MySQL and MariaDB."""
+
+TRIGGERS = {"postgresql": _POSTGRES_TRIGGERS, **dict.fromkeys(MYSQL, _MYSQL_TRIGGERS)}
+"""What runs for each row that goes into a table, and may alter it or leave it out: a name for a reader, and the
+definition. The parameters are the table's schema and name; of PostgreSQL its quoted name, three times. In MySQL a user
+without the right TRIGGER sees none."""
 
 HOMES = """
 SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from sinks.errors import ConfigurationError
+from sinks.sql.questions import TRIGGERS
 
 IDLE_CONNECTIONS = 4
 PERCENT_ENCODED = (
@@ -46,13 +47,9 @@ class Server(ABC, Generic[C]):
     def close(self) -> None: ...
 
     @abstractmethod
-    def transaction(self, connection: C) -> AbstractContextManager[None]:
+    def transaction(self, connection: C, *, undo: bool = False) -> AbstractContextManager[None]:
         """One READ COMMITTED transaction, durable when it ends, rolled back if anything is raised, with bounded lock
-        waits."""
-
-    @abstractmethod
-    def trial(self, connection: C) -> AbstractContextManager[None]:
-        """The same, but rolled back in any case."""
+        waits. With `undo` it is rolled back in any case."""
 
     def reading(self, connection: C) -> AbstractContextManager[None]:
         """Queries in this block share what each of them would need by itself. Default: they need nothing."""
@@ -74,8 +71,11 @@ class Server(ABC, Generic[C]):
     def query(self, connection: C, statement: str, parameters: Sequence[object] = ()) -> list[Row]: ...
 
     def triggers(self, connection: C, schema: str, name: str) -> Mapping[str, str]:
-        """What the database runs for the rows of a table and may alter them, with definitions. Default: not known."""
-        return {}
+        """What the database runs for the rows of a table and may alter them, with definitions. None, where it is not
+        known how to ask."""
+        ask = TRIGGERS.get(self.dialect, "")
+        table = [self.quote(schema, name)] * 3 if self.dialect == "postgresql" else [schema, name]
+        return dict(self.query(connection, ask, table)) if ask else {}
 
     # ------------------------------------------------------------------ the ledger's table
     @abstractmethod

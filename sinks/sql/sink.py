@@ -15,7 +15,7 @@ from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, written_but_refuse
 from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
 from sinks.sql.audit import Auditor, mark_of
-from sinks.sql.dialect import Dialect, Plan, TargetT
+from sinks.sql.backend import Backend, Plan, TargetT
 from sinks.sql.durability import weaknesses
 from sinks.sql.evolution import STEPS
 from sinks.sql.planning import Planner
@@ -50,7 +50,6 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
     def __init__(
         self,
         planner: Planner[C, TargetT, T],
-        staged: StagingTables[C, TargetT, T],
         transform: Callable[[DataFrame], DataFrame] | None,
         checkpoint_column: str | None = None,
         dead_letters: Sink | None = None,
@@ -60,20 +59,19 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         super().__init__(
             name=planner.sink, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters
         )
-        dialect = planner.dialect
-        problems = list(dialect.merge.contradictions(dialect.strategy, dialect.TWO_PHASE))
+        backend = planner.backend
+        problems = list(backend.merge.contradictions(backend.strategy, backend.TWO_PHASE))
         if planner.evolution not in STEPS:
             known = ", ".join(f'"{step}"' for step in STEPS)
             problems.append(f"schema_evolution={planner.evolution!r} is not one of {known}")
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self.table = planner.table
-        self.strategy = dialect.strategy
-        self._dialect: Dialect[C, TargetT, T] = dialect
-        self._server = dialect.server
+        self.strategy = backend.strategy
+        self._backend: Backend[C, TargetT, T] = backend
         self._planner = planner
-        self._two_phase = TwoPhase(dialect)
-        self._staged = staged
+        self._two_phase = TwoPhase(backend)
+        self._staged = StagingTables(backend)
         self._checkpoint_column = checkpoint_column
         self._plan: Plan[C, TargetT] | None = None
 
@@ -84,10 +82,10 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         Raises ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once.
         """
         try:
-            with self._server.lend() as connection:
+            with self._backend.lend() as connection:
                 self._at_home(self._planner.check(connection, self._marked(schema)))
         except Exception as error:
-            reason = self._dialect.misconfigured(error)
+            reason = self._backend.misconfigured(error)
             if reason is None:
                 raise
             raise ConfigurationError(f"sink {self.name!r}: {reason}") from None
@@ -97,12 +95,12 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         return self._planner.evolution != "none"
 
     def evolve(self, schema: pa.Schema) -> None:
-        with self._server.lend() as connection:
+        with self._backend.lend() as connection:
             self._planner.evolve(connection, self._marked(schema))
         self.check(schema)
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
-        with self._server.lend() as connection:
+        with self._backend.lend() as connection:
             return self._planner.diff(connection, self._marked(schema))
 
     def _marked(self, schema: pa.Schema) -> pa.Schema:
@@ -119,7 +117,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
     def _planned(self) -> Plan[C, TargetT]:
         """The plan of `check`, or one made now: recovery comes before the first batch."""
         if self._plan is None:
-            with self._server.lend() as connection:
+            with self._backend.lend() as connection:
                 return self._at_home(self._planner.load(connection))
         return self._plan
 
@@ -131,9 +129,9 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         return self._staged if _is_staged(identity) else self._two_phase
 
     def weaknesses(self) -> Sequence[str]:
-        with self._server.lend() as connection:
-            ask = partial(self._server.query, connection)
-            return weaknesses(self._server.dialect, ask, *self._planner.locate(connection))
+        with self._backend.lend() as connection:
+            ask = partial(self._backend.query, connection)
+            return weaknesses(self._backend.dialect, ask, *self._planner.locate(connection))
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> T:
@@ -222,32 +220,32 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
             return [error] * len(committables)
 
     def _look_again(self, error: Exception) -> None:
-        if (fault := self._dialect.fault(error)) and fault.kind == "gone":
+        if (fault := self._backend.fault(error)) and fault.kind == "gone":
             self._plan = None  # it is made anew before the next try
 
     def purge(self, checkpoint: Checkpoint) -> None:
         """Now and then: prune the ledger."""
         if checkpoint.checkpoint_id % _PRUNE_EVERY == 0:
-            with self._server.lend() as connection, self._server.transaction(connection):
+            with self._backend.lend() as connection, self._backend.transaction(connection):
                 self._planned().ledger.prune(connection, checkpoint, self.name)
 
     def abort(self, transaction: Identity) -> None:
-        with self._server.lend() as connection:
+        with self._backend.lend() as connection:
             ledger = self._planner.ensure_ledger(connection)
             self._strategy(transaction).abort(connection, ledger, transaction)
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
-        with self._server.lend() as connection:
+        with self._backend.lend() as connection:
             self._planner = self._planner.at_home(connection, job)
             schema, ledger = self._planner.find_ledger(connection)
             return [
-                *self._dialect.prepared(connection, schema, job, self.name),
+                *self._backend.prepared(connection, schema, job, self.name),
                 *self._staged.in_doubt(connection, schema, ledger, job, self.name),
             ]
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
         """As the ledger has it."""
-        with self._server.lend() as connection, self._server.reading(connection):
+        with self._backend.lend() as connection, self._backend.reading(connection):
             self._planner = self._planner.at_home(connection, job)
             _, ledger = self._planner.find_ledger(connection)
             return ledger.newest(connection, token(job), token(self.name)) if ledger else {}
@@ -256,10 +254,10 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
     def diagnose(self, job: str) -> Iterable[Finding]:
         """As for every sink, with the table, rights and settings. May make the ledger, as the first batch would."""
         try:
-            with self._server.lend() as connection:
-                found = [*self._planner.diagnose(connection), *self._dialect.findings(connection)]
+            with self._backend.lend() as connection:
+                found = [*self._planner.diagnose(connection), *self._backend.findings(connection)]
         except Exception as error:
-            what, _, mend = (self._dialect.misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
+            what, _, mend = (self._backend.misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
             found = [Finding.error(what, mend)]
         yield from found
         if all(one.severity is not Severity.ERROR for one in found):
@@ -267,37 +265,37 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         """By the ledger; and by the table, if the database keeps who wrote a row."""
-        with self._server.lend() as connection, self._server.reading(connection):
+        with self._backend.lend() as connection, self._backend.reading(connection):
             self._planner = self._planner.at_home(connection, job)
             _, ledger = self._planner.find_ledger(connection)
             if ledger is None:
                 gone = f"the ledger {self._planner.ledger}, which says what was committed, is gone, or was emptied"
                 return Audit([Holding(remarks=(gone,))] * len(parts))
             target = None if quick else self._planner.find_target(connection)
-            auditor = Auditor(connection, self._dialect, ledger, self._key, self._checkpoint_column)
+            auditor = Auditor(connection, self._backend, ledger, self._key, self._checkpoint_column)
             found = auditor.audit(job, self.name, parts, target)
             if not quick and target is None and any(part.committables for part in parts):
                 return replace(found, differences=(f"there is no table {self._planner.table} any more",))
             return found
 
     def find_letters(self, job: str, sink: str, most: int) -> FoundLetters:
-        with self._server.lend() as connection, self._server.reading(connection):
+        with self._backend.lend() as connection, self._backend.reading(connection):
             target = self._planner.find_target(connection)
             if target is None:
                 return FoundLetters(())
-            quote, names = self._server.quote, [name for name in SCHEMA.names if name in target.names]
+            quote, names = self._backend.quote, [name for name in SCHEMA.names if name in target.names]
             columns, table = ", ".join(map(quote, names)), quote(target.schema, target.name)
             where = f"{quote('job')} = \0 AND {quote('sink')} = \0"
             statement = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {quote('time')} DESC LIMIT \0"
             statement = statement.replace("%", "%%").replace("\0", "%s")
-            rows = self._server.query(connection, statement, [job, sink, most])
+            rows = self._backend.query(connection, statement, [job, sink, most])
             return FoundLetters([dict(zip(names, row, strict=True)) for row in rows])
 
     def _key(self, identity: Identity) -> str:
-        return str(identity["transaction_id"]) if _is_staged(identity) else self._dialect.key(identity)
+        return str(identity["transaction_id"]) if _is_staged(identity) else self._backend.key(identity)
 
     def trial_schema(self) -> pa.Schema | None:
-        with self._server.lend() as connection:
+        with self._backend.lend() as connection:
             if trial := self._planner.trial(connection):
                 schema, self._plan = trial
                 return schema
@@ -305,11 +303,11 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:
-        self._server.close()
+        self._backend.close()
 
     def __repr__(self) -> str:
         what = f"name={self.name!r}, table={self.table!r}, strategy={self.strategy!r}"
-        return f"{type(self).__name__}({what}, server={str(self._server)!r})"
+        return f"{type(self).__name__}({what}, server={str(self._backend)!r})"
 
 
 def _not_the_same(error: ConfigurationError, but: str) -> CommitOutcome:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import ClassVar, TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError
 from sinks.progress import progress
-from sinks.sql.dialect import Plan, TargetT
+from sinks.sql.backend import Plan, TargetT
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import altered, columns_digest, label, of_sink, staging_table
 from sinks.sql.questions import SORTED_BYTES
-from sinks.sql.server import C, Row
+from sinks.sql.server import C
 from sinks.sql.strategies import Strategy
-from sinks.sql.target import Column, Target
 from sinks.sql.transaction import T
 from sinks.transaction import (
     Checkpoint,
@@ -29,11 +25,6 @@ from sinks.transaction import (
 )
 
 logger = logging.getLogger(__name__)
-
-_COUNTED_TOGETHER = 50
-
-StagedTypes: TypeAlias = Mapping[str, Mapping[str, str]]
-"""By staging table, its columns in order, each with its type as the server writes it."""
 
 
 class TargetRefuses(Exception):
@@ -48,106 +39,25 @@ class SettledByOthers(Exception):
     """Somebody else settled a participant at the same time: ask again."""
 
 
-class StagingTables(Strategy[C, TargetT, T], ABC):
+class StagingTables(Strategy[C, TargetT, T]):
     """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
     writes the ledger. In between nothing is locked and no transaction is open.
 
     Tables that were moved and are still there are told by the ledger. Were that emptied, they could not be moved again:
-    rows are counted, and whoever moves a table without dropping it leaves it with another number of rows.
-
-    What a database does with staging tables is for a subclass to say. They are given by name, or, for statements, as
-    quoted names; `written` are the columns of the target that the batch has."""
-
-    MATCHING: ClassVar[str]
-    """What follows FROM (…) AS staged for rows to which {table} AS target has one that meets {condition}."""
-
-    @abstractmethod
-    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
-        """Open the participant's transaction, which writes into a new table, its `staging_table`. The table tells the
-        transaction's id from its first moment on."""
-
-    @abstractmethod
-    def seal(self, transaction: T, moved: str | None = None) -> None:
-        """Commit what was staged, and let go of the connection. `moved` is the (quoted) staging table to drop, if its
-        rows were moved already."""
-
-    @abstractmethod
-    def staged_types(self, connection: C, schema: str, tables: Sequence[str]) -> StagedTypes:
-        """Of the staging tables that are there. A column that only the table itself needs is left out."""
-
-    @abstractmethod
-    def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
-        """Those of the names that a table has."""
-
-    @abstractmethod
-    def staged(self, connection: C, schema: str, prefix: str) -> list[str]:
-        """The transaction ids of all staging tables that begin so, sorted: those of tasks that died before their
-        pre-commit, and of participants that were moved, too."""
-
-    @abstractmethod
-    def locked(self, connection: C, plan: Plan[C, TargetT], staged: StagedTypes) -> TargetT:
-        """The target as the running transaction sees it, locked against changes until its end. Raises
-        ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
-        cannot go into it as they are."""
-
-    @abstractmethod
-    def append(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
-        """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
-        are not `rows` of them, the driver's error if the target refuses one."""
-
-    @abstractmethod
-    def upsert(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
-        """The same with the last change of each key."""
-
-    @abstractmethod
-    def mark_moved(self, connection: C, schema: str, names: Sequence[str]) -> None:
-        """Drop these tables, whose rows were moved in the running transaction, or leave them another number of rows."""
-
-    @abstractmethod
-    def drop(self, connection: C, schema: str, names: Sequence[str]) -> None:
-        """Outside a transaction."""
-
-    @abstractmethod
-    def drop_unused(self, connection: C, schema: str, names: Sequence[str]) -> None:
-        """Drop those that nobody reads now."""
-
-    @abstractmethod
-    def explained(self, target: TargetT, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
-        """The server's errors as SinkErrors, with the target's name instead of a staging table's."""
-
-    @abstractmethod
-    def refusal(self, error: Exception, target: TargetT, tables: Sequence[str]) -> str | None:
-        """What the server has against rows, or None if the error is about something else: to be asked again."""
-
-    def one_at_a_time(self, connection: C, job: str, sink: str) -> None:
-        """Wait for another driver that settles a checkpoint of this sink (as tokens). Default: the ledger's rows are
-        enough."""
-
-    def sample(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
-        """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
-
-    def constraints(self, target: TargetT, written: Sequence[str]) -> list[str]:
-        """What only the target itself can judge of rows. If there is any, a move is tried before the decision."""
-        reasons = list(target.constraints)
-        for unique in target.uniques:
-            known = set(unique.columns) & set(written)
-            if self.merge.mode == "append":
-                if known and not known >= set(unique.columns):
-                    reasons.append(f"index {unique.name}")
-            elif known and set(unique.columns) != set(self.merge.keys):
-                reasons.append(f"index {unique.name}")
-        return reasons + (list(target.referenced_by) if self.merge.mode == "upsert" else [])
+    rows are counted, and whoever moves a table without dropping it leaves it with another number of rows."""
 
     # ------------------------------------------------------------------ alike
     def transfer(
         self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str], rows: int
     ) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction."""
-        if self.merge.mode == "append":
-            self.append(connection, target, staging, written, rows)
-        else:
-            self.count(connection, staging, rows)
-            self.upsert(connection, target, staging, written)
+        with self.backend.at_work(connection):
+            if self.merge.mode == "append":
+                self.backend.append(connection, target, staging, written, rows)
+            else:
+                self.backend.count(connection, staging, rows)
+                self.backend.upsert(connection, target, staging, written)
+            self.backend.moved(connection, target, staging)
 
     def clashes(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
         """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing."""
@@ -155,6 +65,12 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
             if not self.merge.order_by:
                 rule = "two changes of one key in a batch, and no order_by="
                 self._twice(connection, target, staging, self.merge.keys, rule)
+            elif self.backend.unsortable(connection, staging, self.merge.order_by):
+                raise BadValue(
+                    f'table {target.label}: a value of the order_by column "{self.merge.order_by}" is longer than '
+                    f"{SORTED_BYTES} bytes, or has more in its collation, and the server sorts by no more: order by a "
+                    "number, a time or a shorter text"
+                )
             return
         for unique in target.uniques:
             if set(unique.columns) <= set(written):
@@ -162,90 +78,26 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
                 self._twice(connection, target, staging, unique.columns, rule)
                 self._taken(connection, target, staging, unique.columns, rule)
 
-    def grouped(self, target: TargetT, column: str) -> str:
-        """What equal values of a column are grouped by."""
-        return self.server.quote(column)
-
     def _twice(self, connection: C, target: TargetT, staging: Sequence[str], columns: Sequence[str], rule: str) -> None:
-        names = ", ".join(self.grouped(target, column) for column in columns)
-        known = " AND ".join(f"{self.server.quote(column)} IS NOT NULL" for column in columns)
-        staged = self.union(staging, self.dialect.quoted(columns))
-        rows = self.server.query(
-            connection,
-            f"SELECT {names}, count(*) FROM ({staged}) AS staged WHERE {known}"
-            f" GROUP BY {names} HAVING count(*) > 1 LIMIT 1",
-        )
-        for row in rows:
-            raise twice_in_batch(target, rule, columns, row)
+        if row := self.backend.twice(connection, target, staging, columns):
+            told = f"{_key(columns, row)} comes {row[-1]} times in the batch"
+            raise BadValue(f"table {target.label}: {rule}: {told}")
 
     def _taken(self, connection: C, target: TargetT, staging: Sequence[str], columns: Sequence[str], rule: str) -> None:
-        names = ", ".join(f"staged.{self.server.quote(column)}" for column in columns)
-        table = self.server.quote(target.schema, target.name)
-        matching = self.MATCHING.format(table=table, condition=self.equal("target", "staged", columns))
-        staged = self.union(staging, self.dialect.quoted(columns))
-        for row in self.server.query(connection, f"SELECT {names} FROM ({staged}) AS staged {matching} LIMIT 1"):
+        names = ", ".join(f"staged.{self.backend.quote(column)}" for column in columns)
+        table = self.backend.quote(target.schema, target.name)
+        matching = self.backend.MATCHING.format(table=table, condition=self.backend.equal("target", "staged", columns))
+        staged = self.backend.union(staging, self.backend.quoted(columns))
+        for row in self.backend.query(connection, f"SELECT {names} FROM ({staged}) AS staged {matching} LIMIT 1"):
             raise BadValue(f"table {target.label}: {rule}: {_key(columns, row)} is in the table already")
 
-    def count(self, connection: C, staging: Sequence[str], rows: int) -> None:
-        """Raise SinkError if the staging tables do not hold so many rows."""
-        found = 0
-        for start in range(0, len(staging), _COUNTED_TOGETHER):
-            counts = (f"SELECT count(*) AS n FROM {table}" for table in staging[start : start + _COUNTED_TOGETHER])
-            ((some,),) = self.server.query(connection, f"SELECT sum(n) FROM ({' UNION ALL '.join(counts)}) counted")
-            found += int(some)
-        if found != rows:
-            raise SinkError(
-                f"the staging tables hold {found} rows, and their tasks acknowledged {rows}: somebody changed one, or "
-                "emptied the ledger after they were moved"
-            )
-
-    def changes(self, written: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The columns that tell the last change of each key and what it is, and those that order the changes."""
-        # of equals, a delete wins
-        order = [column for column in (self.merge.order_by, self.merge.delete_marker) if column]
-        return [*written, *(column for column in order if column not in written)], order
-
-    def not_older(self, change: str = "last") -> str:
-        """With `keep_newer`, what a change has to meet beside the key to replace the row `target`."""
-        if not self.merge.keep_newer:
-            return ""
-        by = self.server.quote(str(self.merge.order_by))
-        return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"
-
-    def giving(self, target: TargetT, written: Sequence[str], last: str) -> str | None:
-        """The condition for rows `target`, with the change `last` of their key, whose value of another unique index a
-        change of another key takes: one that is changed first would meet what the other is yet to give up. None if
-        there can be none, or if a row cannot go in anew: foreign keys and triggers would take that for a delete."""
-        keys, takes = self.merge.keys, []
-        for unique in target.uniques:
-            columns = [column for column in unique.columns if column in written]
-            if columns and set(unique.columns) != set(keys):
-                takes.append(f"({self.equal('taker', 'target', columns)})")
-        if (
-            not takes
-            or target.referenced_by
-            or any(one.startswith(("trigger ", "rule ")) for one in target.constraints)
-        ):
-            return None
-        marker = (
-            f" AND taker.{self.server.quote(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
-        )
-        return (
-            f"{self.equal('target', 'last', keys)}{self.not_older()} AND EXISTS (SELECT 1 FROM ({last}) AS taker"
-            f" WHERE ({' OR '.join(takes)}) AND NOT ({self.equal('taker', 'target', keys)}){marker})"
-        )
-
-    def union(self, staging: Sequence[str], columns: str) -> str:
-        return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in staging)
-
-    def equal(self, left: str, right: str, columns: Sequence[str]) -> str:
-        names = map(self.server.quote, columns)
-        return " AND ".join(f"{left}.{name} = {right}.{name}" for name in names)
-
     # ------------------------------------------------------------------ in the task
+    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
+        return self.backend.stage(plan, context)
+
     def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
         self.finish(transaction, plan)
-        self.seal(transaction)
+        transaction.commit()
         columns = columns_digest(transaction.context.schema.names)
         return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})
 
@@ -258,34 +110,36 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
             if self.merge.mode == "upsert":
                 self.clashes(connection, target, [table], written)
             self.transfer(connection, target, [table], written, rows)
-        self.seal(transaction, table)
+        transaction.commit()
+        with self.backend.lend() as connection:
+            self.backend.drop_unused(connection, plan.target.schema, [name])
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, plan: Plan[C, TargetT], checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Raise what would keep the rows from being moved: a table that was changed since they were staged, and values
         that it would refuse and no staging table could. For an append to a table without constraints it only looks at
         the table, or tries one row; the same for an upsert with `order_by` to a table with none but its key."""
-        with self.server.lend() as connection:
-            there = self.existing(connection, plan.target.schema, names_of(committables))
+        with self.backend.lend() as connection:
+            there = self.backend.existing(connection, plan.target.schema, names_of(committables))
             committables = [c for c, name in zip(committables, names_of(committables), strict=True) if name in there]
             if not (tables := names_of(committables)):
                 return
             where = f"checkpoint {checkpoint.checkpoint_id}"
-            with self.explained(plan.target, where, tables), self.server.trial(connection):
+            with self.backend.explained(plan.target, where, tables), self.backend.transaction(connection, undo=True):
                 target, staging, written = self._locked(connection, plan, tables, committables)
                 if self.merge.mode == "upsert" or target.judges:
                     self.clashes(connection, target, staging, written)
-                    if self.constraints(target, written):
+                    if self.backend.constraints(target, written):
                         rows = sum(c.fingerprint.rows for c in committables)
                         self.transfer(connection, target, staging, written, rows)
                         return
-                self.sample(connection, target, staging, written)
+                self.backend.sample(connection, target, staging, written)
 
     def commit_all(self, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> list[CommitOutcome]:
         """Settle the participants of one checkpoint together: all become visible, or none does."""
-        with self.server.lend() as connection:
+        with self.backend.lend() as connection:
             try:
-                with progress(_moving(plan, committables)), self.server.transaction(connection):
+                with progress(_moving(plan, committables)), self.backend.transaction(connection):
                     outcomes = self.settle(connection, plan, committables)
             except TargetRefuses as refused:
                 return self.refused(committables, str(refused))
@@ -293,10 +147,12 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
                 what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
                 return [CommitOutcome.unknown(what)] * len(committables)
             except Exception as error:
-                fault = self.dialect.fault(error)
-                if fault is None or fault.kind != "right":
-                    raise
-                return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
+                fault, table = self.backend.fault(error), f"table {plan.target.label}"
+                if fault and fault.kind == "right":
+                    return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
+                if fault and fault.kind == "refused":
+                    return self.refused(committables, f"{table} refuses rows: {fault.text}")
+                raise self.backend.shown(error, f"{table}: a checkpoint") from error
             committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
             try:
                 self.tidy(connection, plan.ledger.schema, committed)
@@ -320,14 +176,22 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
         """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:
         an older change must not come after a newer one."""
         ledger, one = plan.ledger, TransactionId.parse(_id(committables[0]))
-        self.one_at_a_time(connection, one.job, one.sink)
+        older = [_id(c) for c in committables if "staging" in c.transaction]
+        moved = ledger.states(connection, older)
+        if not all(moved.get(text) for text in older):
+            raise Doubtful(
+                f"table {plan.target.label}: {older[0]} was staged by an older version, in one table of all "
+                "participants, which this version cannot read: let the older version start once more and finish its "
+                "last checkpoint, then start this one"
+            )
+        self.backend.one_at_a_time(connection, one.job, one.sink)
         by_id = {_id(c): c for c in committables}
         witnessed = ledger.witness.states(connection, list(by_id))
         states = ledger.states(connection, list(by_id))
         ledger.require_intact(connection)
         undecided = [c for text, c in by_id.items() if text not in states]
         for text, c in by_id.items():
-            if not states.get(text) and (astray := c.astray(self.dialect.aim(plan.target))):
+            if not states.get(text) and (astray := c.astray(self.backend.aim(plan.target))):
                 raise TargetRefuses(f"{text}: {astray}")
         there = self._existing(connection, plan.target.schema, list(map(_id, undecided)))
         intact = [_id(c) for c in undecided if staging_table(_id(c)) in there]
@@ -379,16 +243,16 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
     def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None:
         """Make the loss final with a tombstone, and remove what is staged."""
         text = identity["transaction_id"]
-        with self.server.transaction(connection):
+        with self.backend.transaction(connection):
             ledger.decide(connection, [text], committed=False)
         if ledger.states(connection, [text]).get(text):
             raise CommittedError(f"{text} is committed: the ledger {ledger.label} has its row")
-        self.drop(connection, ledger.schema, self._existing(connection, ledger.schema, [text]))
+        self.backend.drop(connection, ledger.schema, self._existing(connection, ledger.schema, [text]))
 
     def in_doubt(self, connection: C, schema: str, ledger: Ledger[C] | None, job: str, sink: str) -> Iterator[Identity]:
         """What is staged and was not moved."""
         prefix = TransactionId.prefix(job)
-        found = self.staged(connection, schema, prefix)
+        found = self.backend.staged(connection, schema, prefix)
         staged = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
         states = ledger.states(connection, staged) if ledger and staged else {}
         moved = sorted(text for text in staged if states.get(text))
@@ -414,18 +278,18 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
                 raise
             raise Doubtful(f"table {target.label}: {error}") from error
         except Exception as error:
-            reason = self.refusal(error, target, tables)
+            reason = self.backend.refusal(error, target, tables)
             if reason is None:
                 raise
             raise TargetRefuses(f"table {target.label} refuses rows{reason}") from error
-        self.mark_moved(connection, plan.target.schema, tables)
+        self.backend.mark_moved(connection, plan.target.schema, tables)
 
     def tidy(self, connection: C, schema: str, ids: Sequence[str]) -> None:
         """Remove what moved participants leave behind, as far as it can be done now."""
-        self.drop_unused(connection, schema, self._existing(connection, schema, ids))
+        self.backend.drop_unused(connection, schema, self._existing(connection, schema, ids))
 
     def _existing(self, connection: C, schema: str, ids: Sequence[str]) -> list[str]:
-        return sorted(self.existing(connection, schema, [staging_table(text) for text in ids]))
+        return sorted(self.backend.existing(connection, schema, [staging_table(text) for text in ids]))
 
     def _locked(
         self,
@@ -436,14 +300,14 @@ class StagingTables(Strategy[C, TargetT, T], ABC):
     ) -> tuple[TargetT, list[str], list[str]]:
         """The target, locked; the staging tables, quoted; and the columns that they have for it. Raises SinkError if
         one of `committables` has other columns than its task gave it."""
-        staged = self.staged_types(connection, plan.target.schema, tables)
+        staged = self.backend.staged_types(connection, plan.target.schema, tables)
         for committable in committables:
             there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
             if there and committable.proof["columns"] != columns_digest(there):
                 raise altered(committable.transaction["table"], there)
-        target = self.locked(connection, plan, staged)
+        target = self.backend.locked(connection, plan, staged)
         self.require_meant(connection, plan)
-        quoted = [self.server.quote(target.schema, name) for name in tables]
+        quoted = [self.backend.quote(target.schema, name) for name in tables]
         return target, quoted, self.merge.written(list(staged.get(tables[0], ())), target.names)
 
 
@@ -460,27 +324,8 @@ def identity_of(schema: str, transaction_id: str) -> Identity:
     return {"transaction_id": transaction_id, "table": label(schema, staging_table(transaction_id))}
 
 
-def by_table(rows: Iterable[Row]) -> StagedTypes:
-    """Of rows of table, column and type."""
-    found: dict[str, dict[str, str]] = {}
-    for table, column, kind in rows:
-        found.setdefault(table, {})[column] = kind
-    return found
-
-
 def names_of(committables: Sequence[Committable]) -> list[str]:
     return [staging_table(c.transaction["transaction_id"]) for c in committables]
-
-
-def twice_in_batch(target: Target[Column], rule: str, columns: Sequence[str], row: Sequence[object]) -> BadValue:
-    return BadValue(f"table {target.label}: {rule}: {_key(columns, row)} comes {row[-1]} times in the batch")
-
-
-def too_long_to_sort(target: Target[Column], order_by: str) -> BadValue:
-    return BadValue(
-        f'table {target.label}: a value of the order_by column "{order_by}" is longer than {SORTED_BYTES} bytes, or '
-        "has more in its collation, and the server sorts by no more: order by a number, a time or a shorter text"
-    )
 
 
 def _key(columns: Sequence[str], row: Sequence[object]) -> str:

@@ -12,11 +12,11 @@ from sqlalchemy import exc
 from sqlalchemy.engine import URL, Connection, Engine
 
 from sinks.errors import ConfigurationError
-from sinks.sql.engine import LOCK_SECONDS, MYSQL, file_readers, make_engine, parse
+from sinks.sql.engine import LOCK_SECONDS, file_readers, make_engine, parse
 from sinks.sql.errors import Fault
 from sinks.sql.evolution import holds
 from sinks.sql.names import label
-from sinks.sql.questions import GTID_UNSAFE, MYSQL_TRIGGERS, POSTGRES_TRIGGERS, REFUSED_BY_GTID
+from sinks.sql.questions import GTID_UNSAFE, MYSQL, REFUSED_BY_GTID
 from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, LedgerRow, Row, Server, no_ledger
 
 _SILENCE, _ANSWER_SECONDS = 60, 300  # SQLite has one writer at a time, so a task waits for all of another's partition
@@ -132,18 +132,12 @@ class Database(Server[Connection]):
             yield connection
 
     @contextmanager
-    def transaction(self, connection: Connection) -> Iterator[None]:
-        """One transaction, rolled back if anything is raised."""
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
         connection.rollback()  # ends what reading began
-        with connection.begin():
+        with connection.begin() as transaction:
             yield
-
-    @contextmanager
-    def trial(self, connection: Connection) -> Iterator[None]:
-        connection.rollback()  # ends what reading began
-        with connection.begin() as trial:
-            yield
-            trial.rollback()
+            if undo:
+                transaction.rollback()
 
     def quote(self, *names: str) -> str:
         quote = self.engine.dialect.identifier_preparer.quote
@@ -161,17 +155,11 @@ class Database(Server[Connection]):
         return [tuple(row) for row in connection.execute(_text(statement, parameters))]
 
     def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
-        if self.dialect == "sqlite":
-            table = self.quote(schema, "sqlite_master")
-            found = (
-                f"SELECT 'trigger ' || name, sql FROM {table} WHERE type = 'trigger' AND lower(tbl_name) = lower(%s)"
-            )
-            return dict(self.query(connection, found, [name]))
-        if self.dialect == "postgresql":
-            return dict(self.query(connection, POSTGRES_TRIGGERS, [self.quote(schema, name)] * 3))
-        if self.dialect in MYSQL:
-            return dict(self.query(connection, MYSQL_TRIGGERS, [schema or self.url.database, name]))
-        return {}
+        if self.dialect != "sqlite":
+            return super().triggers(connection, schema, name)
+        table = self.quote(schema, "sqlite_master")
+        found = f"SELECT 'trigger ' || name, sql FROM {table} WHERE type = 'trigger' AND lower(tbl_name) = lower(%s)"
+        return dict(self.query(connection, found, [name]))
 
     # ------------------------------------------------------------------ the ledger's table
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
@@ -230,7 +218,7 @@ class Database(Server[Connection]):
         return text.replace(str(self.url.password), "***") if self.url.password else text
 
     @contextmanager
-    def explained(self, where: str) -> Iterator[None]:
+    def in_words(self, where: str) -> Iterator[None]:
         """Errors of the database in this block in the sinks' words."""
         try:
             yield

@@ -10,14 +10,13 @@ from sqlalchemy.engine import URL, Connection
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
-from sinks.sql.dialect import Plan
+from sinks.sql.backend import Plan
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
-from sinks.sqlalchemy.database import Database
-from sinks.sqlalchemy.dialect import InsertTransaction, SqlAlchemyDialect, Target
-from sinks.sqlalchemy.staging import SqlAlchemyStaging
+from sinks.sqlalchemy.backend import SqlAlchemyBackend, Target
+from sinks.sqlalchemy.insert import InsertTransaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,10 +25,10 @@ Strategy = Literal["auto", "two_phase", "staged"]
 
 
 class _Planner(Planner[Connection, Target, InsertTransaction]):
-    dialect: SqlAlchemyDialect
+    backend: SqlAlchemyBackend
 
     def check(self, connection: Connection, batch: pa.Schema) -> Plan[Connection, Target]:
-        with self.dialect.server.explained(f"sink {self.sink!r}"):
+        with self.backend.in_words(f"sink {self.sink!r}"):
             return super().check(connection, batch)
 
 
@@ -92,15 +91,12 @@ class SqlAlchemySink(TableSink[Connection, Target, InsertTransaction]):
         Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
-        database = Database(url, engine_options or {}, name=name or table)
-        dialect = SqlAlchemyDialect(database, merge, strategy)
-        planner = _Planner(dialect, name or table, table, create_table, ledger, schema_evolution)
-        beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._server) == str(database)
-        if database.dialect == "sqlite" and beside:
+        backend = SqlAlchemyBackend(url, engine_options or {}, merge, strategy, name=name or table)
+        planner = _Planner(backend, name or table, table, create_table, ledger, schema_evolution)
+        beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._backend) == str(backend)
+        if backend.dialect == "sqlite" and beside:
             raise ConfigurationError(
                 f"sink {name or table!r}: a SQLite file takes one writer at a time, so its dead letters go into "
                 "another file"
             )
-        super().__init__(
-            planner, SqlAlchemyStaging(dialect), transform, checkpoint_column, dead_letters, max_dead_letters
-        )
+        super().__init__(planner, transform, checkpoint_column, dead_letters, max_dead_letters)

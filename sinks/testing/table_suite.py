@@ -440,7 +440,7 @@ class TableSuite:
         start, found, failed = threading.Barrier(8), [], []
 
         def create() -> None:
-            with sink._server.lend() as connection:
+            with sink._backend.lend() as connection:
                 start.wait()
                 try:
                     found.append(sink._planner.ensure_ledger(connection))

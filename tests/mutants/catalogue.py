@@ -605,7 +605,7 @@ MUTANTS = (
     Mutant(
         "another ledger speaks for a transaction",
         "sinks",
-        "if reason or (reason := self.dialect.contradiction(connection, proof)):",
+        "if reason or (reason := self.backend.contradiction(connection, proof)):",
         "if reason := None:",
         POSTGRES,
     ),
@@ -737,9 +737,9 @@ MUTANTS = (
     ),
     Mutant(
         "MySQL: long texts are sorted by their beginnings",
-        "sinks/mysql",
-        "WHERE {weights} > {limit} LIMIT 1",
-        "WHERE LENGTH({by}) > {limit} LIMIT 1",
+        "sinks/sql",
+        "WHERE {longest} > {SORTED_BYTES} LIMIT 1",
+        "WHERE LENGTH({name}) > {SORTED_BYTES} LIMIT 1",
         ("tests/mysql/test_upserts.py",),
     ),
     Mutant(
@@ -794,14 +794,14 @@ MUTANTS = (
     Mutant(
         "what is staged for one table is moved into another",
         "sinks/sql",
-        "if not states.get(text) and (astray := c.astray(self.dialect.aim(plan.target))):",
+        "if not states.get(text) and (astray := c.astray(self.backend.aim(plan.target))):",
         "if astray := None:",
         SQLALCHEMY,
     ),
     Mutant(
         "what was rolled back in one table is written again into another",
         "sinks/sql",
-        "if astray := committable.astray(self.dialect.aim(plan.target)):",
+        "if astray := committable.astray(self.backend.aim(plan.target)):",
         "if astray := None:",
         POSTGRES,
     ),

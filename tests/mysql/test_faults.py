@@ -19,8 +19,9 @@ from sinks import CommitOutcome
 from sinks.errors import CommittedError, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql import server as mysql_server
+from sinks.mysql.backend import MySQLBackend
 from sinks.mysql.server import Connection, parameters
-from sinks.mysql.staging import MySQLStaging
+from sinks.sql.staging import StagingTables
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
@@ -206,7 +207,7 @@ def test_a_column_renamed_after_the_pre_commit_does_not_lose_its_values(db: Obse
     restarted.close()
 
 
-class Overtaken(MySQLStaging):
+class Overtaken(MySQLBackend):
     """Somebody else inserts a key after it was looked for, and before it is inserted."""
 
     db: Observer
@@ -220,9 +221,8 @@ class Overtaken(MySQLStaging):
 def test_an_upsert_whose_key_somebody_else_inserts_meanwhile_is_asked_again(db: Observer) -> None:
     db.run("ALTER TABLE orders ADD PRIMARY KEY (id)")
     sink = MySQLSink(db.dsn, "orders", mode="upsert", keys=["id"])
-    staged = Overtaken(sink._dialect)
-    staged.db = db
-    sink._staged = staged
+    sink._backend.__class__ = Overtaken
+    sink._backend.db = db  # type: ignore[attr-defined]
     sink.check(SCHEMA)
     committable = pre_commit(sink, rows_of(1))
     (answer,) = sink.commit_all(checkpoint(), [committable])
@@ -233,7 +233,7 @@ def test_an_upsert_whose_key_somebody_else_inserts_meanwhile_is_asked_again(db: 
 
 
 # ---------------------------------------------------------------------- a stopped driver
-class StopsInTheMiddle(MySQLStaging):
+class StopsInTheMiddle(StagingTables[Any, Any, Any]):
     """SIGSTOP to the driver, inside its transaction that moves a checkpoint."""
 
     def move(self, *args: Any) -> None:
@@ -255,7 +255,7 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Obs
     input = example_input(1)
     sink = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
     stopped = MySQLSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
-    stopped._staged = StopsInTheMiddle(stopped._dialect)
+    stopped._staged = StopsInTheMiddle(stopped._backend)
     storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=120)
     zombie = SoonIdle("job", stopped, storage, tmp_path / "query", input, config=config).start()
     assert zombie.pid

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.mysql import MySQLSink
-from sinks.mysql.encode import InsertEncoder, LoadEncoder, RowEncoder
+from sinks.mysql.load import InsertEncoder, LoadEncoder, RowEncoder
 from sinks.mysql.server import literal
 from sinks.mysql.types import Column, target_type
 from sinks.sql.encoder import mismatches

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.postgres import catalog
-from sinks.postgres.encode import CopyEncoder
+from sinks.postgres.copy import CopyEncoder
 from sinks.postgres.types import Column, target_type
 from sinks.sql.encoder import mismatches
 from sinks.testing.servers.postgres import PostgresService

@@ -22,7 +22,7 @@ from sinks.errors import SinkError
 from sinks.postgres import PostgresSink
 from sinks.postgres import server as postgres_server
 from sinks.postgres.failures import explained
-from sinks.postgres.staging import PostgresStaging
+from sinks.sql.staging import StagingTables
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.servers.postgres import PostgresServer
@@ -145,7 +145,7 @@ def test_a_server_that_is_down_is_told_in_a_few_lines(
     assert [record for record in told if record.exc_info] == []
 
 
-class StopsInTheMiddle(PostgresStaging):
+class StopsInTheMiddle(StagingTables[Any, Any, Any]):
     """SIGSTOP to the driver, inside its transaction that moves a checkpoint."""
 
     def move(self, *args: Any) -> None:
@@ -168,7 +168,7 @@ def test_a_driver_stopped_inside_its_move_does_not_hold_up_its_successor(db: Obs
     input = example_input(1)
     sink = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
     stopped = PostgresSink(db.dsn, "orders", strategy="staged", lock_timeout=2)
-    stopped._staged = StopsInTheMiddle(stopped._dialect)
+    stopped._staged = StopsInTheMiddle(stopped._backend)
     storage, config = f"file://{tmp_path / 'storage'}", CheckpointConfig(commit_timeout=120)
     zombie = SoonIdle("job", stopped, storage, tmp_path / "query", input, config=config).start()
     assert zombie.pid

@@ -85,7 +85,7 @@ def test_a_task_whose_connection_dies_leaves_nothing(db: Observer, sink: Postgre
 
 
 def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, sink: PostgresSink) -> None:
-    with sink._server.lend():
+    with sink._backend.lend():
         pass
     copy = pickle.loads(pickle.dumps(sink))
     db.run("ALTER ROLE CURRENT_USER SET search_path = pg_catalog")  # a task that resolved the table anew would fail
@@ -146,7 +146,7 @@ def test_a_staged_commit_in_flight_is_asked_again_not_lost(db: Observer) -> None
 
 def test_a_pooled_connection_that_died_is_replaced_unseen(db: Observer, sink: PostgresSink) -> None:
     committable = pre_commit(sink, rows_of(1))
-    with sink._server.lend() as connection:
+    with sink._backend.lend() as connection:
         pid = connection.info.backend_pid
     db.run("SELECT pg_terminate_backend(%s, 5000)", [pid])
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
@@ -276,7 +276,7 @@ def test_commits_are_flushed_even_if_the_server_would_not(db: Observer) -> None:
         sink = make(db, strategy="staged")
         transaction = sink.begin_transaction(context(sink))
         assert transaction.connection.info.backend_pid
-        with sink._server.lend() as connection, sink._server.transaction(connection):
+        with sink._backend.lend() as connection, sink._backend.transaction(connection):
             (setting,) = connection.execute("SHOW synchronous_commit").fetchone() or ("",)
         assert setting == "local"
         sink.rollback(transaction)
@@ -415,7 +415,7 @@ def test_a_wrong_dsn_is_explained_without_the_password(dsn: str, caplog: pytest.
         sink.check(SCHEMA)
     for part in ("127.0.0.1", "port=1", "shop", "postgres"):
         assert part in str(caught.value)
-    shown = [str(caught.value), repr(caught.value), repr(sink), str(sink), repr(sink._server), caplog.text]
+    shown = [str(caught.value), repr(caught.value), repr(sink), str(sink), repr(sink._backend), caplog.text]
     shown.append(str(caught.value.__cause__))
     for text in shown:
         assert SECRET not in text
@@ -453,7 +453,7 @@ def test_committables_hold_no_password(db: Observer, sink: PostgresSink) -> None
 
 def test_libpq_parameters_pass_through(db: Observer) -> None:
     sink = make(db, connect_options={"application_name": "mine", "options": "-c work_mem=7MB"})
-    with sink._server.lend() as connection:
+    with sink._backend.lend() as connection:
         assert connection.info.parameter_status("application_name") == "mine"
         assert connection.execute("SHOW work_mem").fetchone() == ("7MB",)
     with pytest.raises(ConfigurationError, match="sslmode"):

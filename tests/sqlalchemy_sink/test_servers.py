@@ -170,8 +170,8 @@ def test_a_session_is_left_as_a_pooler_gave_it(pg: Server, strategy: str) -> Non
         sink.check(ORDERS)
         assert pg.commit(sink, pg.pre_commit(sink, ORDERS, [(1, "a")])) == [CommitOutcome.COMMITTED]
         settings = "SELECT current_setting('lock_timeout'), current_setting('synchronous_commit')"
-        with sink._server.lend() as connection:
-            assert sink._server.query(connection, settings) == [("10s", "local")]
+        with sink._backend.lend() as connection:
+            assert sink._backend.query(connection, settings) == [("10s", "local")]
             connection.rollback()
             cursor = connection.connection.cursor()
             assert cursor.execute(settings).fetchall() == [("0", "off")]

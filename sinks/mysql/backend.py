@@ -1,34 +1,50 @@
-"""Strategy `staged`: rows go into a staging table of one's own, and COMMIT; the driver moves a whole checkpoint.
-
-The driver's one transaction writes the ledger rows and moves every staging table into the target. DROP TABLE would
-commit it, so the staging tables are dropped after it: the ledger tells that those that are still there were moved.
-"""
+"""MySQL's and MariaDB's own way. Strategy `xa`: rows go into the target in an XA branch, which XA PREPARE makes
+durable; the driver runs XA COMMIT. Strategy `staged`: rows go into a staging table, and COMMIT; the driver's one
+transaction writes the ledger rows and moves every staging table of a checkpoint into the target. DROP TABLE would
+commit it, so the staging tables are dropped after it: the ledger tells that those that are still there were moved."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pymysql
+from pymysql.constants import ER
 
-from sinks.errors import BadValue, SinkError, TransactionBlocked
-from sinks.mysql import catalog
+from sinks.diagnosis import Finding, of_clock
+from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+from sinks.mysql import catalog, xa
 from sinks.mysql.catalog import Target
-from sinks.mysql.dialect import MySQLDialect
-from sinks.mysql.failures import RIGHTS, SHAPE, Writing, code_of, describe, refuses
-from sinks.mysql.loading import LoadTransaction
-from sinks.mysql.server import Connection, Server, bytewise, execute, listed, literal, query, quoted
+from sinks.mysql.failures import RIGHTS, SHAPE, Writing, code_of, describe, fault, refuses
+from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
+from sinks.mysql.server import (
+    Connection,
+    Server,
+    bytewise,
+    execute,
+    is_mariadb,
+    listed,
+    literal,
+    query,
+    quoted,
+    setting,
+)
 from sinks.mysql.types import Column, target_type
-from sinks.sql.dialect import Plan
-from sinks.sql.names import staging_table
-from sinks.sql.questions import SORTED_BYTES
-from sinks.sql.staging import StagedTypes, StagingTables, by_table, identity_of, too_long_to_sort
-from sinks.transaction import TransactionContext
+from sinks.mysql.xa import name_of, recovered
+from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table, declarations
+from sinks.sql.errors import Fault
+from sinks.sql.ledger import Ledger
+from sinks.sql.names import of_sink, staging_table, witness_of
+from sinks.sql.options import MergeOptions
+from sinks.sql.staging import identity_of
+from sinks.transaction import Identity, TransactionContext, TransactionId
 
 logger = logging.getLogger(__name__)
 
@@ -36,28 +52,245 @@ _DROPPED_TOGETHER = 100
 _DROPPERS = 8
 _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
+# From these on a prepared branch is detached from its session, and anybody can finish it: release notes of MySQL 8.0.29
+# (xa_detach_on_prepare), and of MariaDB 10.5.2 (MDEV-742)
+_OLDEST = {
+    "MySQL": ((8, 0, 29), "stays tied to the connection that prepared it"),
+    "MariaDB": ((10, 5, 2), "is rolled back with the connection that prepared it"),
+}
 
 
-class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
-    dialect: MySQLDialect
-    server: Server
-
+class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
+    TWO_PHASE = "xa"
+    UNSEEN = ", or none that this user may see"
     MATCHING = "JOIN {table} AS target ON {condition}"
 
-    # ------------------------------------------------------------------ in the task
+    def __init__(
+        self,
+        dsn: str,
+        options: Mapping[str, Any],
+        merge: MergeOptions,
+        strategy: str,
+        *,
+        name: str,
+        lock_timeout: float,
+    ) -> None:
+        """`dsn`, `options` and `lock_timeout` are the server's; `name` is the sink's."""
+        super().__init__(dsn, options, name=name, lock_timeout=lock_timeout)
+        self.merge, self.strategy = merge, strategy
+
+    # ------------------------------------------------------------------ the target
+    def unfit_server(self, connection: Connection) -> str | None:
+        product = "MariaDB" if is_mariadb(connection) else "MySQL"
+        ((text,),) = query(connection, "SELECT VERSION()")
+        match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+        version = tuple(map(int, match.groups())) if match else ()
+        oldest, reason = _OLDEST[product]
+        if version >= oldest:
+            return None
+        return (
+            f"the server is {product} {text} ({self}), and exactly-once needs {'.'.join(map(str, oldest))} or "
+            f"newer: in older ones a prepared XA transaction {reason}"
+        )
+
+    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
+        return catalog.locate(connection, table)
+
+    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
+        found = catalog.describe(connection, schema, name)
+        return found and replace(
+            found,
+            local=setting(connection, "local_infile") in ("1", "ON"),
+            packet=int(setting(connection, "max_allowed_packet")),
+        )
+
+    def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
+        rows = query(
+            connection,
+            "SELECT table_schema, table_name FROM information_schema.tables WHERE LOWER(table_name) = LOWER(%s)"
+            " ORDER BY 1, 2 LIMIT 5",
+            [name],
+        )
+        return [f"{schema}.{table}" for schema, table in rows]
+
+    def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
+        keys = self.merge.keys
+        columns = declarations(fields, lambda field: target_type(field.type, key=field.name in keys))
+        declared = [
+            f"{quoted(field.name)} {kind} {'NULL' if field.nullable and field.name not in keys else 'NOT NULL'}"
+            for field, kind in columns
+        ]
+        if keys:
+            declared.append(f"PRIMARY KEY ({self.quoted(keys)})")
+        try:
+            execute(
+                connection,
+                f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ({', '.join(declared)})"
+                f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise(connection)}",
+            )
+        except pymysql.Error as error:
+            if not connection.open:
+                raise
+            raise ConfigurationError(f"cannot create table {schema}.{name} at {self}: {describe(error)}") from error
+
+    def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
+        """Text gets the table's collation, if that is of utf8mb4, which has a place for all that Spark has."""
+        kind = target_type(field.type)
+        charset = ""
+        if kind == "longtext":
+            collation = catalog.collation(connection, target)
+            charset = "" if collation.startswith("utf8mb4") else " CHARACTER SET utf8mb4"
+        return f"{quoted(field.name)} {kind}{charset} NULL"
+
+    def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
+        keys = self.merge.keys
+        if keys and not target.is_unique(keys):
+            yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
+        yield from self.merge.orders_by_members({column.name: column.type for column in target.columns})
+        if target.engine.lower() != "innodb":
+            yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
+        if setting(connection, "read_only") in ("1", "ON") and self._obeys_read_only(connection):
+            yield "the server is read-only (a replica?)"
+        if (
+            setting(connection, "log_bin") in ("1", "ON")
+            and setting(connection, "binlog_format", session=True) == "STATEMENT"
+        ):
+            yield "the server has binlog_format=STATEMENT, with which InnoDB refuses READ COMMITTED: set ROW or MIXED"
+        if self.strategy == "xa" and (reason := self.no_xa(connection)):
+            yield f'{reason}: use strategy="staged"'
+        strategy, _ = self.choose(connection, target)
+        rights = self.rights(target, strategy)
+        yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
+        if strategy == "staged":
+            probe = f"tpc_{uuid.uuid4().hex[:20]}"
+            yield from catalog.may_not_create(connection, target.schema, probe)
+        for name in (ledger, witness_of(ledger)):
+            if catalog.describe(connection, target.schema, name):
+                rights = ["SELECT", "INSERT", "DELETE"]
+                yield from catalog.missing_rights(connection, target.schema, name, rights, "transaction_id")
+
+    def _obeys_read_only(self, connection: Connection) -> bool:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("START TRANSACTION READ WRITE")
+                cursor.execute("ROLLBACK")
+        except pymysql.Error:
+            return True
+        return False
+
+    def no_xa(self, connection: Connection) -> str | None:
+        """Why there can be no XA branches here."""
+        if setting(connection, "wsrep_on") in ("1", "ON"):
+            return "the server is part of a Galera cluster, which has no XA transactions"
+        if recovered(connection) is None:
+            return "the user lacks the right XA_RECOVER_ADMIN, without which nobody could find a prepared transaction"
+        return None
+
+    def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
+        slow = "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster"
+        way = f"with {'LOAD DATA LOCAL' if target.local else slow}"
+        if self.merge.mode == "upsert":
+            return "staged", f"upserts need it, {way}"
+        if self.strategy != "auto":
+            return self.strategy, f"as configured, {way}"
+        reason = self.no_xa(connection)
+        return "staged" if reason else "xa", f"{reason or 'the server and the rights of the user allow it'}, {way}"
+
+    def findings(self, connection: Connection) -> Iterable[Finding]:
+        branches = self.strategy != "staged" and self.merge.mode == "append"
+        return _findings(connection, xa=branches, no_xa=self.no_xa(connection) if branches else None)
+
+    def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> RowEncoder:
+        """For rows that go into `columns`, those of the target now or of a staging table."""
+        rounding = self.merge.rounds
+        if target.local:
+            return LoadEncoder(context.schema, columns, target.label, rounding=rounding)
+        return InsertEncoder(context.schema, columns, target.label, rounding=rounding, packet=target.packet)
+
+    # ------------------------------------------------------------------ errors
+    def fault(self, error: Exception) -> Fault | None:
+        return fault(error)
+
+    def unreachable(self, error: Exception) -> str | None:
+        return self.redact(describe(error)) if isinstance(error, pymysql.Error) else None
+
+    # ------------------------------------------------------------------ two-phase transactions
+    def key(self, identity: Identity) -> str:
+        return name_of(identity)
+
     def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> LoadTransaction:
+        target = plan.target
+        identity = xa.identity_of(context.transaction_id)
+        branch = xa.xid(identity, target.schema)
+        transaction = LoadTransaction(self, context, target.label, identity, branch=branch)
+        with transaction.begun():
+            transaction.execute(f"XA START {branch}")
+            with transaction.explained():
+                columns = catalog.current(transaction.connection, target, context.schema.names).columns
+            transaction.start(target.identifier, self.encoder(context, columns, target))
+        return transaction
+
+    def evidence(self, transaction: LoadTransaction) -> dict[str, object]:
+        return {"session": transaction.connection.thread_id()}  # type: ignore[no-untyped-call]
+
+    def end(
+        self,
+        connection: Connection,
+        ledger: Ledger[Connection],
+        how: str,
+        identity: Identity,
+        proof: Mapping[str, object],
+    ) -> bool:
+        """MariaDB lists a branch as free a moment before its InnoDB lets go of it, amid the end of the session that
+        prepared it. XA COMMIT and ROLLBACK in that moment are answered and do nothing (seen in 11.4.5, never after this
+        wait)."""
+        key, mariadb = name_of(identity), is_mariadb(connection)
+        if mariadb and how == "COMMIT":
+            xa.await_session(connection, proof.get("session"))
+        ended = xa.end(connection, ledger.schema, how, identity)
+        if ended and mariadb and how == "COMMIT" and not ledger.states(connection, [key]).get(key):
+            raise NotDone(
+                f"the server answered XA COMMIT of {key} and did not commit it, as MariaDB may do while the session "
+                f"that prepared it ends. Its rows are safe, prepared in InnoDB, but {self} knows the branch "
+                "again only after a restart: restart the server, then start the query again"
+            )
+        if ended and mariadb and how == "ROLLBACK" and self._is_locked(connection, ledger, key):
+            raise NotDone(
+                f"the server answered XA ROLLBACK of {key} and did not do it, as MariaDB may while the session that "
+                "prepared it ends. Its rows are not visible and never will be, but hold their locks until the server "
+                "is restarted; it lists the branch again then, and the next start aborts it"
+            )
+        return ended
+
+    def _is_locked(self, connection: Connection, ledger: Ledger[Connection], key: str) -> bool:
+        row = f"SELECT 1 FROM {ledger.table} WHERE transaction_id = %s FOR UPDATE NOWAIT"
+        try:
+            query(connection, row, [key])
+        except pymysql.Error as error:
+            if code_of(error) != ER.LOCK_WAIT_TIMEOUT:
+                raise
+            return True
+        return False
+
+    def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        prefix = TransactionId.prefix(job)
+        names = {name_of(identity): identity for identity in xa.prepared(connection, schema)}
+        return [identity for name, identity in names.items() if name.startswith(prefix) and of_sink(name, sink)]
+
+    # ------------------------------------------------------------------ staged, in the task
+    def stage(self, plan: Plan[Connection, Target], context: TransactionContext) -> LoadTransaction:
         """Nothing can undo CREATE TABLE but DROP TABLE. The types are those of the target."""
         target, name = plan.target, staging_table(context.transaction_id)
         table = quoted(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
-        transaction = LoadTransaction(self.server, context, target.label, identity, undo=undo)
+        transaction = LoadTransaction(self, context, target.label, identity, undo=undo)
         with transaction.begun():
             with transaction.explained():
                 written = self.merge.written(context.schema.names, target.names)
                 target = catalog.current(transaction.connection, target, written)
             columns = self._staging_columns(target, context, bytewise(transaction.connection))
-            encoder = self.dialect.encoder(context, columns, target)
+            encoder = self.encoder(context, columns, target)
             transaction.execute(
                 f"CREATE TABLE {table} ({', '.join(self._declarations(name, columns, target))}) ENGINE=InnoDB"
                 f" COMMENT={literal(context.transaction_id)}"
@@ -97,11 +330,6 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
                     declared.append(f"CONSTRAINT {quoted(called)} CHECK ({rule})")
         return declared
 
-    def seal(self, transaction: LoadTransaction, moved: str | None = None) -> None:
-        if moved:
-            transaction.execute("COMMIT")
-        transaction.seal(f"DROP TABLE {moved}" if moved else "COMMIT")
-
     # ------------------------------------------------------------------ before the decision
     def locked(self, connection: Connection, plan: Plan[Connection, Target], staged: StagedTypes) -> Target:
         """The lock is that of an INSERT of no rows. Types, engine and indexes are asked for under it."""
@@ -123,7 +351,7 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
         asked = [c for c in target.columns if c.counter or c.type == "timestamp" or c.name in nullable]
         required = [c.name for c in asked if not c.nullable and c.name in written]
         reasons += self._nulls(connection, target, list(staged), required)
-        rights = self.dialect.rights(target, "staged")
+        rights = self.rights(target, "staged")
         reasons += catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
         reasons += target.no_index_for(self.merge.keys)
         if unlocked and not reasons:
@@ -142,28 +370,12 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
             if query(connection, f"SELECT 1 FROM {where} LIMIT 1"):
                 yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
 
-    def clashes(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
-        super().clashes(connection, target, staging, written)
-        if self.merge.order_by is None:
-            return
-        by = quoted(self.merge.order_by)
-        weights, limit = f"GREATEST(LENGTH({by}), LENGTH(WEIGHT_STRING({by})))", SORTED_BYTES
-        staged = f"({self.union(staging, by)}) AS staged"
-        if query(connection, f"SELECT 1 FROM {staged} WHERE {weights} > {limit} LIMIT 1"):
-            raise too_long_to_sort(target, self.merge.order_by)
-
     def grouped(self, target: Target, column: str) -> str:
         """MariaDB has two groups for 0.0 and -0.0, which are one key."""
         types = {known.name: known.type for known in target.columns}
         return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
 
     # ------------------------------------------------------------------ the move
-    def transfer(
-        self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
-    ) -> None:
-        with connection.at_work():
-            super().transfer(connection, target, staging, written, rows)
-
     def append(
         self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
     ) -> None:
@@ -309,7 +521,7 @@ class MySQLStaging(StagingTables[Connection, Target, LoadTransaction]):
 
         def drop(some: Sequence[str]) -> None:
             try:
-                with self.server.lend() as connection, self.server.impatient(connection):
+                with self.lend() as connection, self.impatient(connection):
                     self.drop(connection, schema, some)
             except pymysql.Error as error:
                 text = describe(error)
@@ -367,3 +579,32 @@ def _extra_column(name: str, arrow: pa.DataType, collation: str) -> Column:
         charset=text[0],
         collation=text[1],
     )
+
+
+# ---------------------------------------------------------------------- what `coordinator doctor` says
+def _findings(connection: Connection, *, xa: bool, no_xa: str | None) -> Iterable[Finding]:
+    """`xa`: whether the sink would use XA branches, and `no_xa` why it cannot."""
+    ((version,),) = query(connection, "SELECT VERSION()")
+    mariadb = is_mariadb(connection)
+    yield Finding.ok(f"{'MariaDB' if mariadb else 'MySQL'} {version}")
+    if no_xa:
+        grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
+        yield Finding.warning(f"{no_xa}; the strategy is staged", grant)
+    elif xa and setting(connection, "xa_detach_on_prepare") == "OFF":
+        yield Finding.error(
+            "xa_detach_on_prepare is OFF, so a prepared transaction stays with its connection",
+            "SET PERSIST xa_detach_on_prepare = ON;",
+        )
+    if setting(connection, "local_infile") not in ("1", "ON"):
+        yield Finding.warning(
+            "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",
+            "SET GLOBAL local_infile = ON; and in the server's option file",
+        )
+    if setting(connection, "log_bin") in ("1", "ON"):
+        yield Finding.ok(f"the binary log is on, format {setting(connection, 'binlog_format')}")
+        if (sync := setting(connection, "sync_binlog")) != "1":
+            yield Finding.warning(
+                f"sync_binlog is {sync}: after a crash of its machine, replicas may have other rows than the server",
+                "SET GLOBAL sync_binlog = 1; and in the server's option file",
+            )
+    yield from of_clock("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))

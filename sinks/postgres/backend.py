@@ -1,0 +1,569 @@
+"""PostgreSQL's own way. Strategy `prepared`: COPY into the target, then PREPARE TRANSACTION; the driver runs COMMIT
+PREPARED. Strategy `staged`: COPY into a staging table and COMMIT; the driver's one transaction writes the ledger rows,
+moves every staging table of a checkpoint into the target, and drops them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import errors, sql
+
+from sinks.diagnosis import Finding, of_clock
+from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.postgres import catalog
+from sinks.postgres.catalog import Target
+from sinks.postgres.copy import CopyEncoder, CopyTransaction
+from sinks.postgres.failures import describe, explained, fault
+from sinks.postgres.server import Connection, Server, row
+from sinks.postgres.types import Column, target_type
+from sinks.sql.backend import Backend, Plan, StagedTypes, Writers, by_table, declarations
+from sinks.sql.errors import Fault
+from sinks.sql.ledger import Ledger
+from sinks.sql.names import of_sink, staging_table, witness_of
+from sinks.sql.options import MergeOptions
+from sinks.sql.questions import HOMES
+from sinks.sql.staging import identity_of
+from sinks.transaction import Identity, TransactionContext, TransactionId
+
+HIDES_ROWS = "row-level security may hide rows from the DELETE of delete_marker: let the role pass it (BYPASSRLS)"
+
+
+_OLD = 3600
+_FEW = 8
+# Staging tables dropped in one transaction. Each drop takes some five locks out of the server's shared table (64 x
+# max_connections = 6,400 by default).
+_DROPPED_TOGETHER = 100
+_MOVED_TOGETHER = 100
+_MENDS: dict[type[psycopg.Error], str] = {
+    errors.UniqueViolation: "remove the row that has the same key, or drop the index",
+    errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
+    errors.ForeignKeyViolation: "add the row that it points to, or drop the constraint",
+    errors.CheckViolation: "drop the constraint (it can come back as NOT VALID when the rows are in)",
+    errors.NotNullViolation: "let the column be NULL, or give it a default",
+    errors.InsufficientPrivilege: "grant the right, or a policy that lets these rows pass",
+}
+
+
+class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
+    ADVICE = "; a name with capitals needs double quotes"
+    CHECK = "host, port, database, user, password and pg_hba.conf"
+    TWO_PHASE = "prepared"
+    KEY = "gid"
+
+    def __init__(
+        self,
+        dsn: str,
+        options: Mapping[str, Any],
+        merge: MergeOptions,
+        strategy: str,
+        *,
+        name: str,
+        lock_timeout: float,
+    ) -> None:
+        """`dsn`, `options` and `lock_timeout` are the server's; `name` is the sink's."""
+        super().__init__(dsn, options, name=name, lock_timeout=lock_timeout)
+        self.merge, self.strategy = merge, strategy
+
+    # ------------------------------------------------------------------ the target
+    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
+        return catalog.locate(connection, table)
+
+    def homes(self, connection: Connection, table: str) -> Sequence[str]:
+        *schema, name = row(connection, "SELECT parse_ident(%s)", table)[0]
+        return [] if schema else [home for (home,) in self.query(connection, HOMES, [name])]
+
+    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
+        with connection.bounded():
+            return catalog.describe(connection, schema, name)
+
+    def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
+        rows = connection.execute(
+            "SELECT format('%%I.%%I', nspname, relname) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE relkind IN ('r', 'p') AND lower(relname) = lower(%s) ORDER BY 1 LIMIT 5",
+            [name],
+        ).fetchall()
+        return [table for (table,) in rows]
+
+    def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
+        columns = declarations(fields, lambda field: target_type(field.type))
+        for field in fields:
+            _require_whole_name(connection, field.name, f"{schema}.{name}")
+        declared = [
+            f"{self.quote(field.name)} {kind}{'' if field.nullable else ' NOT NULL'}" for field, kind in columns
+        ]
+        if self.merge.keys:
+            declared.append(f"PRIMARY KEY ({self.quoted(self.merge.keys)})")
+        try:
+            self.create_table(connection, f"{self.quote(schema, name)} ({', '.join(declared)})")
+        except psycopg.ProgrammingError as error:
+            raise ConfigurationError(f"cannot create table {schema}.{name} at {self}: {describe(error)}") from error
+
+    def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
+        _require_whole_name(connection, field.name, target.label)
+        return f"{self.quote(field.name)} {target_type(field.type)}"
+
+    def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
+        keys = self.merge.keys
+        if keys and not target.is_unique(keys):
+            yield (
+                f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, neither partial nor "
+                "deferrable"
+            )
+        if foreign := catalog.foreign_partitions(connection, target):
+            yield f"its partition {foreign[0]} is a foreign table, whose rows do not belong to the transaction here"
+        yield from self.unseen_rows(target)
+        strategy, _ = self.choose(connection, target)
+        if self.strategy == "prepared" and _limit(connection) == 0:
+            yield (
+                'strategy="prepared" needs max_prepared_transactions above the number of partitions, and the server '
+                'has 0, which switches it off: set it (and restart the server), or use strategy="staged"'
+            )
+        if self.strategy == "prepared" and target.row_security:
+            yield 'the table has row-level security, which COPY cannot obey: use strategy="staged"'
+        if self.strategy == "prepared" and target.rules:
+            yield f'the table has the rule {target.rules[0]}, which COPY passes over: use strategy="staged"'
+        if row(connection, "SELECT pg_is_in_recovery()")[0]:
+            yield "the server is a read-only standby"
+        rights = self.rights(target, strategy)
+        ledgers = [
+            name
+            for name in (ledger, witness_of(ledger))
+            if row(connection, "SELECT to_regclass(%s) IS NOT NULL", self.quote(target.schema, name))[0]
+        ]
+        create = strategy == "staged" or len(ledgers) < 2
+        statements = catalog.missing_rights(connection, target.schema, target.name, rights, create=create)
+        for name in ledgers:
+            ledger_rights = ("SELECT", "INSERT", "DELETE")
+            statements += catalog.missing_rights(connection, target.schema, name, ledger_rights, create=False)
+        for statement in dict.fromkeys(statements):
+            yield f"a right is missing; an owner has to run: {statement}"
+
+    def unseen_rows(self, target: Target) -> Iterable[str]:
+        """Why an upsert or a delete may not find the row of its key."""
+        if self.merge.delete_marker and target.row_security:
+            yield HIDES_ROWS
+        if self.merge.keys and target.heirs:
+            yield (
+                f"{target.heirs[0]} inherits from it, and no index of it binds rows there, so that an upsert may add a "
+                "key once more: make it a partition, or write to a table that none inherits from"
+            )
+
+    def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
+        if self.merge.mode == "upsert":
+            return "staged", "upserts need it"
+        if self.strategy != "auto":
+            return self.strategy, "as configured"
+        if target.row_security:
+            return "staged", "the table has row-level security"
+        if target.rules:
+            return "staged", f"the table has the rule {target.rules[0]}, which COPY passes over"
+        limit = _limit(connection)
+        if limit == 0:
+            return "staged", "the server has max_prepared_transactions = 0"
+        return "prepared", f"the server has max_prepared_transactions = {limit}"
+
+    def findings(self, connection: Connection) -> Iterable[Finding]:
+        return _findings(connection, self.strategy)
+
+    def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> CopyEncoder:
+        """For rows that go into `columns`, those of the target now or of a staging table."""
+        return CopyEncoder(context.schema, columns, target.label, rounding=self.merge.rounds)
+
+    # ------------------------------------------------------------------ errors
+    def fault(self, error: Exception) -> Fault | None:
+        return fault(error)
+
+    def unreachable(self, error: Exception) -> str | None:
+        return self.redact(str(error)).strip() if isinstance(error, psycopg.OperationalError) else None
+
+    # ------------------------------------------------------------------ two-phase transactions
+    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> CopyTransaction:
+        """Begin to copy into the target itself, with the types that this transaction sees: COPY BINARY would take the
+        bytes of one type for those of another."""
+        target = plan.target
+        transaction = CopyTransaction(self, context, target.label, {self.KEY: context.transaction_id})
+        with transaction.begun():
+            with transaction.explained():
+                catalog.lock(transaction.connection, target)
+                columns = catalog.current(transaction.connection, target).columns
+            try:
+                encoder = self.encoder(context, columns, target)
+            except SchemaMismatch as mismatch:
+                raise catalog.changed(mismatch, target.columns, columns) from None
+            transaction.start(target.identifier, encoder)
+        return transaction
+
+    def end(
+        self,
+        connection: Connection,
+        ledger: Ledger[Connection],
+        how: str,
+        identity: Identity,
+        proof: Mapping[str, object],
+    ) -> bool:
+        statement = f"{how} PREPARED {sql.Literal(self.key(identity)).as_string(connection)}"
+        try:
+            connection.execute(statement.encode())
+            return True
+        except errors.UndefinedObject:
+            return False
+        except (errors.InsufficientPrivilege, errors.FeatureNotSupported) as error:
+            raise ConfigurationError(
+                f"the role of the sink may not finish its own transaction at {self}: {describe(error)}. Connect "
+                "to the database as the role that prepared it (pg_prepared_xacts.owner), or as a superuser, and run: "
+                f"{statement};"
+            ) from error
+
+    def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        rows = connection.execute(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
+            " ORDER BY gid",
+            [TransactionId.prefix(job)],
+        ).fetchall()
+        return [{self.KEY: gid} for (gid,) in rows if of_sink(gid, sink)]
+
+    def evidence(self, transaction: CopyTransaction) -> dict[str, object]:
+        (xid,) = row(transaction.connection, "SELECT txid_current()")
+        return {"xid": xid} | ({"writers": "untold"} if transaction.under_savepoints else {})
+
+    def writers(
+        self, connection: Connection, target: Target, ledger: Ledger[Connection], keys: Sequence[str]
+    ) -> Writers:
+        """By the system column xmin, which rows share with the ledger's row of their transaction. It outlives VACUUM,
+        and an UPDATE sets it anew."""
+        rows = connection.execute(
+            f"WITH known AS MATERIALIZED (SELECT transaction_id, xmin::text AS writer, age(xmin) FROM {ledger.table}"
+            " WHERE committed), written AS (SELECT xmin::text AS writer, count(*) AS rows"
+            f" FROM {self.quote(target.schema, target.name).replace('%', '%%')} WHERE age(xmin) <="
+            " (SELECT max(age) FROM known WHERE transaction_id = ANY(%s)) GROUP BY 1)"
+            " SELECT transaction_id, writer, coalesce(rows, 0) FROM known FULL JOIN written USING (writer)".encode(),
+            [list(keys)],
+        ).fetchall()
+        of = {key: writer for key, writer, _ in rows if key is not None}
+        counts = {writer: int(count) for key, writer, count in rows if key is not None}
+        return Writers(of, counts, sum(int(count) for key, _, count in rows if key is None))
+
+    def contradiction(self, connection: Connection, proof: Mapping[str, object]) -> str | None:
+        """The server remembers for a while how transactions ended. Only that one was committed counts: what it says
+        after a failover that lost some may be about another transaction."""
+        try:
+            (status,) = row(connection, "SELECT txid_status(%s::bigint)", proof.get("xid"))
+        except errors.InvalidParameterValue:  # a number that this server has not come to
+            return None
+        if status != "committed":
+            return None
+        return (
+            f"the server says that its transaction {proof['xid']} was committed, and the ledger has not "
+            "its row: somebody deleted it"
+        )
+
+    # ------------------------------------------------------------------ staged, in the task
+    def stage(self, plan: Plan[Connection, Target], context: TransactionContext) -> CopyTransaction:
+        """The staging table has the types, NOT NULL and CHECKs of the target."""
+        target, name = plan.target, staging_table(context.transaction_id)
+        table = sql.Identifier(target.schema, name)
+        identity = identity_of(target.schema, context.transaction_id)
+        transaction = CopyTransaction(self, context, target.label, identity)
+        with transaction.begun():
+            with transaction.explained():
+                target = catalog.current(transaction.connection, target)
+            columns, declarations = self._staging_columns(target, context)
+            try:
+                encoder = self.encoder(context, columns, target)
+            except SchemaMismatch as mismatch:
+                raise catalog.changed(mismatch, plan.target.columns, target.columns) from None
+            transaction.execute(f"CREATE TABLE {table.as_string()} ({', '.join(declarations)})")
+            transaction.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id)))
+            transaction.start(table, encoder, alias=name)
+        return transaction
+
+    def _staging_columns(self, target: Target, context: TransactionContext) -> tuple[list[Column], list[str]]:
+        """Columns for the encoder, and the declarations of columns and constraints for CREATE TABLE."""
+        quote, keys, marker = self.quote, self.merge.keys, self.merge.delete_marker
+        written = self.merge.written(context.schema.names, target.names)
+        columns = [column for column in target.columns if column.name in written]
+        required = set(keys) | (set() if marker else {column.name for column in columns if not column.nullable})
+        undomained = self._undomained(target, written)
+        declared = {c.name: c.limits if c.name in undomained else target.declarations[c.name] for c in columns}
+        checks = {check.name: check.expression for check in target.checks if set(check.columns) <= set(written)}
+        checks |= {
+            f"{column.name} is null": f"{quote(column.name)} IS NOT NULL"
+            for column in columns
+            if not column.nullable and column.name not in required
+        }
+        for field in context.schema:
+            if field.name not in written:
+                kind = declared[field.name] = target_type(field.type)
+                columns.append(Column(field.name, kind, kind))
+        lines = [f"{quote(name)} {kind}{' NOT NULL' if name in required else ''}" for name, kind in declared.items()]
+        # a row that deletes needs nothing but its key
+        spared = f"{quote(marker)} IS TRUE OR " if marker else ""
+        return columns, lines + [f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()]
+
+    # ------------------------------------------------------------------ before the decision
+    def locked(self, connection: Connection, plan: Plan[Connection, Target], staged: StagedTypes) -> Target:
+        """What is new in the table may bind rows that the staging tables took, so it is a constraint beside those."""
+        known = plan.target
+        try:
+            missing = self._missing_rights(connection, plan)
+            if not missing:
+                catalog.lock(connection, known)
+        except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
+            raise ConfigurationError(
+                f"table {known.label} is not there any more ({describe(error)}): rename or restore it"
+            ) from None
+        target = None if missing else catalog.describe(connection, known.schema, known.name)
+        if target is None:
+            raise ConfigurationError(
+                f"table {known.label}: a right is missing; an owner has to run: {'; '.join(missing)}"
+            )
+        if reasons := list(self._changes(target, known, staged)):
+            raise ConfigurationError(
+                f"table {known.label} was changed after its rows were staged: {'; '.join(reasons)}"
+            )
+        if target == known:
+            return target
+        return replace(target, constraints=(*target.constraints, "what is new in the table"))
+
+    def _missing_rights(self, connection: Connection, plan: Plan[Connection, Target]) -> list[str]:
+        target, ledger = plan.target, plan.ledger
+        rights = self.rights(target, "staged")
+        missing = catalog.missing_rights(connection, target.schema, target.name, rights, create=False)
+        needed = ("SELECT", "INSERT", "DELETE")
+        for table in (ledger, ledger.witness):
+            missing += catalog.missing_rights(connection, table.schema, table.name, needed, create=False)
+        return missing
+
+    def _changes(self, target: Target, known: Target, staged: StagedTypes) -> Iterable[str]:
+        """What keeps the rows from going in as they are, and what to change back."""
+        types = sorted({one for columns in staged.values() for one in columns.items()})
+        written = self.merge.written([name for name, _ in types], known.names)
+        table, quote = self.quote(known.schema, known.name), self.quote
+        yield from target.unfit(
+            written, types, lambda name, kind: f"ALTER TABLE {table} ALTER COLUMN {quote(name)} TYPE {kind}"
+        )
+        yield from self.unseen_rows(target)
+        yield from target.no_index_for(self.merge.keys)
+
+    def constraints(self, target: Target, written: Sequence[str]) -> list[str]:
+        reasons = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]
+        reasons += [f'domain of column "{name}"' for name in self._undomained(target, written)]
+        return super().constraints(target, written) + reasons
+
+    def _undomained(self, target: Target, written: Sequence[str]) -> list[str]:
+        """Columns that are staged without their domain: it may have a rule that binds no row that deletes."""
+        if not self.merge.delete_marker:
+            return []
+        return [
+            c.name
+            for c in target.columns
+            if c.domain and not c.element and c.name in written and c.name not in self.merge.keys
+        ]
+
+    def sample(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+        """Rights of defaults and the like show with the first row only."""
+        one = f"SELECT {self.quoted(written)} FROM {staging[0]}{self._kept(staging[0])} LIMIT 1"
+        # judged already; and a deferrable index takes no ON CONFLICT
+        conflict = " ON CONFLICT DO NOTHING" if all(unique.arbiter for unique in target.uniques) else ""
+        self.execute(connection, f"{self._into(target, written)} {one}{conflict}")
+
+    # ------------------------------------------------------------------ the move
+    def one_at_a_time(self, connection: Connection, job: str, sink: str) -> None:
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"tpc {job} {sink}"])
+
+    def moved(self, connection: Connection, target: Target, staging: Sequence[str]) -> None:
+        """Deferred constraints judge the rows now."""
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def append(
+        self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
+    ) -> None:
+        moved, into = 0, self._into(target, written)
+        for start in range(0, len(staging), _MOVED_TOGETHER):
+            some = self.union(staging[start : start + _MOVED_TOGETHER], self.quoted(written))
+            moved += self.execute(connection, f"{into} {some}")
+        if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
+            self.count(connection, staging, rows)
+
+    def upsert(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+        last, keys, marker = self._last(staging, written), self.merge.keys, self.merge.delete_marker
+        names = self.quoted(written)
+        quote, table = self.quote, self.quote(target.schema, target.name)
+        if marker:
+            same = self.equal("target", "last", keys)
+            self.execute(
+                connection,
+                f"DELETE FROM {table} AS target USING ({last}) AS last"
+                f" WHERE last.{quote(marker)} AND {same}{self.not_older()}",
+            )
+        changes = [column for column in written if column not in {*keys, *target.always_identity}]
+        self._put_in_anew(connection, target, last, written, changes)
+        changed = [quote(column) for column in changes]
+        sets = ", ".join(f"{name} = excluded.{name}" for name in changed)
+        action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changed else "NOTHING"
+        self.execute(
+            connection,
+            f"{self._into(target, written)} SELECT {names} FROM ({last}) AS last{self._kept('last')}"
+            f" ON CONFLICT ({self.quoted(keys)}) DO {action}",
+        )
+
+    def _put_in_anew(
+        self, connection: Connection, target: Target, last: str, written: Sequence[str], changes: Sequence[str]
+    ) -> None:
+        """Rows that give up a value which another one takes, with what the batch has not as it was."""
+        giving, quote = self.giving(target, written, last), self.quote
+        table = quote(target.schema, target.name)
+        if giving is None or not self.query(
+            connection, f"SELECT 1 FROM {table} AS target, ({last}) AS last WHERE {giving} LIMIT 1"
+        ):
+            return
+        own = [column.name for column in target.columns if not column.generated]
+        values = ", ".join(f"{'last' if column in changes else 'given'}.{quote(column)}" for column in own)
+        # counted first: no row goes in before all are out
+        self.execute(
+            connection,
+            f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE {giving} RETURNING target.*)"
+            f" {self._into(target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
+            f" ON {self.equal('given', 'last', self.merge.keys)} WHERE (SELECT count(*) FROM given) > 0",
+        )
+
+    def _into(self, target: Target, written: Sequence[str]) -> str:
+        table = self.quote(target.schema, target.name)
+        return f"INSERT INTO {table} AS target ({self.quoted(written)}){target.overriding(written)}"
+
+    def _kept(self, table: str) -> str:
+        """The condition for rows that are no deletes. Without a WHERE the parser takes ON CONFLICT for a join's."""
+        marker = self.merge.delete_marker
+        return f" WHERE {table}.{self.quote(marker)} IS NOT TRUE" if marker else " WHERE true"
+
+    def _last(self, staging: Sequence[str], written: Sequence[str]) -> str:
+        """The last change of each key, over all participants."""
+        columns, order = self.changes(written)
+        names, keys = self.quoted(columns), self.quoted(self.merge.keys)
+        union = self.union(staging, names)
+        if not self.merge.order_by:  # validated: every key is there once
+            return union
+        ranks = ", ".join(f"{self.quote(column)} DESC NULLS LAST" for column in order)
+        return f"SELECT DISTINCT ON ({keys}) {names} FROM ({union}) AS staged ORDER BY {keys}, {ranks}"
+
+    def explained(self, target: Target, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
+        return explained(target.label, where, dict.fromkeys(tables, target.label))
+
+    def refusal(self, error: Exception, target: Target, tables: Sequence[str]) -> str | None:
+        ask_again = psycopg.OperationalError | errors.IdleInTransactionSessionTimeout  # connection, lock, full disk
+        if not isinstance(error, psycopg.Error) or isinstance(error, ask_again):
+            return None
+        constraint = f' (constraint "{error.diag.constraint_name}")' if error.diag.constraint_name else ""
+        mend = next((f"; {mend}" for kind, mend in _MENDS.items() if isinstance(error, kind)), "")
+        if isinstance(error, errors.CheckViolation) and not constraint:
+            mend = "; attach a partition that takes it"
+        return f"{constraint}: {describe(error, dict.fromkeys(tables, target.label))}{mend}"
+
+    # ------------------------------------------------------------------ staging tables
+    def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
+        self.drop_unused(connection, schema, names[:_DROPPED_TOGETHER])
+        for name in sorted(self.existing(connection, schema, names)):
+            # a DELETE may be refused, in a publication of all tables, since they have no key
+            again = sql.SQL("INSERT INTO {0} SELECT * FROM {0} LIMIT 1").format(sql.Identifier(schema, name))
+            connection.execute(again)
+
+    def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
+        for start in range(0, len(names), _DROPPED_TOGETHER):
+            tables = ", ".join(self.quote(schema, name) for name in names[start : start + _DROPPED_TOGETHER])
+            with self.transaction(connection):
+                self.execute(connection, f"DROP TABLE {tables}")
+
+    def drop_unused(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
+        for start in range(0, len(names), _DROPPED_TOGETHER):
+            with suppress(errors.LockNotAvailable):  # pg_dump may be reading one
+                self.drop(connection, schema, names[start : start + _DROPPED_TOGETHER])
+
+    def existing(self, connection: Connection, schema: str, names: Sequence[str]) -> set[str]:
+        rows = connection.execute(
+            "SELECT relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE nspname = %s AND relkind = 'r' AND relname = ANY(%s)",
+            [schema, list(names)],
+        ).fetchall()
+        return {name for (name,) in rows}
+
+    def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
+        rows = connection.execute(
+            "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE nspname = %s AND relkind = 'r' AND relname LIKE 'tpc\\_%%'"
+            " AND starts_with(obj_description(c.oid, 'pg_class'), %s) ORDER BY 1",
+            [schema, prefix],
+        ).fetchall()
+        return [text for (text,) in rows]
+
+    def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
+        rows = connection.execute(
+            "SELECT relname::text, attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
+            " JOIN pg_class c ON c.oid = attrelid JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE nspname = %s AND relname = ANY(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+            [schema, list(tables)],
+        ).fetchall()
+        return by_table(rows)
+
+
+def _require_whole_name(connection: Connection, column: str, table: str) -> None:
+    (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
+    if (length := len(column.encode())) > longest:
+        raise SchemaMismatch(
+            f'column "{column}" cannot be created in {table}: its name has {length} bytes, and '
+            f"PostgreSQL cuts names after {longest}: rename it in Spark"
+        )
+
+
+def _limit(connection: Connection) -> int:
+    """How many transactions the server lets be prepared at once."""
+    return int(row(connection, "SELECT current_setting('max_prepared_transactions')")[0])
+
+
+# ---------------------------------------------------------------------- what `coordinator doctor` says
+def _findings(connection: Connection, wanted: str) -> Iterable[Finding]:
+    version, level, limit, used = row(
+        connection,
+        "SELECT current_setting('server_version'), current_setting('synchronous_commit'),"
+        " current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM pg_prepared_xacts)::int",
+    )
+    yield Finding.ok(f"PostgreSQL {version}")
+    if level == "off":
+        yield Finding.ok("synchronous_commit is off; the sink sets it to local in its own transactions")
+    yield from _prepared(limit, used, wanted)
+    yield from _old(connection)
+    yield from of_clock("the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0]))
+
+
+def _prepared(limit: int, used: int, wanted: str) -> Iterable[Finding]:
+    mend = f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * limit)}; then restart the server"
+    if limit == 0:
+        if wanted == "auto":
+            yield Finding.ok("max_prepared_transactions is 0, so the sink uses the strategy staged")
+    elif limit - used < _FEW and wanted != "staged":
+        yield Finding.warning(
+            f"{limit - used} of max_prepared_transactions = {limit} are free; each partition needs one", mend
+        )
+    else:
+        yield Finding.ok(f"{limit - used} of max_prepared_transactions = {limit} are free")
+
+
+def _old(connection: Connection) -> Iterable[Finding]:
+    old = connection.execute(
+        "SELECT gid, database, owner, extract(epoch from now() - prepared)::bigint FROM pg_prepared_xacts"
+        " WHERE prepared < now() - make_interval(secs => %s) ORDER BY prepared LIMIT 5",
+        [_OLD],
+    ).fetchall()
+    for gid, database, owner, age in old:
+        name = sql.Literal(gid).as_string(connection)
+        yield Finding.warning(
+            f"transaction {gid} in database {database} has been prepared for {age / 3600:.1f} h: it holds locks, and "
+            "VACUUM back",
+            "coordinator in-doubt list (of its job)"
+            if gid.startswith("tpc.")
+            else f"ask who made it, then, as {owner}: COMMIT PREPARED {name}; or ROLLBACK PREPARED {name};",
+        )

@@ -1,0 +1,385 @@
+"""What one database does in its own way. All else of a sink into its tables is concrete, and written over this."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from sinks.diagnosis import Finding
+from sinks.errors import SchemaMismatch, SinkError
+from sinks.sql.ddl import DDL, Ddl
+from sinks.sql.encoder import mismatches
+from sinks.sql.errors import Fault
+from sinks.sql.ledger import Ledger
+from sinks.sql.options import MergeOptions
+from sinks.sql.questions import MYSQL, SORTED_BYTES
+from sinks.sql.server import C, Row, Server
+from sinks.sql.target import Column, Target
+from sinks.sql.transaction import T
+from sinks.transaction import Identity, TransactionContext
+
+Declared = TypeVar("Declared")
+_COUNTED_TOGETHER = 50
+
+
+TargetT = TypeVar("TargetT", bound=Target[Column])
+StagedTypes: TypeAlias = Mapping[str, Mapping[str, str]]
+"""By staging table, its columns in order, each with its type as the server writes it."""
+
+
+@dataclass(frozen=True)
+class Plan(Generic[C, TargetT]):
+    """What the driver found out about the server, carried to the tasks in the sink's pickle."""
+
+    target: TargetT
+    ledger: Ledger[C]
+    strategy: str
+
+
+@dataclass(frozen=True)
+class Writers:
+    """Which transaction wrote the rows of a table: those of the ledger by their keys in it (`of`), how many rows each
+    of them has there now, and how many `others` have that began after the oldest that was asked for."""
+
+    of: Mapping[str, str]
+    rows: Mapping[str, int]
+    others: int
+
+
+class NotDone(SinkError):
+    """The server answered that it has ended a prepared transaction, and has not."""
+
+
+class Backend(Server[C], ABC, Generic[C, TargetT, T]):
+    """One kind of database as a sink uses it: its connections, the target, errors, two-phase transactions and staging
+    tables. `strategy` is the one that the user asked for.
+
+    Staging tables are given by name, or, for statements, as quoted names; `written` are the columns of the target that
+    the batch has."""
+
+    merge: MergeOptions
+    strategy: str
+
+    UNSEEN: ClassVar[str] = ""
+    """What is added to "there is no table"."""
+    ADVICE: ClassVar[str] = ""
+    """What is added to "create it"."""
+    CHECK: ClassVar[str] = "host, port, database, user, password and rights"
+    """What a user who is not let in has to look at."""
+    TWO_PHASE: ClassVar[str]
+    """The name of the strategy in which each participant has a transaction of its own on the table."""
+    KEY: ClassVar[str] = ""
+    """What the ledger knows a two-phase transaction by, in its identity."""
+    MATCHING: ClassVar[str] = "WHERE EXISTS (SELECT 1 FROM {table} AS target WHERE {condition})"
+    """What follows FROM (…) AS staged for rows to which {table} AS target has one that meets {condition}."""
+
+    # ------------------------------------------------------------------ the target
+    @abstractmethod
+    def locate(self, connection: C, table: str) -> tuple[str, str]:
+        """Schema and name of the table, which need not exist. Raises ConfigurationError if it is no table name."""
+
+    def homes(self, connection: C, table: str) -> Sequence[str]:
+        """Schemas that the database looks into, in its order, for a table whose schema the user left out, and that have
+        it. Default: it looks into one only."""
+        return ()
+
+    @abstractmethod
+    def describe(self, connection: C, schema: str, name: str) -> TargetT | None:
+        """The table, None if there is none. Raises ConfigurationError if it is something else."""
+
+    @abstractmethod
+    def similar(self, connection: C, schema: str, name: str) -> Sequence[str]:
+        """Tables that may have been meant."""
+
+    @abstractmethod
+    def create(self, connection: C, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
+        """Create the table, with the keys as primary key."""
+
+    @property
+    def ddl(self) -> Ddl[C]:
+        """How it alters the table."""
+        return DDL.get(self.dialect, Ddl)(self)
+
+    @abstractmethod
+    def definition(self, connection: C, target: TargetT, field: pa.Field) -> str:
+        """Name and type of a nullable column for ADD COLUMN, of the type that a created table has. Raises
+        SchemaMismatch."""
+
+    @abstractmethod
+    def problems(self, connection: C, target: TargetT, ledger: str) -> Iterable[str]:
+        """What else is in the way: the index that upserts need, the server, rights."""
+
+    @abstractmethod
+    def choose(self, connection: C, target: TargetT) -> tuple[str, str]:
+        """The strategy and the reason for it."""
+
+    def unfit_server(self, connection: C) -> str | None:
+        """Why the sink cannot work with this server at all. Default: it can with any."""
+        return None
+
+    def findings(self, connection: C) -> Iterable[Finding]:
+        """What `coordinator doctor` is to say about this kind of server. Default: nothing."""
+        return ()
+
+    # ------------------------------------------------------------------ errors
+    @abstractmethod
+    def fault(self, error: Exception) -> Fault | None:
+        """What an error of the server is about; None for a lost connection, and what is no error of the server."""
+
+    def misconfigured(self, error: Exception) -> str | None:
+        """What an error means to somebody who sets up the sink; None to let it pass."""
+        fault = self.fault(error)
+        if fault and fault.kind == "blocked":
+            where = f"table or ledger at {self}"
+            return f"somebody locks {where} for longer than the sink waits: {fault.text}{fault.advice}"
+        if fault and fault.kind == "right":
+            return f"the user lacks a right at {self}: {fault.text}"
+        said = self.unreachable(error)
+        return None if said is None else f"{said}. Check {self.CHECK}, and that the server runs"
+
+    @abstractmethod
+    def unreachable(self, error: Exception) -> str | None:
+        """The driver's words where the server could not be reached, without the password."""
+
+    # ------------------------------------------------------------------ two-phase transactions
+    @abstractmethod
+    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
+        """Open the participant's transaction, whose rows go into the target itself."""
+
+    @abstractmethod
+    def end(self, connection: C, ledger: Ledger[C], how: str, identity: Identity, proof: Mapping[str, object]) -> bool:
+        """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. `proof`: of the committable. Raises
+        ConfigurationError if the sink may not, NotDone where the server answered and did not do it, and the driver's
+        errors to be asked again."""
+
+    @abstractmethod
+    def prepared(self, connection: C, schema: str, job: str, sink: str) -> Iterable[Identity]:
+        """What is prepared of this job and sink."""
+
+    def key(self, identity: Identity) -> str:
+        """What the ledger knows a prepared transaction by."""
+        return str(identity[self.KEY])
+
+    def evidence(self, transaction: T) -> dict[str, object]:
+        """What a committable carries beside the ledger's proof. `transaction_id` is needed where `key` is another."""
+        return {}
+
+    def contradiction(self, connection: C, proof: Mapping[str, object]) -> str | None:
+        """Why a transaction of which the ledger has nothing can nevertheless not be called lost."""
+        return None
+
+    def writers(self, connection: C, target: TargetT, ledger: Ledger[C], keys: Sequence[str]) -> Writers | None:
+        """Who wrote the rows of the table, in one snapshot of it and of the ledger. None, the default, for a database
+        that does not keep it."""
+        return None
+
+    # ------------------------------------------------------------------ staging tables
+    @abstractmethod
+    def stage(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
+        """Open the participant's transaction, which writes into a new table, its `staging_table`. The table tells the
+        transaction's id from its first moment on."""
+
+    @abstractmethod
+    def staged_types(self, connection: C, schema: str, tables: Sequence[str]) -> StagedTypes:
+        """Of the staging tables that are there. A column that only the table itself needs is left out."""
+
+    @abstractmethod
+    def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
+        """Those of the names that a table has."""
+
+    @abstractmethod
+    def staged(self, connection: C, schema: str, prefix: str) -> list[str]:
+        """The transaction ids of all staging tables that begin so, sorted: those of tasks that died before their
+        pre-commit, and of participants that were moved, too."""
+
+    @abstractmethod
+    def drop(self, connection: C, schema: str, names: Sequence[str]) -> None:
+        """Drop staging tables, outside a transaction."""
+
+    @abstractmethod
+    def drop_unused(self, connection: C, schema: str, names: Sequence[str]) -> None:
+        """Drop those that nobody reads now."""
+
+    # ------------------------------------------------------------------ the move
+    @abstractmethod
+    def locked(self, connection: C, plan: Plan[C, TargetT], staged: StagedTypes) -> TargetT:
+        """The target as the running transaction sees it, locked against changes until its end. Raises
+        ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
+        cannot go into it as they are."""
+
+    @abstractmethod
+    def append(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
+        """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
+        are not `rows` of them, the driver's error if the target refuses one."""
+
+    @abstractmethod
+    def upsert(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
+        """Put the last change of each key into the target, in the caller's transaction."""
+
+    def moved(self, connection: C, target: TargetT, staging: Sequence[str]) -> None:
+        """What is to be done when all rows are in. Default: nothing."""
+
+    @abstractmethod
+    def mark_moved(self, connection: C, schema: str, names: Sequence[str]) -> None:
+        """Drop these tables, whose rows were moved in the running transaction, or leave them another number of rows."""
+
+    @abstractmethod
+    def explained(self, target: TargetT, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
+        """The server's errors as SinkErrors, with the target's name instead of a staging table's."""
+
+    @abstractmethod
+    def refusal(self, error: Exception, target: TargetT, tables: Sequence[str]) -> str | None:
+        """What the server has against rows, or None if the error is about something else: to be asked again."""
+
+    def shown(self, error: Exception, where: str) -> Exception:
+        """An error of the driver as others may see it. Default: as it is."""
+        return error
+
+    def one_at_a_time(self, connection: C, job: str, sink: str) -> None:
+        """Wait for another driver that settles a checkpoint of this sink (as tokens). Default: the ledger's rows are
+        enough."""
+
+    def sample(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
+        """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
+
+    def unsortable(self, connection: C, staging: Sequence[str], by: str) -> bool:
+        """Whether a value is longer than what MySQL sorts by. Other databases sort by all of it."""
+        if self.dialect not in MYSQL:
+            return False
+        name = self.quote(by)
+        longest, rows = f"GREATEST(LENGTH({name}), LENGTH(WEIGHT_STRING({name})))", self.union(staging, name)
+        found = f"SELECT 1 FROM ({rows}) AS staged WHERE {longest} > {SORTED_BYTES} LIMIT 1"
+        return bool(self.query(connection, found))
+
+    def twice(self, connection: C, target: TargetT, staging: Sequence[str], columns: Sequence[str]) -> Row | None:
+        """Values of these columns that more than one staged row has, and how many have them."""
+        names = ", ".join(self.grouped(target, column) for column in columns)
+        known = " AND ".join(f"{self.quote(column)} IS NOT NULL" for column in columns)
+        staged = self.union(staging, self.quoted(columns))
+        rows = self.query(
+            connection,
+            f"SELECT {names}, count(*) FROM ({staged}) AS staged WHERE {known}"
+            f" GROUP BY {names} HAVING count(*) > 1 LIMIT 1",
+        )
+        return next(iter(rows), None)
+
+    def count(self, connection: C, staging: Sequence[str], rows: int) -> None:
+        """Raise SinkError if the staging tables do not hold so many rows."""
+        found = 0
+        for start in range(0, len(staging), _COUNTED_TOGETHER):
+            counts = (f"SELECT count(*) AS n FROM {table}" for table in staging[start : start + _COUNTED_TOGETHER])
+            ((some,),) = self.query(connection, f"SELECT sum(n) FROM ({' UNION ALL '.join(counts)}) counted")
+            found += int(some)
+        if found != rows:
+            raise SinkError(
+                f"the staging tables hold {found} rows, and their tasks acknowledged {rows}: somebody changed one, or "
+                "emptied the ledger after they were moved"
+            )
+
+    def grouped(self, target: TargetT, column: str) -> str:
+        """What equal values of a column are grouped by."""
+        return self.quote(column)
+
+    def constraints(self, target: TargetT, written: Sequence[str]) -> list[str]:
+        """What only the target itself can judge of rows. If there is any, a move is tried before the decision."""
+        reasons = list(target.constraints)
+        for unique in target.uniques:
+            known = set(unique.columns) & set(written)
+            if self.merge.mode == "append":
+                if known and not known >= set(unique.columns):
+                    reasons.append(f"index {unique.name}")
+            elif known and set(unique.columns) != set(self.merge.keys):
+                reasons.append(f"index {unique.name}")
+        return reasons + (list(target.referenced_by) if self.merge.mode == "upsert" else [])
+
+    # ------------------------------------------------------------------ parts of statements
+    def quoted(self, columns: Iterable[str]) -> str:
+        """Identifiers, as a list."""
+        return ", ".join(self.quote(column) for column in columns)
+
+    def union(self, staging: Sequence[str], columns: str) -> str:
+        return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in staging)
+
+    def equal(self, left: str, right: str, columns: Sequence[str]) -> str:
+        names = map(self.quote, columns)
+        return " AND ".join(f"{left}.{name} = {right}.{name}" for name in names)
+
+    def changes(self, written: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The columns that tell the last change of each key and what it is, and those that order the changes."""
+        # of equals, a delete wins
+        order = [column for column in (self.merge.order_by, self.merge.delete_marker) if column]
+        return [*written, *(column for column in order if column not in written)], order
+
+    def not_older(self, change: str = "last") -> str:
+        """With `keep_newer`, what a change has to meet beside the key to replace the row `target`."""
+        if not self.merge.keep_newer:
+            return ""
+        by = self.quote(str(self.merge.order_by))
+        return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"
+
+    def giving(self, target: TargetT, written: Sequence[str], last: str) -> str | None:
+        """The condition for rows `target`, with the change `last` of their key, whose value of another unique index a
+        change of another key takes: one that is changed first would meet what the other is yet to give up. None if
+        there can be none, or if a row cannot go in anew: foreign keys and triggers would take that for a delete."""
+        keys, takes = self.merge.keys, []
+        for unique in target.uniques:
+            columns = [column for column in unique.columns if column in written]
+            if columns and set(unique.columns) != set(keys):
+                takes.append(f"({self.equal('taker', 'target', columns)})")
+        if (
+            not takes
+            or target.referenced_by
+            or any(one.startswith(("trigger ", "rule ")) for one in target.constraints)
+        ):
+            return None
+        marker = f" AND taker.{self.quote(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
+        return (
+            f"{self.equal('target', 'last', keys)}{self.not_older()} AND EXISTS (SELECT 1 FROM ({last}) AS taker"
+            f" WHERE ({' OR '.join(takes)}) AND NOT ({self.equal('taker', 'target', keys)}){marker})"
+        )
+
+    # ------------------------------------------------------------------ alike
+    def mismatches(self, batch: pa.Schema, target: TargetT) -> list[str]:
+        """Every reason why the columns do not fit."""
+        return mismatches(batch, target.columns, rounding=self.merge.rounds)
+
+    def aim(self, target: TargetT) -> str:
+        """Where rows go, and how: what committables are compared by."""
+        return f"{target.label} ({self.merge})"
+
+    def rights(self, target: TargetT, strategy: str) -> list[str]:
+        """What the sink has to be allowed to do with the target."""
+        upsert = self.merge.mode == "upsert"
+        needed = {
+            "INSERT": True,
+            "SELECT": strategy == "staged" and (upsert or target.uniques),
+            "UPDATE": upsert,
+            "DELETE": self.merge.delete_marker,
+        }
+        return [right for right, is_needed in needed.items() if is_needed]
+
+
+def declarations(
+    fields: Iterable[pa.Field], declare: Callable[[pa.Field], Declared]
+) -> list[tuple[pa.Field, Declared]]:
+    """Each field with the type that a created table has for it. Raises SchemaMismatch that names the column."""
+    found = []
+    for field in fields:
+        try:
+            found.append((field, declare(field)))
+        except SchemaMismatch as unfit:
+            raise SchemaMismatch(f'column "{field.name}": {unfit}') from None
+    return found
+
+
+def by_table(rows: Iterable[Row]) -> StagedTypes:
+    """Of rows of table, column and type."""
+    found: dict[str, dict[str, str]] = {}
+    for table, column, kind in rows:
+        found.setdefault(table, {})[column] = kind
+    return found
