@@ -26,7 +26,7 @@ from benchmarks.bench import Bench, command_line, heading, report, save, say, sh
 from benchmarks.measure import Contender, rounds, spread
 from benchmarks.shapes import PLAIN
 from sinks.mysql import MySQLSink
-from sinks.mysql.server import execute, parameters, query
+from sinks.mysql.connection import execute, parameters, query
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.maven import maven_jars
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Engine, create_engine
 
 from coordinator import CheckpointListener, Step
-from sinks.mysql.server import Connection, parameters
+from sinks.mysql.connection import Connection, parameters
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mariadb import mysql_or_mariadb
 from sinks.testing.servers.postgres import PostgresServer

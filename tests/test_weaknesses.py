@@ -19,7 +19,7 @@ from coordinator.storage import open_storage
 from sinks.base import Sink
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
-from sinks.mysql.server import execute, is_mariadb, parameters
+from sinks.mysql.connection import execute, is_mariadb, parameters
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers import debian

@@ -5,48 +5,90 @@ commit it, so the staging tables are dropped after it: the ledger tells that tho
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
+import math
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pymysql
-from pymysql.constants import ER
+from pymysql.constants import CLIENT, ER
+from pymysql.cursors import Cursor
 
 from sinks.diagnosis import Finding, of_clock
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
 from sinks.mysql import catalog, xa
-from sinks.mysql.catalog import Target
-from sinks.mysql.failures import RIGHTS, SHAPE, Writing, code_of, describe, fault, refuses
-from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
-from sinks.mysql.server import (
+from sinks.mysql.catalog import MySQLTarget
+from sinks.mysql.connection import (
+    ANSWER_SECONDS,
     Connection,
-    Server,
     bytewise,
     execute,
     is_mariadb,
     listed,
     literal,
+    parameters,
     query,
     quoted,
     setting,
 )
-from sinks.mysql.types import Column, target_type
+from sinks.mysql.failures import RIGHTS, SHAPE, Writing, code_of, describe, fault, refuses
+from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
+from sinks.mysql.types import MySQLColumn, target_type
 from sinks.mysql.xa import name_of, recovered
 from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table, declarations
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
+from sinks.sql.questions import SORTED_BYTES
+from sinks.sql.server import LEDGER_COLUMNS, PooledServer, Row, no_ledger
 from sinks.sql.staging import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 logger = logging.getLogger(__name__)
+
+_IDLE_LIMIT = 10  # seconds
+_WAIT_TIMEOUT = "28800"
+"""Seconds that a connection of a task may be without rows: the servers' own default."""
+
+
+_KNOWN = inspect.signature(pymysql.connections.Connection.__init__).parameters.keys()
+
+_SQL_MODE = ",".join(
+    [
+        "STRICT_ALL_TABLES",  # a value that does not fit is an error
+        "NO_ZERO_DATE",
+        "NO_ZERO_IN_DATE",
+        "ERROR_FOR_DIVISION_BY_ZERO",
+        "NO_AUTO_VALUE_ON_ZERO",  # a 0 for an AUTO_INCREMENT column is a 0
+        "NO_ENGINE_SUBSTITUTION",
+        "NO_BACKSLASH_ESCAPES",  # in SQL text a quote is doubled, and nothing else is special
+    ]
+)
+_SESSION = {
+    "autocommit": "1",  # init_connect of the server may have changed what the driver thinks it is
+    "completion_type": "0",  # COMMIT begins no other transaction, and does not disconnect
+    "sql_auto_is_null": "0",  # IS NULL finds no number that was given last
+    "sql_mode": f"'{_SQL_MODE}'",
+    "time_zone": "'+00:00'",
+    "sql_notes": "1",  # what is cut off without an error counts as a warning
+    "foreign_key_checks": "1",
+    "unique_checks": "1",
+    "max_sort_length": str(SORTED_BYTES),
+    "sql_safe_updates": "0",
+    "sql_select_limit": "18446744073709551615",
+    "wait_timeout": _WAIT_TIMEOUT,
+}
+_MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
+_MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
 
 _DROPPED_TOGETHER = 100
 _DROPPERS = 8
@@ -60,7 +102,13 @@ _OLDEST = {
 }
 
 
-class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
+class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, LoadTransaction]):
+    """Connections read READ COMMITTED, so that each statement sees what others have committed by then."""
+
+    dialect = "mysql"
+    SECRETS = ("password", "passwd", "ssl_key_password")
+    SHOWN = ("host", "unix_socket", "port", "database", "user")
+    INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
     TWO_PHASE = "xa"
     UNSEEN = ", or none that this user may see"
     MATCHING = "JOIN {table} AS target ON {condition}"
@@ -75,9 +123,124 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
         name: str,
         lock_timeout: float,
     ) -> None:
-        """`dsn`, `options` and `lock_timeout` are the server's; `name` is the sink's."""
-        super().__init__(dsn, options, name=name, lock_timeout=lock_timeout)
+        """`dsn` is a mysql:// URL and `options` are parameters of pymysql.connect that override it; `name` is the
+        sink's, and `lock_timeout` in seconds, rounded up to whole ones. Raises ConfigurationError for what cannot be a
+        DSN."""
         self.merge, self.strategy = merge, strategy
+        try:
+            given = parameters(dsn) | dict(options)
+        except ValueError as error:
+            raise ConfigurationError(f"sink {name!r}: {error}") from None
+        if unknown := sorted(given.keys() - _KNOWN):
+            raise ConfigurationError(
+                f"sink {name!r}: pymysql.connect has no parameter {', '.join(map(repr, unknown))} (in the DSN or in "
+                "connect_options)"
+            )
+        if not given.get("database") and not given.get("db"):
+            raise ConfigurationError(f"sink {name!r}: the DSN names no database; write mysql://user@host:3306/database")
+        defaults = {"connect_timeout": 10, "program_name": f"tpc {name}"[:32]}
+        fixed: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "local_infile": False, "cursorclass": Cursor}
+        # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with local_infile=False, hands out no file
+        flags = CLIENT.LOCAL_FILES | CLIENT.FOUND_ROWS  # the rows of an UPDATE are those found, changed by it or not
+        flags |= int(given.get("client_flag", 0))
+        lock_timeout = math.ceil(lock_timeout)
+        super().__init__(defaults | given | fixed | {"client_flag": flags}, name=name, lock_timeout=lock_timeout)
+
+    def connect(self) -> Connection:
+        try:
+            connection = Connection(**self._parameters)
+        except pymysql.OperationalError as error:
+            code, *_ = error.args
+            raise pymysql.OperationalError(
+                code, f"cannot connect to MySQL at {self}: {self.redact(str(error.args[-1]))}"
+            ) from None
+        try:
+            connection.give_up_on_silence()
+            connection.may_take(ANSWER_SECONDS + self._lock_timeout)
+            self._configure(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _configure(self, connection: Connection) -> None:
+        mariadb = is_mariadb(connection)
+        settings = _SESSION | (_MARIADB if mariadb else _MYSQL)
+        settings |= {"innodb_lock_wait_timeout": str(self._lock_timeout), "lock_wait_timeout": str(self._lock_timeout)}
+        execute(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in settings.items()))
+
+    def at_work(self, connection: Connection) -> AbstractContextManager[None]:
+        return connection.at_work()
+
+    def quote(self, *names: str) -> str:
+        return quoted(*names)
+
+    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+        return execute(connection, statement, parameters or None)
+
+    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        return query(connection, statement, parameters or None)
+
+    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
+        marks = ", ".join(["%s"] * len(LEDGER_COLUMNS))
+        found = query(
+            connection,
+            "SELECT engine, (SELECT MAX(column_name) FROM information_schema.statistics"
+            " WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY'),"
+            " (SELECT count(*) FROM information_schema.columns"
+            f" WHERE table_schema = %s AND table_name = %s AND column_name IN ({marks}))"
+            " FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+            [schema, name, schema, name, *LEDGER_COLUMNS, schema, name],
+        )
+        for engine, key, columns in found:
+            if (str(engine).lower(), key, columns) != ("innodb", "transaction_id", len(LEDGER_COLUMNS)):
+                raise no_ledger(f"{schema}.{name}")
+        return bool(found)
+
+    def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
+        word = "varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
+        execute(
+            connection,
+            f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ("
+            "transaction_id varchar(199) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,"
+            f" committed boolean NOT NULL, job {word}, lineage {word}, sink {word}, checkpoint bigint NOT NULL,"
+            " written bigint, row_hash varchar(16) CHARACTER SET ascii COLLATE ascii_bin,"
+            " at datetime NOT NULL DEFAULT current_timestamp) ENGINE=InnoDB COMMENT='ledger of exactly-once sinks'",
+        )
+
+    def _answers(self, connection: Connection) -> bool:
+        connection.ping(reconnect=False)
+        return True
+
+    def _clean(self, connection: Connection) -> bool:
+        return connection.open
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
+        """One transaction. Mind that DDL commits it."""
+        # the server ends a transaction of ours whose process is stopped, and frees its locks
+        execute(connection, f"SET SESSION wait_timeout = {max(_IDLE_LIMIT, self._lock_timeout)}")
+        execute(connection, "START TRANSACTION READ WRITE")
+        try:
+            with connection.at_work() if undo else contextlib.nullcontext():
+                yield
+        except BaseException:
+            with contextlib.suppress(pymysql.Error):
+                execute(connection, "ROLLBACK")
+            raise
+        execute(connection, "ROLLBACK" if undo else "COMMIT")
+        with contextlib.suppress(pymysql.Error):
+            execute(connection, f"SET SESSION wait_timeout = {_WAIT_TIMEOUT}")
+
+    @contextmanager
+    def impatient(self, connection: Connection) -> Iterator[None]:
+        """Wait a second at most for a table that others use."""
+        execute(connection, "SET SESSION lock_wait_timeout = 1")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(pymysql.Error):
+                execute(connection, f"SET SESSION lock_wait_timeout = {self._lock_timeout}")
 
     # ------------------------------------------------------------------ the target
     def unfit_server(self, connection: Connection) -> str | None:
@@ -96,7 +259,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
         return catalog.locate(connection, table)
 
-    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
+    def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
         found = catalog.describe(connection, schema, name)
         return found and replace(
             found,
@@ -133,7 +296,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
                 raise
             raise ConfigurationError(f"cannot create table {schema}.{name} at {self}: {describe(error)}") from error
 
-    def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
+    def definition(self, connection: Connection, target: MySQLTarget, field: pa.Field) -> str:
         """Text gets the table's collation, if that is of utf8mb4, which has a place for all that Spark has."""
         kind = target_type(field.type)
         charset = ""
@@ -142,7 +305,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
             charset = "" if collation.startswith("utf8mb4") else " CHARACTER SET utf8mb4"
         return f"{quoted(field.name)} {kind}{charset} NULL"
 
-    def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
+    def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
         keys = self.merge.keys
         if keys and not target.is_unique(keys):
             yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
@@ -186,7 +349,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
             return "the user lacks the right XA_RECOVER_ADMIN, without which nobody could find a prepared transaction"
         return None
 
-    def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
+    def choose(self, connection: Connection, target: MySQLTarget) -> tuple[str, str]:
         slow = "INSERT: the server has local_infile=OFF, and LOAD DATA would be faster"
         way = f"with {'LOAD DATA LOCAL' if target.local else slow}"
         if self.merge.mode == "upsert":
@@ -200,7 +363,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
         branches = self.strategy != "staged" and self.merge.mode == "append"
         return _findings(connection, xa=branches, no_xa=self.no_xa(connection) if branches else None)
 
-    def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> RowEncoder:
+    def encoder(self, context: TransactionContext, columns: Sequence[MySQLColumn], target: MySQLTarget) -> RowEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
         rounding = self.merge.rounds
         if target.local:
@@ -218,11 +381,11 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
     def key(self, identity: Identity) -> str:
         return name_of(identity)
 
-    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> LoadTransaction:
+    def begin(self, plan: Plan[Connection, MySQLTarget], context: TransactionContext) -> LoadTransaction:
         target = plan.target
         identity = xa.identity_of(context.transaction_id)
         branch = xa.xid(identity, target.schema)
-        transaction = LoadTransaction(self, context, target.label, identity, branch=branch)
+        transaction = LoadTransaction(self.connect(), context, target.label, identity, branch=branch)
         with transaction.begun():
             transaction.execute(f"XA START {branch}")
             with transaction.explained():
@@ -278,13 +441,13 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
         return [identity for name, identity in names.items() if name.startswith(prefix) and of_sink(name, sink)]
 
     # ------------------------------------------------------------------ staged, in the task
-    def stage(self, plan: Plan[Connection, Target], context: TransactionContext) -> LoadTransaction:
+    def stage(self, plan: Plan[Connection, MySQLTarget], context: TransactionContext) -> LoadTransaction:
         """Nothing can undo CREATE TABLE but DROP TABLE. The types are those of the target."""
         target, name = plan.target, staging_table(context.transaction_id)
         table = quoted(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
-        transaction = LoadTransaction(self, context, target.label, identity, undo=undo)
+        transaction = LoadTransaction(self.connect(), context, target.label, identity, undo=undo)
         with transaction.begun():
             with transaction.explained():
                 written = self.merge.written(context.schema.names, target.names)
@@ -299,7 +462,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
             transaction.start(table, encoder, alias=name)
         return transaction
 
-    def _staging_columns(self, target: Target, context: TransactionContext, collation: str) -> list[Column]:
+    def _staging_columns(self, target: MySQLTarget, context: TransactionContext, collation: str) -> list[MySQLColumn]:
         """The target's columns that are written, and those of the batch that only the merge looks at: texts of these
         get `collation`."""
         written = self.merge.written(context.schema.names, target.names)
@@ -311,7 +474,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
         extra = [field for field in context.schema if field.name not in written]
         return columns + [_extra_column(field.name, field.type, collation) for field in extra]
 
-    def _declarations(self, name: str, columns: Sequence[Column], target: Target) -> list[str]:
+    def _declarations(self, name: str, columns: Sequence[MySQLColumn], target: MySQLTarget) -> list[str]:
         """Columns and constraints for CREATE TABLE. NULLs are refused before they get here, except in those columns
         that a row that deletes may leave empty."""
         declared = [f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"]
@@ -331,12 +494,12 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
         return declared
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan[Connection, Target], staged: StagedTypes) -> Target:
+    def locked(self, connection: Connection, plan: Plan[Connection, MySQLTarget], staged: StagedTypes) -> MySQLTarget:
         """The lock is that of an INSERT of no rows. Types, engine and indexes are asked for under it."""
         with connection.at_work():
             return self._unchanged(connection, plan.target, staged)
 
-    def _unchanged(self, connection: Connection, known: Target, staged: StagedTypes) -> Target:
+    def _unchanged(self, connection: Connection, known: MySQLTarget, staged: StagedTypes) -> MySQLTarget:
         upsert = self.merge.mode == "upsert"
         types = {one for columns in staged.values() for one in columns.items()}
         names = sorted({name for name, _ in types})
@@ -361,7 +524,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
         return target
 
     def _nulls(
-        self, connection: Connection, target: Target, tables: Sequence[str], columns: Sequence[str]
+        self, connection: Connection, target: MySQLTarget, tables: Sequence[str], columns: Sequence[str]
     ) -> Iterable[str]:
         kept = f" AND {quoted(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
         for name in columns:
@@ -370,14 +533,14 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
             if query(connection, f"SELECT 1 FROM {where} LIMIT 1"):
                 yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
 
-    def grouped(self, target: Target, column: str) -> str:
+    def grouped(self, target: MySQLTarget, column: str) -> str:
         """MariaDB has two groups for 0.0 and -0.0, which are one key."""
         types = {known.name: known.type for known in target.columns}
         return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
 
     # ------------------------------------------------------------------ the move
     def append(
-        self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
+        self, connection: Connection, target: MySQLTarget, staging: Sequence[str], written: Sequence[str], rows: int
     ) -> None:
         names = listed(written)
         into = f"INSERT INTO {target.identifier} ({names}) SELECT {names} FROM"
@@ -388,7 +551,9 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
                 "somebody changed a staging table, or emptied the ledger after they were moved"
             )
 
-    def upsert(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+    def upsert(
+        self, connection: Connection, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> None:
         last = self._last(target, staging, written)
         if self.merge.delete_marker:
             execute(connection, self._delete(target, last))
@@ -404,7 +569,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
                 f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"
             )
 
-    def _put_in_anew(self, connection: Connection, target: Target, last: str, written: Sequence[str]) -> None:
+    def _put_in_anew(self, connection: Connection, target: MySQLTarget, last: str, written: Sequence[str]) -> None:
         """Rows that give up a value which another one takes, with what the batch has not as it was."""
         if (giving := self.giving(target, written, last)) is None:
             return
@@ -440,7 +605,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
                 f"table {target.label}: somebody else changed rows of the batch while it was moved"
             )
 
-    def _last(self, target: Target, staging: Sequence[str], written: Sequence[str]) -> str:
+    def _last(self, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]) -> str:
         """The last change of each key, over all participants. MariaDB sorts wide columns by no more than letters where
         their collation tells accents or capitals apart too."""
         columns, order = self.changes(written)
@@ -464,21 +629,21 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
         terms += [and_] if and_ else []
         return f" WHERE {' AND '.join(terms)}" if terms else ""
 
-    def _delete(self, target: Target, last: str) -> str:
+    def _delete(self, target: MySQLTarget, last: str) -> str:
         return (
             f"DELETE target FROM {target.identifier} AS target JOIN ({last}) AS last ON"
             f" {self.equal('target', 'last', self.merge.keys)}"
             f" WHERE last.{quoted(self.merge.delete_marker or '')} IS TRUE{self.not_older()}"
         )
 
-    def _placed(self, target: Target, last: str) -> str:
+    def _placed(self, target: MySQLTarget, last: str) -> str:
         """How many changes are in the table when all are made that replace what is not newer."""
         if not self.merge.keep_newer:
             return f"SELECT count(*) FROM ({last}) AS last{self._kept()}"
         same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
         return f"SELECT count(*) FROM ({last}) AS last JOIN {target.identifier} AS target ON {same}{self._kept()}"
 
-    def _update(self, target: Target, last: str, written: Sequence[str]) -> str:
+    def _update(self, target: MySQLTarget, last: str, written: Sequence[str]) -> str:
         """A key stays also where the server puts the time into what is not set (ON UPDATE)."""
         own = [c.name for c in target.columns if c.name in self.merge.keys and c.type in ("timestamp", "datetime")]
         changes = [(column, "last") for column in written if column not in self.merge.keys]
@@ -489,7 +654,7 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
             f" ON {self.equal('target', 'last', self.merge.keys)}{self.not_older()} SET {sets}{self._kept()}"
         )
 
-    def _insert(self, target: Target, last: str, written: Sequence[str]) -> str:
+    def _insert(self, target: MySQLTarget, last: str, written: Sequence[str]) -> str:
         columns = ", ".join(f"last.{quoted(column)}" for column in written)
         return (
             f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {columns} FROM ({last}) AS last"
@@ -497,10 +662,10 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
             f"{self._kept(f'target.{quoted(self.merge.keys[0])} IS NULL')}"
         )
 
-    def explained(self, target: Target, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
+    def explained(self, target: MySQLTarget, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         return Writing(target.label, where, dict.fromkeys(tables, target.name)).explained()
 
-    def refusal(self, error: Exception, target: Target, tables: Sequence[str]) -> str | None:
+    def refusal(self, error: Exception, target: MySQLTarget, tables: Sequence[str]) -> str | None:
         if not isinstance(error, pymysql.Error) or not (refuses(error) or code_of(error) in SHAPE):
             return None  # the connection, a lock, a full disk
         return f": {Writing(target.label, '', dict.fromkeys(tables, target.name)).said(describe(error))}"
@@ -563,13 +728,13 @@ class MySQLBackend(Server, Backend[Connection, Target, LoadTransaction]):
         return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
 
 
-def _extra_column(name: str, arrow: pa.DataType, collation: str) -> Column:
+def _extra_column(name: str, arrow: pa.DataType, collation: str) -> MySQLColumn:
     """A column that only a staging table has."""
     declared = target_type(arrow).replace("boolean", "tinyint(1)")
     kind, *numbers = re.findall(r"\w+", declared)
     text = ("utf8mb4", collation) if kind == "longtext" else ("", "")
     precision, scale = map(int, numbers) if kind == "decimal" else (0, None)
-    return Column(
+    return MySQLColumn(
         name,
         kind,
         declared,

@@ -10,10 +10,10 @@ from functools import partial
 import pymysql
 
 from sinks.errors import ConfigurationError
+from sinks.mysql.connection import Connection, execute, is_mariadb, listed, query, quoted
 from sinks.mysql.failures import RIGHTS, SHAPE, code_of
 from sinks.mysql.failures import describe as text_of
-from sinks.mysql.server import Connection, execute, is_mariadb, listed, query, quoted
-from sinks.mysql.types import Column
+from sinks.mysql.types import MySQLColumn
 from sinks.sql import target as targets
 from sinks.sql.mysql import in_full, members_of
 from sinks.sql.server import Row
@@ -24,7 +24,7 @@ _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(targets.Target[Column]):
+class MySQLTarget(targets.Target[MySQLColumn]):
     """A table that rows go to. `local`: the server takes rows by LOAD DATA LOCAL, else only by INSERT, whose statements
     have less than `packet` bytes."""
 
@@ -56,7 +56,7 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     return (found[0][0] if found else parts[0]), parts[1]
 
 
-def describe(connection: Connection, schema: str, name: str, *, references: bool = True) -> Target | None:
+def describe(connection: Connection, schema: str, name: str, *, references: bool = True) -> MySQLTarget | None:
     """Read the target from the catalog; None if there is none, or none that this user may see. Who refers to it is
     left out without `references`: the server opens every table of the database to tell.
 
@@ -81,7 +81,7 @@ def describe(connection: Connection, schema: str, name: str, *, references: bool
     constraints += [f"check {check}" for check, _ in checks if check not in json]
     constraints += [row[0] for row in query(connection, _CONSTRAINTS, where * 3)]
     referring = query(connection, _REFERENCES, where) if references else []
-    return Target(
+    return MySQLTarget(
         schema,
         name,
         columns,
@@ -92,7 +92,7 @@ def describe(connection: Connection, schema: str, name: str, *, references: bool
     )
 
 
-def lock(connection: Connection, target: Target, written: Sequence[str]) -> pymysql.Error | None:
+def lock(connection: Connection, target: MySQLTarget, written: Sequence[str]) -> pymysql.Error | None:
     """Take the table's metadata lock in the running transaction, by an INSERT of no rows: until its end nobody can
     ALTER or DROP the table. Returns the error of a table that has no such columns any more, or whose triggers the
     server refuses, and so is not locked."""
@@ -106,7 +106,7 @@ def lock(connection: Connection, target: Target, written: Sequence[str]) -> pymy
     return None
 
 
-def current(connection: Connection, target: Target, written: Sequence[str]) -> Target:
+def current(connection: Connection, target: MySQLTarget, written: Sequence[str]) -> MySQLTarget:
     """Columns and engine as the running transaction sees them, under the table's metadata lock. Raises
     ConfigurationError if it may not write such rows any more."""
     unlocked = lock(connection, target, written)
@@ -124,14 +124,14 @@ def current(connection: Connection, target: Target, written: Sequence[str]) -> T
     return found
 
 
-def collation(connection: Connection, target: Target) -> str:
+def collation(connection: Connection, target: MySQLTarget) -> str:
     """Of columns that name none."""
     of_table = "SELECT table_collation FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
     ((name,),) = query(connection, of_table, [target.schema, target.name])
     return str(name)
 
 
-def require_innodb(target: Target, engine: str | None) -> None:
+def require_innodb(target: MySQLTarget, engine: str | None) -> None:
     """`engine` is what the table has now; None if it is gone. Raises ConfigurationError."""
     if engine is None:
         raise changed(target, [f"it is gone: create it again as it was, columns {', '.join(target.names)}"])
@@ -142,7 +142,7 @@ def require_innodb(target: Target, engine: str | None) -> None:
         )
 
 
-def changed(target: Target, reasons: Sequence[str]) -> ConfigurationError:
+def changed(target: MySQLTarget, reasons: Sequence[str]) -> ConfigurationError:
     return ConfigurationError(f"table {target.label} was changed while the query ran: " + "; ".join(reasons))
 
 
@@ -172,7 +172,7 @@ _REFERENCES = (
 
 def _described(
     connection: Connection, where: list[str], rows: Iterable[Row], json: Collection[str]
-) -> tuple[Column, ...]:
+) -> tuple[MySQLColumn, ...]:
     columns = []
     for column in (_column(row, json) for row in rows):
         if column.members:
@@ -183,13 +183,13 @@ def _described(
     return tuple(columns)
 
 
-def _column(row: Row, json: Collection[str]) -> Column:
+def _column(row: Row, json: Collection[str]) -> MySQLColumn:
     name, kind, declared, *facts, precision, scale, digits, length, charset, collation = row
     nullable, has_default, generated, counter = map(bool, facts)
     numbers = int(precision), None if scale is None else int(scale), int(digits), int(length)
     kind = "json" if name in json else kind.lower()
     members = members_of(declared) if kind in ("enum", "set") else ()
-    return Column(
+    return MySQLColumn(
         name, kind, declared, nullable, has_default, generated, counter, *numbers, charset, collation, members
     )
 

@@ -1,11 +1,14 @@
-"""PyMySQL's connection with a bound for every wait, and a password that no server gets in clear."""
+"""PyMySQL's connection with a bound for every wait, and a password that no server gets in clear; and how statements
+are run on it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 from pymysql.constants import CR
@@ -71,6 +74,17 @@ class Connection(pymysql.connections.Connection):
             yield
         finally:
             self._read_timeout = before
+
+    def give_up_on_silence(self) -> None:
+        """Let the system close the connection when the server's host has been silent for a minute, however long a
+        statement takes."""
+        options = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 60_000}
+        channel: socket.socket = self._sock  # type: ignore[attr-defined]
+        if channel.family != getattr(socket, "AF_UNIX", None):
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in options.items():
+                if number := getattr(socket, name, None):  # not every system has each of them
+                    channel.setsockopt(socket.IPPROTO_TCP, number, value)
 
     def _create_ssl_ctx(self, options: Any) -> Any:
         create = super()._create_ssl_ctx  # type: ignore[misc]
@@ -163,3 +177,72 @@ def used_by(engine: Engine) -> None:
     @event.listens_for(engine, "do_connect")
     def connect(_: object, __: object, arguments: list[Any], options: dict[str, Any]) -> Connection:
         return Connection(*arguments, **options)
+
+
+# ---------------------------------------------------------------------- statements
+def parameters(dsn: str) -> dict[str, Any]:
+    """The parameters of pymysql.connect that a URL stands for: mysql://user:password@host:port/database?ssl_ca=…
+
+    mariadb:// and mysql+pymysql:// will do too. Raises ValueError, which never quotes the DSN, for what is none."""
+    form = "a DSN is mysql://user:password@host:3306/database, with special characters percent-encoded"
+    try:
+        url = urlsplit(dsn)
+        port = url.port
+        if "@" in url.path:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"the DSN cannot be read; {form}") from None
+    if url.scheme.split("+")[0] not in ("mysql", "mariadb"):
+        raise ValueError(f"the DSN does not begin with mysql:// or mariadb://; {form}")
+    found: dict[str, Any] = {
+        "host": url.hostname or "localhost",
+        "port": port or 3306,
+        "user": unquote(url.username or ""),
+        "password": unquote(url.password or ""),
+        "database": unquote(url.path.removeprefix("/")),
+    }
+    for name, value in parse_qsl(url.query):
+        word = {"true": True, "false": False}.get(value.lower())
+        found[name] = word if word is not None else int(value) if value.isdigit() else value
+    return {name: value for name, value in found.items() if value != ""}
+
+
+def is_mariadb(connection: Connection) -> bool:
+    return "mariadb" in connection.get_server_info().lower()  # type: ignore[no-untyped-call]
+
+
+def bytewise(connection: Connection) -> str:
+    """The collation that tells texts apart by their bytes, blanks at the end too."""
+    return "utf8mb4_nopad_bin" if is_mariadb(connection) else "utf8mb4_0900_bin"
+
+
+def execute(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> int:
+    """Run a statement; returns how many rows it changed."""
+    with connection.cursor() as cursor:
+        return cursor.execute(statement, parameters)
+
+
+def query(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return list(cursor.fetchall())
+
+
+def setting(connection: Connection, name: str, *, session: bool = False) -> str:
+    """A variable of the server; "" if it has none of that name."""
+    rows = query(connection, f"SHOW {'SESSION' if session else 'GLOBAL'} VARIABLES LIKE %s", [name])
+    return str(rows[0][1]).upper() if rows else ""
+
+
+def quoted(*names: str) -> str:
+    """An identifier of one or more parts, in backticks."""
+    return ".".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names))
+
+
+def literal(text: str) -> str:
+    """A string literal under NO_BACKSLASH_ESCAPES."""
+    return "'" + text.replace("'", "''") + "'"

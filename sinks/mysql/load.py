@@ -23,10 +23,9 @@ from pymysql.protocol import OKPacketWrapper
 
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
-from sinks.mysql.connection import WORK_SECONDS
+from sinks.mysql.connection import WORK_SECONDS, Connection, execute, listed, query, quoted
 from sinks.mysql.failures import Writing
-from sinks.mysql.server import Connection, Server, execute, listed, query, quoted
-from sinks.mysql.types import Column, Form
+from sinks.mysql.types import Form, MySQLColumn
 from sinks.sql.encoder import Encoder
 from sinks.sql.server import disconnect
 from sinks.sql.transaction import RowTransaction
@@ -35,7 +34,7 @@ from sinks.transaction import Identity, TransactionContext
 _PACKET = 2**20
 
 
-class RowEncoder(Encoder[Column]):
+class RowEncoder(Encoder[MySQLColumn]):
     null: ClassVar[str]
     """The text of NULL."""
     no_null = "NULL in a column that is NOT NULL"
@@ -105,7 +104,7 @@ class InsertEncoder(RowEncoder):
     def __init__(
         self,
         schema: pa.Schema,
-        columns: Sequence[Column],
+        columns: Sequence[MySQLColumn],
         table: str,
         *,
         rounding: bool = False,
@@ -176,7 +175,7 @@ class LoadTransaction(RowTransaction[Connection]):
 
     def __init__(
         self,
-        server: Server,
+        connection: Connection,
         context: TransactionContext,
         table: str,
         identity: Identity,
@@ -191,7 +190,7 @@ class LoadTransaction(RowTransaction[Connection]):
         self._writing = Writing(table, self.who)
         self._undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo
         self._loading = 0
-        self.connection = server.connect()
+        self.connection = connection
         self.connection.may_take(WORK_SECONDS)
 
     def explained(self) -> AbstractContextManager[None]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sinks.base import Sink
 from sinks.mysql.backend import MySQLBackend
-from sinks.mysql.catalog import Target
+from sinks.mysql.catalog import MySQLTarget
+from sinks.mysql.connection import Connection
 from sinks.mysql.load import LoadTransaction
-from sinks.mysql.server import Connection
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Strategy = Literal["auto", "xa", "staged"]
 
 
-class MySQLSink(TableSink[Connection, Target, LoadTransaction]):
+class MySQLSink(TableSink[Connection, MySQLTarget, LoadTransaction]):
     """Rows into one table, by LOAD DATA LOCAL where the server has local_infile=ON, else by INSERT.
 
     Two strategies. `xa`: each task writes into the table itself and runs XA PREPARE; the driver runs XA COMMIT. Appends

@@ -27,7 +27,7 @@ _BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"
 
 
 @dataclass(frozen=True)
-class Column(targets.Column):
+class MySQLColumn(targets.Column):
     """One column of the target as information_schema tells: `type` is DATA_TYPE, `declared` COLUMN_TYPE.
 
     `counter` is one with AUTO_INCREMENT. `precision` and `scale` are those of numbers (for BIT, its bits), `digits`

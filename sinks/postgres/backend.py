@@ -4,35 +4,43 @@ moves every staging table of a checkpoint into the target, and drops them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pyarrow as pa
-from psycopg import errors, sql
+from psycopg import IsolationLevel, errors, sql
+from psycopg.conninfo import conninfo_to_dict
 
 from sinks.diagnosis import Finding, of_clock
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres import catalog
-from sinks.postgres.catalog import Target
+from sinks.postgres.catalog import PostgresTarget
+from sinks.postgres.connection import SILENCE, Connection, describe, explained, fault, row
 from sinks.postgres.copy import CopyEncoder, CopyTransaction
-from sinks.postgres.failures import describe, explained, fault
-from sinks.postgres.server import Connection, Server, row
-from sinks.postgres.types import Column, target_type
+from sinks.postgres.types import PostgresColumn, target_type
 from sinks.sql.backend import Backend, Plan, StagedTypes, Writers, by_table, declarations
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import HOMES
+from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, PooledServer, Row, no_ledger
 from sinks.sql.staging import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 HIDES_ROWS = "row-level security may hide rows from the DELETE of delete_marker: let the role pass it (BYPASSRLS)"
 
 
+logger = logging.getLogger(__name__)
+
+_IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
+# How CREATE TABLE IF NOT EXISTS fails when another session creates the same table at the same moment.
+_CREATED_BY_OTHERS = (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject)
 _OLD = 3600
 _FEW = 8
 # Staging tables dropped in one transaction. Each drop takes some five locks out of the server's shared table (64 x
@@ -49,7 +57,14 @@ _MENDS: dict[type[psycopg.Error], str] = {
 }
 
 
-class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
+class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarget, CopyTransaction]):
+    """Leaves no session state and no server-side prepared statement behind, so a transaction-pooling PgBouncer may
+    stand in between."""
+
+    dialect = "postgresql"
+    SECRETS = ("password", "sslpassword", "oauth_client_secret")
+    SHOWN = ("host", "hostaddr", "port", "dbname", "user")
+    INSERT_MISSING = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
     ADVICE = "; a name with capitals needs double quotes"
     CHECK = "host, port, database, user, password and pg_hba.conf"
     TWO_PHASE = "prepared"
@@ -65,9 +80,136 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         name: str,
         lock_timeout: float,
     ) -> None:
-        """`dsn`, `options` and `lock_timeout` are the server's; `name` is the sink's."""
-        super().__init__(dsn, options, name=name, lock_timeout=lock_timeout)
+        """`dsn` is a libpq URL or key=value string and `options` are libpq parameters that override it; `name` is the
+        sink's, and `lock_timeout` in seconds. Raises ConfigurationError if libpq cannot read them."""
         self.merge, self.strategy = merge, strategy
+        try:
+            given = conninfo_to_dict(dsn, **options)
+        except psycopg.Error:
+            # libpq's message quotes the part it could not read, which may be the password
+            raise ConfigurationError(
+                f"sink {name!r}: libpq cannot read the DSN or an option of connect_options "
+                f"({', '.join(map(repr, options)) or 'none given'}); a DSN is postgresql://user@host:5432/database or "
+                "host=… port=… dbname=… user=…, with special characters of a URL percent-encoded"
+            ) from None
+        authority, _, path = dsn.partition("?")[0].partition("://")[2].partition("/")
+        if authority.count("@") > 1 or "@" in path:  # libpq takes a part of the password for the host or the database
+            raise ConfigurationError(f"sink {name!r}: the DSN holds an '@' too many: {PERCENT_ENCODED}")
+        defaults = {
+            "application_name": f"tpc {name}"[:63],
+            "connect_timeout": 10,
+            "tcp_user_timeout": 60_000,
+            "client_encoding": "UTF8",  # of the text inside COPY BINARY too, so not the user's to choose
+        }
+        super().__init__(defaults | given | {"client_encoding": "UTF8"}, name=name, lock_timeout=lock_timeout)
+        self._silent_until = 0.0
+
+    def connect(self) -> Connection:
+        if time.monotonic() < self._silent_until:
+            raise psycopg.OperationalError(
+                f"PostgreSQL at {self} did not answer a moment ago; it is not asked yet again"
+            )
+        try:
+            connection = Connection.connect(**self._parameters, autocommit=True, prepare_threshold=None)
+        except psycopg.OperationalError as error:
+            if isinstance(error, errors.ConnectionTimeout):
+                self._was_silent()
+            reason = self.redact(str(error))
+            message = f"cannot connect to PostgreSQL at {self}: {reason}"
+            raise type(error)(message) from (None if reason != str(error) else error)
+        connection.server, connection.on_silence = str(self), self._was_silent
+        connection.isolation_level = IsolationLevel.READ_COMMITTED
+        connection.read_only = False
+        return connection
+
+    def _was_silent(self) -> None:
+        self._silent_until = time.monotonic() + SILENCE
+
+    def _answers(self, connection: Connection) -> bool:
+        return bool(connection.execute("SELECT 1"))
+
+    def _clean(self, connection: Connection) -> bool:
+        idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        return idle and not connection.closed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_silent_until": 0.0}  # another machine has another clock
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
+        with connection.transaction(force_rollback=undo):
+            self._configure(connection)
+            yield
+
+    def reading(self, connection: Connection) -> AbstractContextManager[None]:
+        return self._bounded(connection)
+
+    @contextmanager
+    def _bounded(self, connection: Connection, *, write: bool = False) -> Iterator[None]:
+        """A transaction, or the one that is open already: outside of one `lock_timeout` cannot be set."""
+        if connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+            yield
+            return
+        connection.read_only = not write
+        try:
+            with self.transaction(connection):
+                yield
+        finally:
+            if not connection.closed:
+                connection.read_only = False
+
+    def quote(self, *names: str) -> str:
+        return sql.Identifier(*names).as_string()
+
+    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+        with self._bounded(connection, write=True):
+            return connection.execute(statement.encode(), parameters or None).rowcount
+
+    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        with self._bounded(connection):
+            return connection.execute(statement.encode(), parameters or None).fetchall()
+
+    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
+        found = self.query(
+            connection,
+            "SELECT c.relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary),"
+            " ARRAY(SELECT attname::text FROM pg_attribute"
+            " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
+            [schema, name],
+        )
+        if found and not (found[0][0] and set(found[0][1]) >= set(LEDGER_COLUMNS)):
+            raise no_ledger(f"{schema}.{name}")
+        return bool(found)
+
+    def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
+        self.create_table(
+            connection,
+            f'{self.quote(schema, name)} (transaction_id text COLLATE "C" PRIMARY KEY, committed boolean NOT NULL,'
+            " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
+            " written bigint, row_hash text,"
+            " at timestamptz NOT NULL DEFAULT now())",
+        )
+
+    def create_table(self, connection: Connection, definition: str) -> None:
+        """Create a table, unless there is one, or somebody else does at the same moment."""
+        try:
+            self.execute(connection, f"CREATE TABLE IF NOT EXISTS {definition}")
+        except _CREATED_BY_OTHERS:
+            logger.debug("somebody else created the same table at the same time: %s", definition)
+
+    def _configure(self, connection: Connection) -> None:
+        """Settings of the running transaction: at least a local flush at its end, whatever the user's default is;
+        `lock_timeout`; and no statement or transaction timeout, since a COPY is one statement for as long as the
+        partition lasts."""
+        unlimited = ", set_config('transaction_timeout', '0', true)" if connection.info.server_version >= 170000 else ""
+        connection.execute(
+            "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+            " WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true),"
+            " set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true),"
+            f" set_config('idle_in_transaction_session_timeout', %s, true){unlimited}",
+            [f"{max(1, round(self._lock_timeout * 1000))}ms", f"{max(_IDLE_LIMIT, round(self._lock_timeout))}s"],
+        )
 
     # ------------------------------------------------------------------ the target
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
@@ -77,8 +219,8 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         *schema, name = row(connection, "SELECT parse_ident(%s)", table)[0]
         return [] if schema else [home for (home,) in self.query(connection, HOMES, [name])]
 
-    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
-        with connection.bounded():
+    def describe(self, connection: Connection, schema: str, name: str) -> PostgresTarget | None:
+        with self.reading(connection):
             return catalog.describe(connection, schema, name)
 
     def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
@@ -103,11 +245,11 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         except psycopg.ProgrammingError as error:
             raise ConfigurationError(f"cannot create table {schema}.{name} at {self}: {describe(error)}") from error
 
-    def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
+    def definition(self, connection: Connection, target: PostgresTarget, field: pa.Field) -> str:
         _require_whole_name(connection, field.name, target.label)
         return f"{self.quote(field.name)} {target_type(field.type)}"
 
-    def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
+    def problems(self, connection: Connection, target: PostgresTarget, ledger: str) -> Iterable[str]:
         keys = self.merge.keys
         if keys and not target.is_unique(keys):
             yield (
@@ -143,7 +285,7 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         for statement in dict.fromkeys(statements):
             yield f"a right is missing; an owner has to run: {statement}"
 
-    def unseen_rows(self, target: Target) -> Iterable[str]:
+    def unseen_rows(self, target: PostgresTarget) -> Iterable[str]:
         """Why an upsert or a delete may not find the row of its key."""
         if self.merge.delete_marker and target.row_security:
             yield HIDES_ROWS
@@ -153,7 +295,7 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
                 "key once more: make it a partition, or write to a table that none inherits from"
             )
 
-    def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
+    def choose(self, connection: Connection, target: PostgresTarget) -> tuple[str, str]:
         if self.merge.mode == "upsert":
             return "staged", "upserts need it"
         if self.strategy != "auto":
@@ -170,7 +312,9 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
     def findings(self, connection: Connection) -> Iterable[Finding]:
         return _findings(connection, self.strategy)
 
-    def encoder(self, context: TransactionContext, columns: Sequence[Column], target: Target) -> CopyEncoder:
+    def encoder(
+        self, context: TransactionContext, columns: Sequence[PostgresColumn], target: PostgresTarget
+    ) -> CopyEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
         return CopyEncoder(context.schema, columns, target.label, rounding=self.merge.rounds)
 
@@ -182,11 +326,21 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         return self.redact(str(error)).strip() if isinstance(error, psycopg.OperationalError) else None
 
     # ------------------------------------------------------------------ two-phase transactions
-    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> CopyTransaction:
+    def _begun(self, context: TransactionContext, target: PostgresTarget, identity: Identity) -> CopyTransaction:
+        connection = self.take()
+        try:
+            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+            self._configure(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return CopyTransaction(connection, self.give, context, target.label, identity)
+
+    def begin(self, plan: Plan[Connection, PostgresTarget], context: TransactionContext) -> CopyTransaction:
         """Begin to copy into the target itself, with the types that this transaction sees: COPY BINARY would take the
         bytes of one type for those of another."""
         target = plan.target
-        transaction = CopyTransaction(self, context, target.label, {self.KEY: context.transaction_id})
+        transaction = self._begun(context, target, {self.KEY: context.transaction_id})
         with transaction.begun():
             with transaction.explained():
                 catalog.lock(transaction.connection, target)
@@ -232,7 +386,7 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         return {"xid": xid} | ({"writers": "untold"} if transaction.under_savepoints else {})
 
     def writers(
-        self, connection: Connection, target: Target, ledger: Ledger[Connection], keys: Sequence[str]
+        self, connection: Connection, target: PostgresTarget, ledger: Ledger[Connection], keys: Sequence[str]
     ) -> Writers:
         """By the system column xmin, which rows share with the ledger's row of their transaction. It outlives VACUUM,
         and an UPDATE sets it anew."""
@@ -263,12 +417,12 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         )
 
     # ------------------------------------------------------------------ staged, in the task
-    def stage(self, plan: Plan[Connection, Target], context: TransactionContext) -> CopyTransaction:
+    def stage(self, plan: Plan[Connection, PostgresTarget], context: TransactionContext) -> CopyTransaction:
         """The staging table has the types, NOT NULL and CHECKs of the target."""
         target, name = plan.target, staging_table(context.transaction_id)
         table = sql.Identifier(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
-        transaction = CopyTransaction(self, context, target.label, identity)
+        transaction = self._begun(context, target, identity)
         with transaction.begun():
             with transaction.explained():
                 target = catalog.current(transaction.connection, target)
@@ -282,7 +436,9 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
             transaction.start(table, encoder, alias=name)
         return transaction
 
-    def _staging_columns(self, target: Target, context: TransactionContext) -> tuple[list[Column], list[str]]:
+    def _staging_columns(
+        self, target: PostgresTarget, context: TransactionContext
+    ) -> tuple[list[PostgresColumn], list[str]]:
         """Columns for the encoder, and the declarations of columns and constraints for CREATE TABLE."""
         quote, keys, marker = self.quote, self.merge.keys, self.merge.delete_marker
         written = self.merge.written(context.schema.names, target.names)
@@ -299,14 +455,16 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         for field in context.schema:
             if field.name not in written:
                 kind = declared[field.name] = target_type(field.type)
-                columns.append(Column(field.name, kind, kind))
+                columns.append(PostgresColumn(field.name, kind, kind))
         lines = [f"{quote(name)} {kind}{' NOT NULL' if name in required else ''}" for name, kind in declared.items()]
         # a row that deletes needs nothing but its key
         spared = f"{quote(marker)} IS TRUE OR " if marker else ""
         return columns, lines + [f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()]
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan[Connection, Target], staged: StagedTypes) -> Target:
+    def locked(
+        self, connection: Connection, plan: Plan[Connection, PostgresTarget], staged: StagedTypes
+    ) -> PostgresTarget:
         """What is new in the table may bind rows that the staging tables took, so it is a constraint beside those."""
         known = plan.target
         try:
@@ -330,7 +488,7 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
             return target
         return replace(target, constraints=(*target.constraints, "what is new in the table"))
 
-    def _missing_rights(self, connection: Connection, plan: Plan[Connection, Target]) -> list[str]:
+    def _missing_rights(self, connection: Connection, plan: Plan[Connection, PostgresTarget]) -> list[str]:
         target, ledger = plan.target, plan.ledger
         rights = self.rights(target, "staged")
         missing = catalog.missing_rights(connection, target.schema, target.name, rights, create=False)
@@ -339,7 +497,7 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
             missing += catalog.missing_rights(connection, table.schema, table.name, needed, create=False)
         return missing
 
-    def _changes(self, target: Target, known: Target, staged: StagedTypes) -> Iterable[str]:
+    def _changes(self, target: PostgresTarget, known: PostgresTarget, staged: StagedTypes) -> Iterable[str]:
         """What keeps the rows from going in as they are, and what to change back."""
         types = sorted({one for columns in staged.values() for one in columns.items()})
         written = self.merge.written([name for name, _ in types], known.names)
@@ -350,12 +508,12 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         yield from self.unseen_rows(target)
         yield from target.no_index_for(self.merge.keys)
 
-    def constraints(self, target: Target, written: Sequence[str]) -> list[str]:
+    def constraints(self, target: PostgresTarget, written: Sequence[str]) -> list[str]:
         reasons = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]
         reasons += [f'domain of column "{name}"' for name in self._undomained(target, written)]
         return super().constraints(target, written) + reasons
 
-    def _undomained(self, target: Target, written: Sequence[str]) -> list[str]:
+    def _undomained(self, target: PostgresTarget, written: Sequence[str]) -> list[str]:
         """Columns that are staged without their domain: it may have a rule that binds no row that deletes."""
         if not self.merge.delete_marker:
             return []
@@ -365,7 +523,9 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
             if c.domain and not c.element and c.name in written and c.name not in self.merge.keys
         ]
 
-    def sample(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+    def sample(
+        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> None:
         """Rights of defaults and the like show with the first row only."""
         one = f"SELECT {self.quoted(written)} FROM {staging[0]}{self._kept(staging[0])} LIMIT 1"
         # judged already; and a deferrable index takes no ON CONFLICT
@@ -376,12 +536,12 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
     def one_at_a_time(self, connection: Connection, job: str, sink: str) -> None:
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"tpc {job} {sink}"])
 
-    def moved(self, connection: Connection, target: Target, staging: Sequence[str]) -> None:
+    def moved(self, connection: Connection, target: PostgresTarget, staging: Sequence[str]) -> None:
         """Deferred constraints judge the rows now."""
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def append(
-        self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
+        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str], rows: int
     ) -> None:
         moved, into = 0, self._into(target, written)
         for start in range(0, len(staging), _MOVED_TOGETHER):
@@ -390,7 +550,9 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
             self.count(connection, staging, rows)
 
-    def upsert(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+    def upsert(
+        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> None:
         last, keys, marker = self._last(staging, written), self.merge.keys, self.merge.delete_marker
         names = self.quoted(written)
         quote, table = self.quote, self.quote(target.schema, target.name)
@@ -413,7 +575,7 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         )
 
     def _put_in_anew(
-        self, connection: Connection, target: Target, last: str, written: Sequence[str], changes: Sequence[str]
+        self, connection: Connection, target: PostgresTarget, last: str, written: Sequence[str], changes: Sequence[str]
     ) -> None:
         """Rows that give up a value which another one takes, with what the batch has not as it was."""
         giving, quote = self.giving(target, written, last), self.quote
@@ -432,7 +594,7 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
             f" ON {self.equal('given', 'last', self.merge.keys)} WHERE (SELECT count(*) FROM given) > 0",
         )
 
-    def _into(self, target: Target, written: Sequence[str]) -> str:
+    def _into(self, target: PostgresTarget, written: Sequence[str]) -> str:
         table = self.quote(target.schema, target.name)
         return f"INSERT INTO {table} AS target ({self.quoted(written)}){target.overriding(written)}"
 
@@ -451,10 +613,10 @@ class PostgresBackend(Server, Backend[Connection, Target, CopyTransaction]):
         ranks = ", ".join(f"{self.quote(column)} DESC NULLS LAST" for column in order)
         return f"SELECT DISTINCT ON ({keys}) {names} FROM ({union}) AS staged ORDER BY {keys}, {ranks}"
 
-    def explained(self, target: Target, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
+    def explained(self, target: PostgresTarget, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         return explained(target.label, where, dict.fromkeys(tables, target.label))
 
-    def refusal(self, error: Exception, target: Target, tables: Sequence[str]) -> str | None:
+    def refusal(self, error: Exception, target: PostgresTarget, tables: Sequence[str]) -> str | None:
         ask_again = psycopg.OperationalError | errors.IdleInTransactionSessionTimeout  # connection, lock, full disk
         if not isinstance(error, psycopg.Error) or isinstance(error, ask_again):
             return None

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from psycopg import errors, sql
 
 from sinks.errors import ConfigurationError, SchemaMismatch
-from sinks.postgres.server import Connection, row
-from sinks.postgres.types import Column
+from sinks.postgres.connection import Connection, row
+from sinks.postgres.types import PostgresColumn
 from sinks.sql import target as targets
 from sinks.sql.target import Unique
 
@@ -35,7 +35,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(targets.Target[Column]):
+class PostgresTarget(targets.Target[PostgresColumn]):
     """A table, or partitioned table, that rows go to."""
 
     oid: int
@@ -91,7 +91,7 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     return schema, parts[0]
 
 
-def describe(connection: Connection, schema: str, name: str) -> Target | None:
+def describe(connection: Connection, schema: str, name: str) -> PostgresTarget | None:
     """Read the target from the catalog; None if there is none. Raises ConfigurationError if it is not a table."""
     found = connection.execute(
         "SELECT c.oid::bigint, relkind::text, relpersistence::text, row_security_active(c.oid)"
@@ -130,7 +130,7 @@ def describe(connection: Connection, schema: str, name: str) -> Target | None:
         "SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid"
         " WHERE inhparent = %s AND NOT relispartition ORDER BY 1"
     )
-    return Target(
+    return PostgresTarget(
         schema,
         name,
         columns,
@@ -205,18 +205,18 @@ SELECT DISTINCT ON (attnum) attname::text, CASE WHEN element <> 0 THEN '_' ELSE 
 """
 
 
-def _columns(connection: Connection, oid: int) -> tuple[tuple[Column, ...], dict[str, str], frozenset[str]]:
+def _columns(connection: Connection, oid: int) -> tuple[tuple[PostgresColumn, ...], dict[str, str], frozenset[str]]:
     rows = connection.execute(_COLUMNS, [oid, oid]).fetchall()
-    columns = tuple(Column(*row[:10]) for row in rows)
+    columns = tuple(PostgresColumn(*row[:10]) for row in rows)
     return columns, {row[0]: row[2] + row[10] for row in rows}, frozenset(row[0] for row in rows if row[11])
 
 
-def lock(connection: Connection, target: Target) -> None:
+def lock(connection: Connection, target: PostgresTarget) -> None:
     """Nobody changes the table until the caller's transaction ends: the lock of an INSERT."""
     connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier))
 
 
-def current(connection: Connection, target: Target) -> Target:
+def current(connection: Connection, target: PostgresTarget) -> PostgresTarget:
     """The target with the columns that it has now. Raises ConfigurationError if it is no table any more."""
     found = connection.execute(
         "SELECT c.oid, relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
@@ -230,7 +230,7 @@ def current(connection: Connection, target: Target) -> Target:
     return replace(target, oid=found[0], columns=columns, declarations=declarations, always_identity=always)
 
 
-def changed(mismatch: SchemaMismatch, then: Iterable[Column], now: Iterable[Column]) -> SchemaMismatch:
+def changed(mismatch: SchemaMismatch, then: Iterable[PostgresColumn], now: Iterable[PostgresColumn]) -> SchemaMismatch:
     """The same, with how the columns differ from what they were when the query looked at them first."""
     before, after = ({column.name: column for column in columns} for columns in (then, now))
     told = [f'column "{name}" is gone' for name in before if name not in after]
@@ -242,11 +242,11 @@ def changed(mismatch: SchemaMismatch, then: Iterable[Column], now: Iterable[Colu
     return SchemaMismatch(f"{mismatch}. The table changed while the query ran: {', '.join(told)}")
 
 
-def _declared(column: Column) -> str:
+def _declared(column: PostgresColumn) -> str:
     return column.declared + ("" if column.nullable else " NOT NULL") + (" with default" if column.has_default else "")
 
 
-def foreign_partitions(connection: Connection, target: Target) -> list[str]:
+def foreign_partitions(connection: Connection, target: PostgresTarget) -> list[str]:
     """Partitions whose rows a foreign server commits by itself."""
     rows = connection.execute(
         "SELECT c.oid::regclass::text FROM pg_partition_tree(%s::oid::regclass) JOIN pg_class c ON c.oid = relid"

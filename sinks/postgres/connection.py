@@ -1,13 +1,20 @@
-"""psycopg's connection with an end to every wait."""
+"""psycopg's connection with an end to every wait, and what its errors are about."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors
+
+from sinks.errors import SinkError
+from sinks.sql import errors as faults
+from sinks.sql.errors import Fault
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
@@ -15,6 +22,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SILENCE = 5  # seconds without an answer, after which the server is asked whether it is there
+_COPY_ROW = re.compile(r"COPY [^\n]*?, line (\d+)(?:, column ([^\n:]+))?")
+_INDEX = re.compile(r'in relation "([^"]+)"')
+_CHANGED = (
+    errors.UndefinedColumn,
+    errors.UndefinedObject,
+    errors.InvalidSchemaName,
+    errors.WrongObjectType,
+    errors.DatatypeMismatch,
+    errors.GeneratedAlways,
+)
+_ONE_DRIVER = (
+    "No two drivers of one checkpoint storage use one name: if a copy of it runs at the same time, stop one of the "
+    "two, and give the copy another job name"
+)
+_NO_TRANSACTION_LEFT = (
+    "The transaction cannot be prepared: every partition of every sink holds one prepared transaction until its "
+    "checkpoint is committed. Set max_prepared_transactions on the server at least as high (and restart it), write "
+    'fewer partitions, or use strategy="staged", which needs none'
+)
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
@@ -23,6 +49,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     answer_seconds: float | None = None
     """How long any statement may take; None: as long as it takes, while others are answered."""
+    server = ""
+    """What errors call the server; "" for host, port, database and user."""
+    on_silence: Callable[[], None] | None = None
+    """Called when the server did not answer."""
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         return super().wait(self._watched(gen), *args, **kwargs)
@@ -47,20 +77,23 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             self.close()
             said = f"the server was silent for {self.answer_seconds:g} s, so the connection was closed"
             raise psycopg.OperationalError(said)
-        place = self.place
         try:
             self.probe()
         except errors.ConnectionTimeout as error:
+            if self.on_silence:
+                self.on_silence()
+            place = self.place
             self.pgconn.finish()
             raise psycopg.OperationalError(
                 f"PostgreSQL at {place} takes connections and does not answer: it is frozen, or cannot be reached"
             ) from error
         except psycopg.Error:
-            logger.debug("PostgreSQL at %s answers, though not well", place, exc_info=True)
+            logger.debug("PostgreSQL at %s answers, though not well", self.place, exc_info=True)
 
     @property
     def place(self) -> str:
-        return f"host={self.info.host} port={self.info.port} dbname={self.info.dbname} user={self.info.user}"
+        known = self.info
+        return self.server or f"host={known.host} port={known.port} dbname={known.dbname} user={known.user}"
 
     def probe(self) -> None:
         """Connect to the same server, to see whether it answers. Raises ConnectionTimeout if it does not."""
@@ -78,3 +111,80 @@ def used_by(engine: Engine, answer_seconds: float | None) -> None:
         connection = Connection.connect(*arguments, **options)
         connection.answer_seconds = answer_seconds
         return connection
+
+
+def row(connection: Connection, query: str, *parameters: object) -> tuple[Any, ...]:
+    """The row of a query that has one."""
+    found = connection.execute(query, parameters or None).fetchone()
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------------- errors
+@contextmanager
+def explained(table: str, where: str, aliases: Mapping[str, str] | None = None) -> Iterator[None]:
+    """The server's errors as SinkErrors. `where` says who was writing; `aliases` has the name that the user knows of
+    each staging table."""
+    known, who = aliases or {}, f"table {table}: {where}"
+    with faults.explained(lambda error: fault(error, known), who):
+        try:
+            yield
+        except (errors.DuplicateTable, errors.UndefinedTable) as error:
+            found = isinstance(error, errors.DuplicateTable)
+            if not found and not any(name in (error.diag.message_primary or "") for name in known):
+                raise
+            state = "the name of its staging table in use" if found else "its staging table gone"
+            raise SinkError(f"{who} found {state}: {describe(error)}. {_ONE_DRIVER}") from error
+
+
+def fault(error: Exception, aliases: Mapping[str, str] | None = None) -> Fault | None:
+    """None for a lost connection, and what is no error of the server."""
+    if not isinstance(error, psycopg.Error):
+        return None
+    text, state = describe(error, aliases), error.sqlstate or ""
+    if isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected):
+        index = _INDEX.search(error.diag.context or "")
+        return Fault("blocked", text, f" on {index[1]}" if index else "", "; lock_timeout= of the sink is the limit")
+    if state in ("53200", "55000") and "prepared transactions" in text:
+        return Fault("server", text, advice=_NO_TRANSACTION_LEFT)
+    if isinstance(error, errors.FeatureNotSupported) and "PREPARE" in text:
+        advice = 'A trigger or rule of the table does what cannot be prepared; use strategy="staged"'
+        return Fault("server", text, advice=advice)
+    if isinstance(error, errors.FeatureNotSupported) and "row-level security" in text:
+        advice = (
+            "COPY cannot obey the row-level security that the table has got: start the query again with "
+            'strategy="auto" or "staged", or let the role pass it (BYPASSRLS)'
+        )
+        return Fault("server", text, advice=advice)
+    if isinstance(error, errors.InsufficientPrivilege):
+        return Fault("right", text)
+    if isinstance(error, errors.UndefinedTable):
+        return Fault("gone", text)
+    if isinstance(error, _CHANGED):
+        return Fault("changed", text)
+    if state[:2] in ("22", "23") or isinstance(error, errors.RaiseException):
+        return Fault("refused", text, _position(error))
+    return None if isinstance(error, psycopg.OperationalError) else Fault("other", text)
+
+
+def _position(error: psycopg.Error) -> str:
+    diag = error.diag
+    row = _COPY_ROW.search(diag.context or "")
+    column = diag.column_name or (row[2] if row else None)
+    parts = [
+        f"row {row[1]}" if row else "",
+        f'column "{column}"' if column else "",
+        f'constraint "{diag.constraint_name}"' if diag.constraint_name else "",
+    ]
+    found = ", ".join(part for part in parts if part)
+    return f" ({found})" if found else ""
+
+
+def describe(error: psycopg.Error, aliases: Mapping[str, str] | None = None) -> str:
+    """Message, detail and hint of the server in one line."""
+    diag = error.diag
+    parts = [diag.message_primary or str(error).strip(), diag.message_detail, diag.message_hint]
+    text = "; ".join(" ".join(part.split()) for part in parts if part)
+    for name, known in (aliases or {}).items():
+        text = text.replace(name, known)
+    return text

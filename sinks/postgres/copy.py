@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 
@@ -13,22 +13,23 @@ import pyarrow as pa
 from psycopg import sql
 
 from sinks.errors import BadValue
-from sinks.postgres.failures import explained
-from sinks.postgres.server import Connection, Server
-from sinks.postgres.types import Column
+from sinks.postgres.connection import Connection, explained
+from sinks.postgres.types import PostgresColumn
 from sinks.sql.encoder import Encoder
 from sinks.sql.questions import DEFERRED
 from sinks.sql.transaction import RowTransaction
 from sinks.transaction import Identity, TransactionContext
 
 
-class CopyEncoder(Encoder[Column]):
+class CopyEncoder(Encoder[PostgresColumn]):
     """For one COPY. Rows are counted as COPY's own errors do."""
 
     rows_at_once = 16_384
     bytes_at_once = 16 * 2**20
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[Column], table: str, *, rounding: bool = False) -> None:
+    def __init__(
+        self, schema: pa.Schema, columns: Sequence[PostgresColumn], table: str, *, rounding: bool = False
+    ) -> None:
         super().__init__(schema, columns, table, rounding=rounding)
         empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
         self._encoded = self._batch(empty).schema
@@ -62,23 +63,25 @@ class CopyEncoder(Encoder[Column]):
 class CopyTransaction(RowTransaction[Connection]):
     """Memory: one encoded batch and libpq's output buffer."""
 
-    def __init__(self, server: Server, context: TransactionContext, table: str, identity: Identity) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        give_back: Callable[[Connection], None],
+        context: TransactionContext,
+        table: str,
+        identity: Identity,
+    ) -> None:
+        """The transaction that the connection is in. `give_back` takes the connection when it is committed."""
         super().__init__(context, identity)
+        self.connection = connection
         self._table = table
         self._aliases: dict[str, str] = {}
-        self._server = server
+        self._give_back = give_back
         self._copying: AbstractContextManager[psycopg.Copy] | None = None
         self._sealed = False
         self._put = 0
         self.under_savepoints = False
         """Whether the rows have numbers of subtransactions as `xmin`."""
-        self.connection = server.take()
-        try:
-            self.connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-            server.configure(self.connection)
-        except BaseException:
-            self.connection.close()
-            raise
 
     def explained(self) -> AbstractContextManager[None]:
         return explained(self._table, self.who, self._aliases)
@@ -164,7 +167,7 @@ class CopyTransaction(RowTransaction[Connection]):
         self.sealing = True
         self.execute(statement)
         self._sealed = True
-        self._server.give(self.connection)
+        self._give_back(self.connection)
 
     def close(self) -> None:
         """Also while it waits for a lock."""

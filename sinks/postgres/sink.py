@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from sinks.base import Sink
 from sinks.diagnosis import InDoubt
 from sinks.postgres.backend import PostgresBackend
-from sinks.postgres.catalog import Target
+from sinks.postgres.catalog import PostgresTarget
+from sinks.postgres.connection import Connection
 from sinks.postgres.copy import CopyTransaction
-from sinks.postgres.server import Connection
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Strategy = Literal["auto", "prepared", "staged"]
 
 
-class PostgresSink(TableSink[Connection, Target, CopyTransaction]):
+class PostgresSink(TableSink[Connection, PostgresTarget, CopyTransaction]):
     """Rows into one table, by COPY BINARY.
 
     Two strategies. `prepared`: each task copies into the table itself and runs PREPARE TRANSACTION; the driver runs

@@ -44,7 +44,7 @@ _DECLARED = {
 
 
 @dataclass(frozen=True)
-class Column(targets.Column):
+class PostgresColumn(targets.Column):
     """One column of the target as the catalog tells.
 
     `type` is pg_type.typname (`int4`, `_int4` for its array, a domain's base type) or the type as declared; `kind` is
@@ -212,7 +212,7 @@ _PLAIN = {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text",
 """The types whose arrays pgpq encodes by itself, with the OID of the element."""
 
 
-def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
+def _array(arrow: pa.DataType, column: PostgresColumn, rounding: bool) -> Convert:
     if at.is_null(arrow):
         return lambda array: pa.nulls(len(array), pa.binary())
     if not is_list(arrow):
@@ -222,7 +222,7 @@ def _array(arrow: pa.DataType, column: Column, rounding: bool) -> Convert:
     if at.is_nested(arrow.value_type):
         raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
     name = column.typname[1:]
-    kind = Column(column.name, name, column.declared.removesuffix("[]"), kind=column.kind, limits=column.limits)
+    kind = PostgresColumn(column.name, name, column.declared.removesuffix("[]"), kind=column.kind, limits=column.limits)
     element = kind.conversion(arrow.value_type, rounding=rounding)
     # pgpq writes the OID of the built-in type, which is not that of an enum of the same name
     plain = name in _PLAIN and column.element in (0, builtin[name].oid) and not at.is_null(arrow.value_type)

@@ -44,7 +44,7 @@ from sinks.sqlalchemy.database import (
     types_of,
 )
 from sinks.sqlalchemy.insert import InsertTransaction
-from sinks.sqlalchemy.types import Column, declared
+from sinks.sqlalchemy.types import SqlAlchemyColumn, declared
 from sinks.transaction import Identity, TransactionContext, token
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ _TEXT = sa.String(199).with_variant(mysql.VARCHAR(199, charset="ascii", collatio
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(targets.Target[Column]):
+class SqlAlchemyTarget(targets.Target[SqlAlchemyColumn]):
     """`types` are those of its columns in SQL. What judges its rows is not asked for: there may be something."""
 
     table: sa.Table
@@ -70,7 +70,7 @@ class Target(targets.Target[Column]):
     constraints: tuple[str, ...] = ("what the table has",)
 
 
-class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]):
+class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTransaction]):
     CHECK = "address, user, password and rights"
     TWO_PHASE = "two_phase"
     KEY = "xid"
@@ -95,7 +95,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
             return ()
         return [home for (home,) in self.query(connection, HOMES, [table])]
 
-    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
+    def describe(self, connection: Connection, schema: str, name: str) -> SqlAlchemyTarget | None:
         if not has_table(connection, name, schema):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
@@ -110,7 +110,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
                 column.type = self._enumeration(connection, column, column.type)
             counter = column is table.autoincrement_column
             columns.append(
-                Column(
+                SqlAlchemyColumn(
                     column.name,
                     repr(column.type),
                     nullable=bool(column.nullable) and not counter,
@@ -122,7 +122,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
                 )
             )
         types = types_of(connection, columns_of(connection, table))
-        return Target(schema, name, tuple(columns), table=table, types=types)
+        return SqlAlchemyTarget(schema, name, tuple(columns), table=table, types=types)
 
     def _enumeration(
         self, connection: Connection, column: sa.Column[Any], kind: mysql.ENUM | mysql.SET
@@ -175,12 +175,12 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
     def _declared(self, field: pa.Field) -> TypeEngine[Any]:
         return declared(field.type, self.dialect, key=field.name in self.merge.keys)
 
-    def definition(self, connection: Connection, target: Target, field: pa.Field) -> str:
+    def definition(self, connection: Connection, target: SqlAlchemyTarget, field: pa.Field) -> str:
         column = sa.Column(field.name, self._declared(field), nullable=True)
         sa.Table(target.name, sa.MetaData(), column)  # the compiler asks what its table is
         return self.undoubled(str(CreateColumn(column).compile(dialect=connection.dialect)))
 
-    def problems(self, connection: Connection, target: Target, ledger: str) -> Iterable[str]:
+    def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterable[str]:
         if self.merge.keys and not self._is_unique(connection, target.table):
             yield f"upsert by ({', '.join(self.merge.keys)}) needs a primary key or unique index on just these columns"
         names: dict[type, str] = {mysql.ENUM: "enum", mysql.SET: "set"}
@@ -199,7 +199,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
         uniques += [[name for name in index["column_names"] if name] for index in indexes if index["unique"]]
         return any(set(columns) == set(self.merge.keys) for columns in uniques)
 
-    def choose(self, connection: Connection, target: Target) -> tuple[str, str]:
+    def choose(self, connection: Connection, target: SqlAlchemyTarget) -> tuple[str, str]:
         if self.strategy != "auto":
             return self.strategy, "as configured"
         if self.merge.mode == "upsert":
@@ -216,12 +216,12 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
             return ['strategy="two_phase" needs two-phase transactions switched on in the server, or use "staged"']
         return []
 
-    def filled(self, target: Target, batch: pa.Schema) -> list[Column]:
+    def filled(self, target: SqlAlchemyTarget, batch: pa.Schema) -> list[SqlAlchemyColumn]:
         """The columns in which rows of `batch` are staged: the target's, and those that only the merge looks at."""
         written = self.merge.written(batch.names, target.names)
         extra = declarations((field for field in batch if field.name not in written), self._declared)
         columns = [column for column in target.columns if column.name in written]
-        return columns + [Column.of(field.name, kind, self.dialect) for field, kind in extra]
+        return columns + [SqlAlchemyColumn.of(field.name, kind, self.dialect) for field, kind in extra]
 
     # ------------------------------------------------------------------ errors
     def unreachable(self, error: Exception) -> str | None:
@@ -229,7 +229,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
         return f"cannot use {self}: {self.said(error)}" if known else None
 
     # ------------------------------------------------------------------ two-phase transactions
-    def begin(self, plan: Plan[Connection, Target], context: TransactionContext) -> InsertTransaction:
+    def begin(self, plan: Plan[Connection, SqlAlchemyTarget], context: TransactionContext) -> InsertTransaction:
         xid = self._prefix(context.job, context.sink) + _digest(context.transaction_id, 20)
         target, identity = plan.target, {self.KEY: xid}
         transaction = InsertTransaction(
@@ -274,7 +274,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
         return {"transaction_id": transaction.context.transaction_id}
 
     # ------------------------------------------------------------------ staged, in the task
-    def stage(self, plan: Plan[Connection, Target], context: TransactionContext) -> InsertTransaction:
+    def stage(self, plan: Plan[Connection, SqlAlchemyTarget], context: TransactionContext) -> InsertTransaction:
         target, text = plan.target, context.transaction_id
         name, keys, columns = staging_table(text), self.merge.keys, self.filled(target, context.schema)
         optional = bool(self.merge.delete_marker)  # a row that deletes needs nothing but its key
@@ -300,7 +300,9 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
         )
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan[Connection, Target], staged: StagedTypes) -> Target:
+    def locked(
+        self, connection: Connection, plan: Plan[Connection, SqlAlchemyTarget], staged: StagedTypes
+    ) -> SqlAlchemyTarget:
         """Databases may count on, or put the time, in place of a NULL that the table takes no more."""
         target = plan.target
         types = [one for columns in staged.values() for one in columns.items()]
@@ -319,7 +321,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
         return target
 
     def twice(
-        self, connection: Connection, target: Target, staging: Sequence[str], columns: Sequence[str]
+        self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]
     ) -> Row | None:
         keys = list(self._union(target, staging, columns).c)
         found = sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
@@ -328,13 +330,20 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
 
     # ------------------------------------------------------------------ the move
     def append(
-        self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
+        self,
+        connection: Connection,
+        target: SqlAlchemyTarget,
+        staging: Sequence[str],
+        written: Sequence[str],
+        rows: int,
     ) -> None:
         self.count(connection, staging, rows)
         for table in self._tables(target, staging, written):
             connection.execute(target.table.insert().from_select(written, sa.select(table)))
 
-    def upsert(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+    def upsert(
+        self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> None:
         """As any database can: the rows of the target with these keys go, then the last changes come."""
         into, (columns, _) = target.table, self.changes(written)
         tables = self._tables(target, staging, columns)
@@ -391,10 +400,10 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
     def _deletes(self, rows: sa.Subquery) -> sa.ColumnElement[bool]:
         return sa.type_coerce(rows.c[str(self.merge.delete_marker)], sa.Boolean)
 
-    def _union(self, target: Target, staging: Sequence[str], columns: Sequence[str]) -> sa.Subquery:
+    def _union(self, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]) -> sa.Subquery:
         return sa.union_all(*map(sa.select, self._tables(target, staging, columns))).subquery()
 
-    def _tables(self, target: Target, staging: Sequence[str], columns: Sequence[str]) -> list[sa.TableClause]:
+    def _tables(self, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]) -> list[sa.TableClause]:
         """`staging` may be quoted names: they need no quotes."""
         names, schema = (name.rpartition(".")[2] for name in staging), target.schema or None
         return [sa.table(name, *map(sa.column, columns), schema=schema) for name in names]
@@ -402,17 +411,17 @@ class SqlAlchemyBackend(Database, Backend[Connection, Target, InsertTransaction]
     def shown(self, error: Exception, where: str) -> Exception:
         return self.explain(error, where) if isinstance(error, exc.SQLAlchemyError) else error
 
-    def explained(self, target: Target, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
+    def explained(self, target: SqlAlchemyTarget, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         return self.in_words(f"table {target.label}: {where}")
 
-    def refusal(self, error: Exception, target: Target, tables: Sequence[str]) -> str | None:
+    def refusal(self, error: Exception, target: SqlAlchemyTarget, tables: Sequence[str]) -> str | None:
         fault = self.fault(error)
         if fault is None or fault.kind not in ("refused", "changed", "server"):
             return None
         return f": {fault.text}" + (". Change it back" if fault.kind == "changed" else "")
 
     # ------------------------------------------------------------------ staging tables
-    def moved(self, connection: Connection, target: Target, staging: Sequence[str]) -> None:
+    def moved(self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str]) -> None:
         """Empty the staging tables, so that this is tried before the decision, too."""
         for table in self._tables(target, staging, ()):
             connection.execute(table.delete())

@@ -18,14 +18,14 @@ from sinks.sql.encoder import Encoder
 from sinks.sql.questions import DEFERRED
 from sinks.sql.transaction import RowTransaction
 from sinks.sqlalchemy.database import Database
-from sinks.sqlalchemy.types import Column
+from sinks.sqlalchemy.types import SqlAlchemyColumn
 from sinks.transaction import Identity, TransactionContext
 
 _DDL_IS_UNDONE = ("sqlite", "postgresql")
 """Dialects whose ROLLBACK undoes CREATE TABLE."""
 
 
-class _Values(Encoder[Column]):
+class _Values(Encoder[SqlAlchemyColumn]):
     rows_at_once = 1000
     bytes_at_once = 16 * 2**20
     no_null = "NULL in a column that takes none"
@@ -53,7 +53,7 @@ class InsertTransaction(RowTransaction[Connection]):
         label: str,
         identity: Identity,
         into: sa.Table,
-        columns: Iterable[Column],
+        columns: Iterable[SqlAlchemyColumn],
         xid: str | None = None,
         *,
         rounding: bool = False,

@@ -15,7 +15,7 @@ from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
-from sinks.sqlalchemy.backend import SqlAlchemyBackend, Target
+from sinks.sqlalchemy.backend import SqlAlchemyBackend, SqlAlchemyTarget
 from sinks.sqlalchemy.insert import InsertTransaction
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 Strategy = Literal["auto", "two_phase", "staged"]
 
 
-class _Planner(Planner[Connection, Target, InsertTransaction]):
+class _Planner(Planner[Connection, SqlAlchemyTarget, InsertTransaction]):
     backend: SqlAlchemyBackend
 
-    def check(self, connection: Connection, batch: pa.Schema) -> Plan[Connection, Target]:
+    def check(self, connection: Connection, batch: pa.Schema) -> Plan[Connection, SqlAlchemyTarget]:
         with self.backend.in_words(f"sink {self.sink!r}"):
             return super().check(connection, batch)
 
 
-class SqlAlchemySink(TableSink[Connection, Target, InsertTransaction]):
+class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget, InsertTransaction]):
     """Rows into one table, by `executemany` of INSERT: the portable path, not the fast one. PostgresSink and MySQLSink
     are the fast ones.
 

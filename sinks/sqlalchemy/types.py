@@ -41,14 +41,14 @@ _BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY, mysql.TINYBLOB, mysql.MEDI
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column(targets.Column):
+class SqlAlchemyColumn(targets.Column):
     """One column of the target, with its type as SQLAlchemy has it."""
 
     kind: TypeEngine[Any]
     dialect: str
 
     @classmethod
-    def of(cls, name: str, kind: TypeEngine[Any], dialect: str) -> Column:
+    def of(cls, name: str, kind: TypeEngine[Any], dialect: str) -> SqlAlchemyColumn:
         return cls(name, repr(kind), kind=kind, dialect=dialect)
 
     def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
@@ -156,7 +156,7 @@ def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[
     }
     if at.is_decimal(arrow):
         kind = sa.Numeric(arrow.precision, arrow.scale)
-        Column.of("", kind, dialect).conversion(arrow)
+        SqlAlchemyColumn.of("", kind, dialect).conversion(arrow)
         return kind
     nested = mysql.LONGTEXT() if dialect == "mysql" and beyond_doubles(arrow) else sa.JSON()
     return created_type(arrow, types, nested, "portable")

@@ -25,7 +25,7 @@ from sinks.dead_letters import Refusal
 from sinks.kafka import KafkaSink
 from sinks.kafka.producer import TransactionalProducer
 from sinks.mysql import MySQLSink, xa
-from sinks.mysql.server import Connection, parameters, query, quoted
+from sinks.mysql.connection import Connection, parameters, query, quoted
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers.kafka import KafkaServer

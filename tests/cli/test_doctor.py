@@ -16,7 +16,7 @@ from coordinator.jobfile import load_job
 from coordinator.storage import open_storage
 from coordinator.storage.memory import MemoryStorage
 from sinks.diagnosis import Severity
-from sinks.mysql.server import is_mariadb
+from sinks.mysql.connection import is_mariadb
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.postgres import PostgresService
 from tests.cli.conftest import TABLE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sinks.mysql import xa
-from sinks.mysql.server import Connection, execute, parameters, query
+from sinks.mysql.connection import Connection, execute, parameters, query
 from sinks.testing.table import Database
 
 ON_MARIADB = pytest.mark.parametrize("mysql", ["mariadb"], indirect=True, ids=["MariaDB"])

@@ -16,7 +16,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, Step
 from coordinator.errors import InDoubtError
 from sinks.errors import BadValue, ConfigurationError, SinkError
 from sinks.mysql import MySQLSink
-from sinks.mysql.server import Connection, execute, is_mariadb
+from sinks.mysql.connection import Connection, execute, is_mariadb
 from sinks.testing import KILLED, Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KillAt

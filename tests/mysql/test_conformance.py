@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from sinks.mysql import MySQLSink
-from sinks.mysql.server import parameters
+from sinks.mysql.connection import parameters
 from sinks.sql.staging import identity_of
 from sinks.testing import Ability, SinkConformance
 from sinks.transaction import Committable, Identity

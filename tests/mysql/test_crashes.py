@@ -13,7 +13,7 @@ from coordinator import Step
 from coordinator.errors import CheckpointFailed
 from sinks.errors import ConfigurationError
 from sinks.mysql import MySQLSink, xa
-from sinks.mysql.server import parameters, query
+from sinks.mysql.connection import parameters, query
 from sinks.testing import SCHEMA, Hooked
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.mysql import EmbeddedMySQL

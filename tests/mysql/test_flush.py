@@ -10,7 +10,7 @@ import pytest
 
 from sinks.errors import TransactionBlocked
 from sinks.mysql import MySQLSink
-from sinks.mysql.server import execute, query
+from sinks.mysql.connection import execute, query
 from sinks.testing.servers.mysql import EmbeddedMySQL
 from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, context, pre_commit, rows_of
 

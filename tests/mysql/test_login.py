@@ -13,7 +13,7 @@ from coordinator.storage.base import StorageError
 from coordinator.storage.sql import SQLStorage
 from sinks.errors import ConfigurationError
 from sinks.mysql import MySQLSink
-from sinks.mysql.server import execute
+from sinks.mysql.connection import execute
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers import debian
 from sinks.testing.servers.mysql import MySQLServer

@@ -12,7 +12,7 @@ import pymysql
 import pytest
 
 from sinks.mysql import xa
-from sinks.mysql.server import parameters, query
+from sinks.mysql.connection import parameters, query
 from sinks.testing.servers import debian
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import EmbeddedMySQL, ExternalMySQL, MySQLServer, mysql_service

@@ -18,7 +18,7 @@ import pytest
 from sinks import Committable
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.mysql import MySQLSink, xa
-from sinks.mysql.server import execute, is_mariadb, parameters
+from sinks.mysql.connection import execute, is_mariadb, parameters
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.table import (

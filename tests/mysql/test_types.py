@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.mysql import MySQLSink
+from sinks.mysql.connection import literal
 from sinks.mysql.load import InsertEncoder, LoadEncoder, RowEncoder
-from sinks.mysql.server import literal
-from sinks.mysql.types import Column, target_type
+from sinks.mysql.types import MySQLColumn, target_type
 from sinks.sql.encoder import mismatches
 from sinks.testing.table import context
 from tests.mysql.play import Observer
@@ -442,7 +442,7 @@ def test_what_does_not_fit_when_it_is_rounded_is_refused(db: Observer) -> None:
 
 @pytest.mark.parametrize("encoder", [LoadEncoder, InsertEncoder])
 def test_rows_are_counted_over_pieces_and_batches(encoder: type[RowEncoder]) -> None:
-    one = encoder(pa.schema([("a", pa.int64())]), [Column("a", "tinyint")], "t")
+    one = encoder(pa.schema([("a", pa.int64())]), [MySQLColumn("a", "tinyint")], "t")
     assert sum(rows for _, rows in one.pieces(pa.RecordBatch.from_arrays([pa.array([1] * 70_000)], ["a"]))) == 70_000
     with pytest.raises(BadValue, match="row 70002"):
         list(one.pieces(pa.RecordBatch.from_arrays([pa.array([1, 1000])], ["a"])))
@@ -451,14 +451,14 @@ def test_rows_are_counted_over_pieces_and_batches(encoder: type[RowEncoder]) -> 
 def test_a_piece_is_not_much_larger_than_it_should_be() -> None:
     wide = pa.RecordBatch.from_arrays([pa.array(["x" * 100_000] * 1000)], ["a"])
     for encoder in (LoadEncoder, InsertEncoder):
-        one = encoder(wide.schema, [Column("a", "longtext")], "t")
+        one = encoder(wide.schema, [MySQLColumn("a", "longtext")], "t")
         sizes = [len(data) for data, _ in one.pieces(wide)]
         assert max(sizes) < 1.1 * encoder.bytes_at_once
         assert sum(sizes) >= 100_000_000
 
 
 def test_other_columns_in_a_later_batch_are_refused() -> None:
-    one = LoadEncoder(pa.schema([("a", pa.int64())]), [Column("a", "bigint")], "t")
+    one = LoadEncoder(pa.schema([("a", pa.int64())]), [MySQLColumn("a", "bigint")], "t")
     with pytest.raises(SchemaMismatch, match="after row 0 the batches have other columns"):
         list(one.pieces(pa.RecordBatch.from_arrays([pa.array(["1"])], ["a"])))
 
@@ -468,13 +468,13 @@ def test_what_the_json_of_mysql_would_round_is_refused() -> None:
     """MariaDB's is a text, and has a collation."""
     kind = pa.map_(pa.string(), pa.list_(pa.struct([("price", pa.decimal128(20, 2))])))
     schema, narrow = pa.schema([("c", kind)]), pa.schema([("c", pa.struct([("price", pa.decimal128(15, 2))]))])
-    in_mysql, in_mariadb = Column("c", "json"), Column("c", "json", collation="utf8mb4_bin")
+    in_mysql, in_mariadb = MySQLColumn("c", "json"), MySQLColumn("c", "json", collation="utf8mb4_bin")
     [reason] = mismatches(schema, [in_mysql])
     assert "it holds a decimal(20, 2), and MySQL's JSON keeps such numbers as doubles" in reason
     assert mismatches(narrow, [in_mysql]) == []
     assert mismatches(schema, [in_mysql], rounding=True) == []
     assert mismatches(schema, [in_mariadb]) == []
-    assert mismatches(schema, [Column("c", "longtext", collation="utf8mb4_bin")]) == []
+    assert mismatches(schema, [MySQLColumn("c", "longtext", collation="utf8mb4_bin")]) == []
 
 
 def test_all_mismatches_are_named_at_once() -> None:
@@ -495,20 +495,20 @@ def test_all_mismatches_are_named_at_once() -> None:
         ]
     )
     columns = [
-        Column("id", "bigint"),
-        Column("name", "text"),
-        Column("at", "timestamp"),
-        Column("local", "datetime", "datetime(6)"),
-        Column("made", "bigint", generated=True),
-        Column("pairs", "varchar", "varchar(10)"),
-        Column("twice", "bigint"),
-        Column("big", "double"),
-        Column("rounded", "float", "float(7,4)", precision=7, scale=4),
-        Column("place", "point"),
-        Column("flag", "int"),
-        Column("needed", "bigint", nullable=False),
-        Column("optional", "bigint"),
-        Column("serial", "bigint", nullable=False, has_default=True),
+        MySQLColumn("id", "bigint"),
+        MySQLColumn("name", "text"),
+        MySQLColumn("at", "timestamp"),
+        MySQLColumn("local", "datetime", "datetime(6)"),
+        MySQLColumn("made", "bigint", generated=True),
+        MySQLColumn("pairs", "varchar", "varchar(10)"),
+        MySQLColumn("twice", "bigint"),
+        MySQLColumn("big", "double"),
+        MySQLColumn("rounded", "float", "float(7,4)", precision=7, scale=4),
+        MySQLColumn("place", "point"),
+        MySQLColumn("flag", "int"),
+        MySQLColumn("needed", "bigint", nullable=False),
+        MySQLColumn("optional", "bigint"),
+        MySQLColumn("serial", "bigint", nullable=False, has_default=True),
     ]
     reasons = "\n".join(mismatches(schema, columns))
     for part in [

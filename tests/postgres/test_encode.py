@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.copy import CopyEncoder
-from sinks.postgres.types import Column, target_type
+from sinks.postgres.types import PostgresColumn, target_type
 from sinks.sql.encoder import mismatches
 from sinks.testing.servers.postgres import PostgresService
 
@@ -172,7 +172,7 @@ def test_what_a_column_cannot_hold_as_it_is_is_refused(
 
 @pytest.mark.parametrize("declared", ["interval year", "interval year to month", "interval day", "interval month[]"])
 def test_intervals_without_room_for_hours(declared: str) -> None:
-    column = Column("c", "_interval" if "[]" in declared else "interval", declared=declared)
+    column = PostgresColumn("c", "_interval" if "[]" in declared else "interval", declared=declared)
     arrow = pa.list_(pa.duration("us")) if "[]" in declared else pa.duration("us")
     assert "all of a day-time interval would be cut off" in mismatches(pa.schema([("c", arrow)]), [column])[0]
 
@@ -407,7 +407,7 @@ def test_a_bad_value_is_told_with_what_its_row_begins_with(connection: psycopg.C
 
 
 def test_rows_are_counted_over_batches_and_pieces() -> None:
-    encoder = CopyEncoder(pa.schema([("a", pa.string())]), [Column("a", "text")], "t")
+    encoder = CopyEncoder(pa.schema([("a", pa.string())]), [PostgresColumn("a", "text")], "t")
     encoder.header()
     list(encoder.pieces(pa.RecordBatch.from_arrays([pa.array(["x"] * 10)], ["a"])))
     rows = pa.array(["x"] * 40_000 + ["\0"] + ["x"] * 5)
@@ -416,7 +416,7 @@ def test_rows_are_counted_over_batches_and_pieces() -> None:
 
 
 def pieces_of(array: pa.Array) -> tuple[CopyEncoder, list[int]]:
-    encoder = CopyEncoder(pa.schema([("a", pa.string())]), [Column("a", "text")], "t")
+    encoder = CopyEncoder(pa.schema([("a", pa.string())]), [PostgresColumn("a", "text")], "t")
     encoder.header()
     sizes = [len(piece) for piece in encoder.pieces(pa.RecordBatch.from_arrays([array], ["a"]))]
     return encoder, [*sizes, len(encoder.trailer())]
@@ -437,7 +437,9 @@ def test_large_batches_come_in_pieces() -> None:
 def test_batches_of_another_schema_are_refused() -> None:
     """Two columns of one type that change places would go unseen: COPY knows no names."""
     encoder = CopyEncoder(
-        pa.schema([("a", pa.int64()), ("b", pa.int64())]), [Column("a", "int8"), Column("b", "int8")], "t"
+        pa.schema([("a", pa.int64()), ("b", pa.int64())]),
+        [PostgresColumn("a", "int8"), PostgresColumn("b", "int8")],
+        "t",
     )
     for batch in ({"b": [1], "a": [2]}, {"a": [1]}, {"a": ["x"], "b": [1]}):
         with pytest.raises(SchemaMismatch, match="table t: after row 0 the batches have other columns"):
@@ -470,7 +472,7 @@ GEOMETRY = pa.struct(
     ids=["variant", "array", "struct of map", "geometry"],
 )
 def test_inner_bytes_of_spark_are_not_json(arrow: pa.DataType, advice: str) -> None:
-    [reason] = mismatches(pa.schema([("v", arrow)]), [Column("v", "jsonb")])
+    [reason] = mismatches(pa.schema([("v", arrow)]), [PostgresColumn("v", "jsonb")])
     assert advice in reason
     with pytest.raises(SchemaMismatch, match=f"no PostgreSQL type for .*{re.escape(advice)}"):
         target_type(arrow)
@@ -509,7 +511,7 @@ def test_inner_bytes_of_spark_are_not_json(arrow: pa.DataType, advice: str) -> N
     ids=str,
 )
 def test_what_does_not_go_in_is_said_before_the_first_row(arrow: pa.DataType, declared: str) -> None:
-    [reason] = mismatches(pa.schema([("a", arrow)]), [Column("a", declared)])
+    [reason] = mismatches(pa.schema([("a", arrow)]), [PostgresColumn("a", declared)])
     assert reason.startswith('column "a": ')
     assert f"does not go into {declared}: " in reason
 
@@ -556,4 +558,4 @@ def test_every_conversion_takes_no_rows() -> None:
     """Nothing may depend on there being a value: empty arrays have no buffers to look into."""
     for kind, name, _ in ELEMENTS:
         for arrow, declared in ((kind, name), (pa.list_(kind), name + "[]")):
-            assert len(Column("a", declared).conversion(arrow)(pa.array([], arrow))) == 0
+            assert len(PostgresColumn("a", declared).conversion(arrow)(pa.array([], arrow))) == 0

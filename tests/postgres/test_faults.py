@@ -20,8 +20,8 @@ from coordinator.protocol import outage
 from sinks import CommitOutcome
 from sinks.errors import SinkError
 from sinks.postgres import PostgresSink
-from sinks.postgres import server as postgres_server
-from sinks.postgres.failures import explained
+from sinks.postgres import backend as postgres_backend
+from sinks.postgres.connection import explained
 from sinks.sql.staging import StagingTables
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
@@ -157,7 +157,7 @@ class SoonIdle(Driver):
     """The server ends its transactions after two seconds without a statement, not ten."""
 
     def run_here(self) -> None:
-        postgres_server._IDLE_LIMIT = 2
+        postgres_backend._IDLE_LIMIT = 2
         super().run_here()
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.copy import CopyEncoder
-from sinks.postgres.types import Column, target_type
+from sinks.postgres.types import PostgresColumn, target_type
 from sinks.sql.encoder import mismatches
 from sinks.testing.servers.postgres import PostgresService
 
@@ -244,7 +244,7 @@ def test_bad_values_name_table_column_and_row(
 
 
 def test_rows_are_counted_over_batches() -> None:
-    encoder = CopyEncoder(pa.schema([("a", pa.string())]), [Column("a", "text")], "t")
+    encoder = CopyEncoder(pa.schema([("a", pa.string())]), [PostgresColumn("a", "text")], "t")
     encoder.header()
     list(encoder.pieces(pa.RecordBatch.from_arrays([pa.array(["x"] * 40_000)], ["a"])))
     with pytest.raises(BadValue, match="row 40002"):
@@ -267,17 +267,17 @@ def test_all_mismatches_are_named_at_once() -> None:
         ]
     )
     columns = [
-        Column("id", "int8", declared="bigint"),
-        Column("name", "text"),
-        Column("at", "timestamptz"),
-        Column("local", "timestamp"),
-        Column("made", "int8", generated=True),
-        Column("pairs", "_int8"),
-        Column("twice", "int8"),
-        Column("big", "float8"),
-        Column("needed", "int8", nullable=False),
-        Column("optional", "int8"),
-        Column("serial", "int8", nullable=False, has_default=True),
+        PostgresColumn("id", "int8", declared="bigint"),
+        PostgresColumn("name", "text"),
+        PostgresColumn("at", "timestamptz"),
+        PostgresColumn("local", "timestamp"),
+        PostgresColumn("made", "int8", generated=True),
+        PostgresColumn("pairs", "_int8"),
+        PostgresColumn("twice", "int8"),
+        PostgresColumn("big", "float8"),
+        PostgresColumn("needed", "int8", nullable=False),
+        PostgresColumn("optional", "int8"),
+        PostgresColumn("serial", "int8", nullable=False, has_default=True),
     ]
     reasons = "\n".join(mismatches(schema, columns))
     for part in [

@@ -22,7 +22,7 @@ from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.sqlalchemy.backend import SqlAlchemyBackend
-from sinks.sqlalchemy.types import Column
+from sinks.sqlalchemy.types import SqlAlchemyColumn
 from sinks.testing.table import context, why_unknown
 from sinks.transaction import CommitState, Fingerprint, TransactionId
 
@@ -202,7 +202,7 @@ def test_what_other_databases_would_take_for_something_else_is_refused(
     arrow: pa.DataType, kind: sa.types.TypeEngine[Any], told: str
 ) -> None:
     with pytest.raises(SchemaMismatch, match=told):
-        Column.of("c", kind, "mysql").conversion(arrow)
+        SqlAlchemyColumn.of("c", kind, "mysql").conversion(arrow)
 
 
 # ---------------------------------------------------------------------- set-up

@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import pymysql
 
 from sinks.mysql import xa
-from sinks.mysql.server import Connection, execute, is_mariadb, parameters, query, quoted
+from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query, quoted
 from sinks.testing.servers import debian
 from sinks.testing.servers.common import START_TIMEOUT, DatabaseServer, Service, Unmanaged, docker_answers
 from sinks.testing.servers.maven import lock
