@@ -23,7 +23,7 @@ from pymysql.constants import CLIENT, ER
 from pymysql.cursors import Cursor
 
 from sinks.diagnosis import Finding, of_clock
-from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.mysql import catalog, xa
 from sinks.mysql.catalog import MySQLTarget
 from sinks.mysql.connection import (
@@ -43,7 +43,7 @@ from sinks.mysql.failures import RIGHTS, SHAPE, Writing, code_of, describe, faul
 from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
 from sinks.mysql.types import MySQLColumn, target_type
 from sinks.mysql.xa import name_of, recovered
-from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table, declarations
+from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
@@ -90,7 +90,6 @@ _SESSION = {
 _MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
 _MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
 
-_DROPPED_TOGETHER = 100
 _DROPPERS = 8
 _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
@@ -106,6 +105,7 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
     """Connections read READ COMMITTED, so that each statement sees what others have committed by then."""
 
     dialect = "mysql"
+    DROPPED_TOGETHER = 100
     SECRETS = ("password", "passwd", "ssl_key_password")
     SHOWN = ("host", "unix_socket", "port", "database", "user")
     INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
@@ -197,17 +197,6 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
                 raise no_ledger(f"{schema}.{name}")
         return bool(found)
 
-    def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
-        word = "varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL"
-        execute(
-            connection,
-            f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ("
-            "transaction_id varchar(199) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,"
-            f" committed boolean NOT NULL, job {word}, lineage {word}, sink {word}, checkpoint bigint NOT NULL,"
-            " written bigint, row_hash varchar(16) CHARACTER SET ascii COLLATE ascii_bin,"
-            " at datetime NOT NULL DEFAULT current_timestamp) ENGINE=InnoDB COMMENT='ledger of exactly-once sinks'",
-        )
-
     def _answers(self, connection: Connection) -> bool:
         connection.ping(reconnect=False)
         return True
@@ -276,25 +265,15 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
         )
         return [f"{schema}.{table}" for schema, table in rows]
 
-    def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
-        keys = self.merge.keys
-        columns = declarations(fields, lambda field: target_type(field.type, key=field.name in keys))
-        declared = [
-            f"{quoted(field.name)} {kind} {'NULL' if field.nullable and field.name not in keys else 'NOT NULL'}"
-            for field, kind in columns
-        ]
-        if keys:
-            declared.append(f"PRIMARY KEY ({self.quoted(keys)})")
-        try:
-            execute(
-                connection,
-                f"CREATE TABLE IF NOT EXISTS {quoted(schema, name)} ({', '.join(declared)})"
-                f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise(connection)}",
-            )
-        except pymysql.Error as error:
-            if not connection.open:
-                raise
-            raise ConfigurationError(f"cannot create table {schema}.{name} at {self}: {describe(error)}") from error
+    def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
+        return target_type(field.type, key=key)
+
+    @property
+    def moment(self) -> str:
+        return "datetime"
+
+    def table_options(self, connection: Connection) -> str:
+        return f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {bytewise(connection)}"
 
     def definition(self, connection: Connection, target: MySQLTarget, field: pa.Field) -> str:
         """Text gets the table's collation, if that is of utf8mb4, which has a place for all that Spark has."""
@@ -539,18 +518,6 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
         return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
 
     # ------------------------------------------------------------------ the move
-    def append(
-        self, connection: Connection, target: MySQLTarget, staging: Sequence[str], written: Sequence[str], rows: int
-    ) -> None:
-        names = listed(written)
-        into = f"INSERT INTO {target.identifier} ({names}) SELECT {names} FROM"
-        moved = sum(execute(connection, f"{into} {table}") for table in staging)
-        if moved != rows:
-            raise SinkError(
-                f"{moved} rows went into the table out of the staging tables, and their tasks acknowledged {rows}: "
-                "somebody changed a staging table, or emptied the ledger after they were moved"
-            )
-
     def upsert(
         self, connection: Connection, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]
     ) -> None:
@@ -676,8 +643,9 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
             execute(connection, f"DELETE FROM {quoted(schema, name)} ORDER BY {quoted(_ROW)} LIMIT 1")
 
     def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        for start in range(0, len(names), _DROPPED_TOGETHER):
-            tables = ", ".join(quoted(schema, name) for name in names[start : start + _DROPPED_TOGETHER])
+        """Those that are there: a drop of many may have ended in the middle."""
+        for start in range(0, len(names), self.DROPPED_TOGETHER):
+            tables = ", ".join(quoted(schema, name) for name in names[start : start + self.DROPPED_TOGETHER])
             execute(connection, f"DROP TABLE IF EXISTS {tables}")
 
     def drop_unused(self, connection: Connection, schema: str, names: Sequence[str]) -> None:

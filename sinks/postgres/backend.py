@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from sinks.postgres.catalog import PostgresTarget
 from sinks.postgres.connection import SILENCE, Connection, describe, explained, fault, row
 from sinks.postgres.copy import CopyEncoder, CopyTransaction
 from sinks.postgres.types import PostgresColumn, target_type
-from sinks.sql.backend import Backend, Plan, StagedTypes, Writers, by_table, declarations
+from sinks.sql.backend import Backend, Plan, StagedTypes, Writers, by_table
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
@@ -39,14 +39,8 @@ HIDES_ROWS = "row-level security may hide rows from the DELETE of delete_marker:
 logger = logging.getLogger(__name__)
 
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
-# How CREATE TABLE IF NOT EXISTS fails when another session creates the same table at the same moment.
-_CREATED_BY_OTHERS = (errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject)
 _OLD = 3600
 _FEW = 8
-# Staging tables dropped in one transaction. Each drop takes some five locks out of the server's shared table (64 x
-# max_connections = 6,400 by default).
-_DROPPED_TOGETHER = 100
-_MOVED_TOGETHER = 100
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.UniqueViolation: "remove the row that has the same key, or drop the index",
     errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
@@ -62,6 +56,8 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
     stand in between."""
 
     dialect = "postgresql"
+    # each drop takes some five locks out of the server's shared table (64 x max_connections = 6,400 by default)
+    DROPPED_TOGETHER = 100
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
     INSERT_MISSING = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
@@ -182,21 +178,9 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
             raise no_ledger(f"{schema}.{name}")
         return bool(found)
 
-    def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
-        self.create_table(
-            connection,
-            f'{self.quote(schema, name)} (transaction_id text COLLATE "C" PRIMARY KEY, committed boolean NOT NULL,'
-            " job text NOT NULL, lineage text NOT NULL, sink text NOT NULL, checkpoint bigint NOT NULL,"
-            " written bigint, row_hash text,"
-            " at timestamptz NOT NULL DEFAULT now())",
-        )
-
-    def create_table(self, connection: Connection, definition: str) -> None:
-        """Create a table, unless there is one, or somebody else does at the same moment."""
-        try:
-            self.execute(connection, f"CREATE TABLE IF NOT EXISTS {definition}")
-        except _CREATED_BY_OTHERS:
-            logger.debug("somebody else created the same table at the same time: %s", definition)
+    @property
+    def moment(self) -> str:
+        return "timestamptz"
 
     def _configure(self, connection: Connection) -> None:
         """Settings of the running transaction: at least a local flush at its end, whatever the user's default is;
@@ -231,23 +215,13 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         ).fetchall()
         return [table for (table,) in rows]
 
-    def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
-        columns = declarations(fields, lambda field: target_type(field.type))
-        for field in fields:
-            _require_whole_name(connection, field.name, f"{schema}.{name}")
-        declared = [
-            f"{self.quote(field.name)} {kind}{'' if field.nullable else ' NOT NULL'}" for field, kind in columns
-        ]
-        if self.merge.keys:
-            declared.append(f"PRIMARY KEY ({self.quoted(self.merge.keys)})")
-        try:
-            self.create_table(connection, f"{self.quote(schema, name)} ({', '.join(declared)})")
-        except psycopg.ProgrammingError as error:
-            raise ConfigurationError(f"cannot create table {schema}.{name} at {self}: {describe(error)}") from error
-
-    def definition(self, connection: Connection, target: PostgresTarget, field: pa.Field) -> str:
-        _require_whole_name(connection, field.name, target.label)
-        return f"{self.quote(field.name)} {target_type(field.type)}"
+    def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
+        (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
+        if (length := len(field.name.encode())) > longest:
+            raise SchemaMismatch(
+                f"its name has {length} bytes, and PostgreSQL cuts names after {longest}: rename it in Spark"
+            )
+        return target_type(field.type)
 
     def problems(self, connection: Connection, target: PostgresTarget, ledger: str) -> Iterable[str]:
         keys = self.merge.keys
@@ -530,7 +504,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         one = f"SELECT {self.quoted(written)} FROM {staging[0]}{self._kept(staging[0])} LIMIT 1"
         # judged already; and a deferrable index takes no ON CONFLICT
         conflict = " ON CONFLICT DO NOTHING" if all(unique.arbiter for unique in target.uniques) else ""
-        self.execute(connection, f"{self._into(target, written)} {one}{conflict}")
+        self.execute(connection, f"{self.into(target, written)} {one}{conflict}")
 
     # ------------------------------------------------------------------ the move
     def one_at_a_time(self, connection: Connection, job: str, sink: str) -> None:
@@ -539,16 +513,6 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
     def moved(self, connection: Connection, target: PostgresTarget, staging: Sequence[str]) -> None:
         """Deferred constraints judge the rows now."""
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-
-    def append(
-        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str], rows: int
-    ) -> None:
-        moved, into = 0, self._into(target, written)
-        for start in range(0, len(staging), _MOVED_TOGETHER):
-            some = self.union(staging[start : start + _MOVED_TOGETHER], self.quoted(written))
-            moved += self.execute(connection, f"{into} {some}")
-        if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
-            self.count(connection, staging, rows)
 
     def upsert(
         self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
@@ -570,7 +534,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changed else "NOTHING"
         self.execute(
             connection,
-            f"{self._into(target, written)} SELECT {names} FROM ({last}) AS last{self._kept('last')}"
+            f"{self.into(target, written)} SELECT {names} FROM ({last}) AS last{self._kept('last')}"
             f" ON CONFLICT ({self.quoted(keys)}) DO {action}",
         )
 
@@ -590,11 +554,11 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         self.execute(
             connection,
             f"WITH given AS (DELETE FROM {table} AS target USING ({last}) AS last WHERE {giving} RETURNING target.*)"
-            f" {self._into(target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
+            f" {self.into(target, own)} SELECT {values} FROM given JOIN ({last}) AS last"
             f" ON {self.equal('given', 'last', self.merge.keys)} WHERE (SELECT count(*) FROM given) > 0",
         )
 
-    def _into(self, target: PostgresTarget, written: Sequence[str]) -> str:
+    def into(self, target: PostgresTarget, written: Sequence[str]) -> str:
         table = self.quote(target.schema, target.name)
         return f"INSERT INTO {table} AS target ({self.quoted(written)}){target.overriding(written)}"
 
@@ -628,22 +592,11 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
 
     # ------------------------------------------------------------------ staging tables
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        self.drop_unused(connection, schema, names[:_DROPPED_TOGETHER])
+        self.drop_unused(connection, schema, names[: self.DROPPED_TOGETHER])
         for name in sorted(self.existing(connection, schema, names)):
             # a DELETE may be refused, in a publication of all tables, since they have no key
             again = sql.SQL("INSERT INTO {0} SELECT * FROM {0} LIMIT 1").format(sql.Identifier(schema, name))
             connection.execute(again)
-
-    def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        for start in range(0, len(names), _DROPPED_TOGETHER):
-            tables = ", ".join(self.quote(schema, name) for name in names[start : start + _DROPPED_TOGETHER])
-            with self.transaction(connection):
-                self.execute(connection, f"DROP TABLE {tables}")
-
-    def drop_unused(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        for start in range(0, len(names), _DROPPED_TOGETHER):
-            with suppress(errors.LockNotAvailable):  # pg_dump may be reading one
-                self.drop(connection, schema, names[start : start + _DROPPED_TOGETHER])
 
     def existing(self, connection: Connection, schema: str, names: Sequence[str]) -> set[str]:
         rows = connection.execute(
@@ -670,15 +623,6 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
             [schema, list(tables)],
         ).fetchall()
         return by_table(rows)
-
-
-def _require_whole_name(connection: Connection, column: str, table: str) -> None:
-    (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
-    if (length := len(column.encode())) > longest:
-        raise SchemaMismatch(
-            f'column "{column}" cannot be created in {table}: its name has {length} bytes, and '
-            f"PostgreSQL cuts names after {longest}: rename it in Spark"
-        )
 
 
 def _limit(connection: Connection) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,17 +12,20 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 import pyarrow as pa
 
 from sinks.diagnosis import Finding
-from sinks.errors import SchemaMismatch, SinkError
+from sinks.errors import ConfigurationError, SchemaMismatch, SinkError
 from sinks.sql.ddl import DDL, Ddl
 from sinks.sql.encoder import mismatches
-from sinks.sql.errors import Fault
+from sinks.sql.errors import Fault, explained
 from sinks.sql.ledger import Ledger
+from sinks.sql.names import label
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import MYSQL, SORTED_BYTES
-from sinks.sql.server import C, Row, Server
+from sinks.sql.server import LEDGER_COLUMNS, C, Row, Server, no_ledger
 from sinks.sql.target import Column, Target
 from sinks.sql.transaction import T
 from sinks.transaction import Identity, TransactionContext
+
+logger = logging.getLogger(__name__)
 
 Declared = TypeVar("Declared")
 _COUNTED_TOGETHER = 50
@@ -65,13 +69,15 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
     merge: MergeOptions
     strategy: str
 
+    DROPPED_TOGETHER: ClassVar[int] = 1
+    """So many staging tables go in one transaction."""
     UNSEEN: ClassVar[str] = ""
     """What is added to "there is no table"."""
     ADVICE: ClassVar[str] = ""
     """What is added to "create it"."""
     CHECK: ClassVar[str] = "host, port, database, user, password and rights"
     """What a user who is not let in has to look at."""
-    TWO_PHASE: ClassVar[str]
+    TWO_PHASE: ClassVar[str] = ""
     """The name of the strategy in which each participant has a transaction of its own on the table."""
     KEY: ClassVar[str] = ""
     """What the ledger knows a two-phase transaction by, in its identity."""
@@ -92,31 +98,54 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
     def describe(self, connection: C, schema: str, name: str) -> TargetT | None:
         """The table, None if there is none. Raises ConfigurationError if it is something else."""
 
-    @abstractmethod
     def similar(self, connection: C, schema: str, name: str) -> Sequence[str]:
-        """Tables that may have been meant."""
+        """Tables that may have been meant. Default: none is known."""
+        return ()
 
-    @abstractmethod
     def create(self, connection: C, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
-        """Create the table, with the keys as primary key."""
+        """Create the table, with the keys as primary key. Raises ConfigurationError with the server's words."""
+        keys = self.merge.keys
+        columns = []
+        for field in fields:
+            is_key = field.name in keys
+            try:
+                kind = self.declared(connection, field, key=is_key)
+            except SchemaMismatch as unfit:
+                raise SchemaMismatch(f'column "{field.name}": {unfit}') from None
+            columns.append(f"{self.quote(field.name)} {kind} {'NULL' if field.nullable and not is_key else 'NOT NULL'}")
+        if keys:
+            columns.append(f"PRIMARY KEY ({self.quoted(keys)})")
+        try:
+            self.create_table(connection, schema, name, columns)
+        except Exception as error:
+            fault = self.fault(error)
+            if fault is None or fault.kind == "blocked":
+                raise
+            raise ConfigurationError(f"cannot create table {label(schema, name)} at {self}: {fault.text}") from error
+
+    def has_ledger(self, connection: C, schema: str, name: str) -> bool:
+        found = self.describe(connection, schema, name)
+        if found and not (found.is_unique(("transaction_id",)) and set(LEDGER_COLUMNS) <= set(found.names)):
+            raise no_ledger(found.label)
+        return found is not None
 
     @property
     def ddl(self) -> Ddl[C]:
         """How it alters the table."""
         return DDL.get(self.dialect, Ddl)(self)
 
-    @abstractmethod
     def definition(self, connection: C, target: TargetT, field: pa.Field) -> str:
-        """Name and type of a nullable column for ADD COLUMN, of the type that a created table has. Raises
-        SchemaMismatch."""
+        """Name and type of a nullable column for ADD COLUMN. Raises SchemaMismatch."""
+        return f"{self.quote(field.name)} {self.declared(connection, field, key=False)}"
 
-    @abstractmethod
     def problems(self, connection: C, target: TargetT, ledger: str) -> Iterable[str]:
-        """What else is in the way: the index that upserts need, the server, rights."""
+        """What else is in the way: the index that upserts need, the server, rights. Default: the index."""
+        if self.merge.keys and not target.is_unique(self.merge.keys):
+            yield f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns"
 
-    @abstractmethod
     def choose(self, connection: C, target: TargetT) -> tuple[str, str]:
-        """The strategy and the reason for it."""
+        """The strategy and the reason for it. Default: staging tables."""
+        return "staged", "the database has no prepared transactions that this sink knows"
 
     def unfit_server(self, connection: C) -> str | None:
         """Why the sink cannot work with this server at all. Default: it can with any."""
@@ -142,24 +171,26 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         said = self.unreachable(error)
         return None if said is None else f"{said}. Check {self.CHECK}, and that the server runs"
 
-    @abstractmethod
     def unreachable(self, error: Exception) -> str | None:
-        """The driver's words where the server could not be reached, without the password."""
+        """The driver's words where the server could not be reached, without the password. Default: what is no `fault`
+        is for the driver's error to say."""
+        return None
 
     # ------------------------------------------------------------------ two-phase transactions
-    @abstractmethod
+    # Defaults: a database that has none, whose `TWO_PHASE` is "" and whose `choose` says `staged`.
     def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
         """Open the participant's transaction, whose rows go into the target itself."""
+        raise NotImplementedError
 
-    @abstractmethod
     def end(self, connection: C, ledger: Ledger[C], how: str, identity: Identity, proof: Mapping[str, object]) -> bool:
         """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. `proof`: of the committable. Raises
         ConfigurationError if the sink may not, NotDone where the server answered and did not do it, and the driver's
         errors to be asked again."""
+        return False
 
-    @abstractmethod
     def prepared(self, connection: C, schema: str, job: str, sink: str) -> Iterable[Identity]:
         """What is prepared of this job and sink."""
+        return ()
 
     def key(self, identity: Identity) -> str:
         """What the ledger knows a prepared transaction by."""
@@ -189,21 +220,26 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         """Of the staging tables that are there. A column that only the table itself needs is left out."""
 
     @abstractmethod
-    def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
-        """Those of the names that a table has."""
-
-    @abstractmethod
     def staged(self, connection: C, schema: str, prefix: str) -> list[str]:
         """The transaction ids of all staging tables that begin so, sorted: those of tasks that died before their
         pre-commit, and of participants that were moved, too."""
 
-    @abstractmethod
     def drop(self, connection: C, schema: str, names: Sequence[str]) -> None:
         """Drop staging tables, outside a transaction."""
+        for start in range(0, len(names), self.DROPPED_TOGETHER):
+            tables = ", ".join(self.quote(schema, name) for name in names[start : start + self.DROPPED_TOGETHER])
+            with self.transaction(connection):
+                self.execute(connection, f"DROP TABLE {tables}")
 
-    @abstractmethod
     def drop_unused(self, connection: C, schema: str, names: Sequence[str]) -> None:
-        """Drop those that nobody reads now."""
+        """Drop those that nobody reads now. The next sweep drops the others."""
+        for start in range(0, len(names), self.DROPPED_TOGETHER):
+            try:
+                self.drop(connection, schema, names[start : start + self.DROPPED_TOGETHER])
+            except Exception as error:
+                if (fault := self.fault(error)) is None:
+                    raise
+                logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, fault.text)
 
     # ------------------------------------------------------------------ the move
     @abstractmethod
@@ -212,10 +248,13 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
         cannot go into it as they are."""
 
-    @abstractmethod
     def append(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
         are not `rows` of them, the driver's error if the target refuses one."""
+        into, names = self.into(target, written), self.quoted(written)
+        moved = sum(self.execute(connection, f"{into} SELECT {names} FROM {table}") for table in staging)
+        if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
+            self.count(connection, staging, rows)
 
     @abstractmethod
     def upsert(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
@@ -224,17 +263,20 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
     def moved(self, connection: C, target: TargetT, staging: Sequence[str]) -> None:
         """What is to be done when all rows are in. Default: nothing."""
 
-    @abstractmethod
     def mark_moved(self, connection: C, schema: str, names: Sequence[str]) -> None:
-        """Drop these tables, whose rows were moved in the running transaction, or leave them another number of rows."""
+        """Drop these tables, whose rows were moved in the running transaction, or leave them another number of rows.
+        Default: none."""
+        for name in names:
+            self.execute(connection, f"DELETE FROM {self.quote(schema, name)}")
 
-    @abstractmethod
     def explained(self, target: TargetT, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         """The server's errors as SinkErrors, with the target's name instead of a staging table's."""
+        return explained(self.fault, f"table {target.label}: {where}")
 
-    @abstractmethod
     def refusal(self, error: Exception, target: TargetT, tables: Sequence[str]) -> str | None:
         """What the server has against rows, or None if the error is about something else: to be asked again."""
+        fault = self.fault(error)
+        return f": {fault.text}" if fault and fault.kind in ("refused", "changed", "server") else None
 
     def shown(self, error: Exception, where: str) -> Exception:
         """An error of the driver as others may see it. Default: as it is."""
@@ -298,6 +340,10 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         return reasons + (list(target.referenced_by) if self.merge.mode == "upsert" else [])
 
     # ------------------------------------------------------------------ parts of statements
+    def into(self, target: TargetT, written: Sequence[str]) -> str:
+        """The INSERT, before its rows."""
+        return f"INSERT INTO {self.quote(target.schema, target.name)} ({self.quoted(written)})"
+
     def quoted(self, columns: Iterable[str]) -> str:
         """Identifiers, as a list."""
         return ", ".join(self.quote(column) for column in columns)

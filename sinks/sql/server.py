@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
+import pyarrow as pa
+
 from sinks.errors import ConfigurationError
 from sinks.sql.questions import TRIGGERS
+
+logger = logging.getLogger(__name__)
 
 IDLE_CONNECTIONS = 4
 PERCENT_ENCODED = (
@@ -23,8 +28,19 @@ Opaque: TypeAlias = Any
 Row: TypeAlias = tuple[Opaque, ...]
 """What a driver makes of a row."""
 LedgerRow = tuple[object, ...]
-LEDGER_COLUMNS = ("transaction_id", "committed", "job", "lineage", "sink", "checkpoint", "written", "row_hash")
-"""The last two have count and hash of a transaction's rows, or are null."""
+LEDGER = pa.schema(
+    [
+        pa.field("transaction_id", pa.string(), nullable=False),
+        pa.field("committed", pa.bool_(), nullable=False),
+        *(pa.field(name, pa.string(), nullable=False) for name in ("job", "lineage", "sink")),
+        pa.field("checkpoint", pa.int64(), nullable=False),
+        pa.field("written", pa.int64()),
+        pa.field("row_hash", pa.string()),
+    ]
+)
+"""The last two have count and hash of a transaction's rows, or are null. The table has a column `at` beside, for who
+reads it."""
+LEDGER_COLUMNS = tuple(LEDGER.names)
 
 
 class Closable(Protocol):
@@ -77,14 +93,48 @@ class Server(ABC, Generic[C]):
         table = [self.quote(schema, name)] * 3 if self.dialect == "postgresql" else [schema, name]
         return dict(self.query(connection, ask, table)) if ask else {}
 
-    # ------------------------------------------------------------------ the ledger's table
+    # ------------------------------------------------------------------ tables
+    @abstractmethod
+    def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
+        """Those of the names that a table has."""
+
+    @abstractmethod
+    def declared(self, connection: C, field: pa.Field, *, key: bool) -> str:
+        """The type of a column that is created for a field, as CREATE TABLE and ADD COLUMN have it; `key`: it gets an
+        index. Raises SchemaMismatch for a type that has none, or a name that the server would not keep."""
+
+    def table_options(self, connection: C) -> str:
+        """What follows the columns in CREATE TABLE. Default: nothing."""
+        return ""
+
+    @property
+    def moment(self) -> str:
+        """The type of a column that has a time."""
+        return "timestamp"
+
+    def create_table(self, connection: C, schema: str, name: str, columns: Sequence[str]) -> None:
+        """Create a table, unless somebody else does at the same moment. Outside a transaction."""
+        table, options = self.quote(schema, name), self.table_options(connection)
+        try:
+            with self.transaction(connection):
+                self.execute(connection, f"CREATE TABLE {table} ({', '.join(columns)}){options}")
+        except Exception:
+            if not self.existing(connection, schema, [name]):
+                raise
+            logger.debug("somebody else created %s at the same time", table)
+
     @abstractmethod
     def has_ledger(self, connection: C, schema: str, name: str) -> bool:
         """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
 
-    @abstractmethod
     def create_ledger(self, connection: C, schema: str, name: str) -> None:
-        """Create it, unless somebody else does at the same moment."""
+        columns = []
+        for field in LEDGER:
+            kind = self.declared(connection, field, key=pa.types.is_string(field.type))
+            columns.append(f"{self.quote(field.name)} {kind} {'NULL' if field.nullable else 'NOT NULL'}")
+        columns.append(f"{self.quote('at')} {self.moment} DEFAULT CURRENT_TIMESTAMP NOT NULL")
+        columns.append(f"PRIMARY KEY ({self.quote('transaction_id')})")
+        self.create_table(connection, schema, name, columns)
 
     @abstractmethod
     def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:

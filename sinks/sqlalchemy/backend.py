@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL, Connection
-from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import SchemaType, TypeEngine
 
 from sinks.sql import ledger as ledgers
@@ -38,7 +37,6 @@ from sinks.sqlalchemy.database import (
     changed,
     collate,
     columns_of,
-    create,
     has_table,
     require_same,
     types_of,
@@ -147,38 +145,15 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
     def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
         return difflib.get_close_matches(name, sa.inspect(connection).get_table_names(schema=schema or None))
 
-    def create(self, connection: Connection, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
-        keys = self.merge.keys
-        columns = (
-            sa.Column(
-                field.name,
-                kind,
-                primary_key=field.name in keys,
-                nullable=field.nullable and field.name not in keys,
-                autoincrement=False,
-            )
-            for field, kind in declarations(fields, self._declared)
-        )
-        collation = "utf8mb4_nopad_bin" if getattr(connection.dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
-        table = sa.Table(
-            name,
-            sa.MetaData(),
-            *columns,
-            schema=schema or None,
-            mysql_engine="InnoDB",
-            mariadb_engine="InnoDB",
-            mysql_collate=collation,
-            mariadb_collate=collation,
-        )
-        create(connection, table)
+    def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
+        kind = declared(field.type, self.dialect, key=key)
+        return self.undoubled(str(kind.compile(dialect=connection.dialect)))
 
-    def _declared(self, field: pa.Field) -> TypeEngine[Any]:
-        return declared(field.type, self.dialect, key=field.name in self.merge.keys)
-
-    def definition(self, connection: Connection, target: SqlAlchemyTarget, field: pa.Field) -> str:
-        column = sa.Column(field.name, self._declared(field), nullable=True)
-        sa.Table(target.name, sa.MetaData(), column)  # the compiler asks what its table is
-        return self.undoubled(str(CreateColumn(column).compile(dialect=connection.dialect)))
+    def table_options(self, connection: Connection) -> str:
+        if self.dialect not in MYSQL:
+            return ""
+        mariadb = getattr(connection.dialect, "is_mariadb", False)
+        return f" ENGINE=InnoDB COLLATE {'utf8mb4_nopad_bin' if mariadb else 'utf8mb4_0900_bin'}"
 
     def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterable[str]:
         if self.merge.keys and not self._is_unique(connection, target.table):
@@ -219,7 +194,9 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
     def filled(self, target: SqlAlchemyTarget, batch: pa.Schema) -> list[SqlAlchemyColumn]:
         """The columns in which rows of `batch` are staged: the target's, and those that only the merge looks at."""
         written = self.merge.written(batch.names, target.names)
-        extra = declarations((field for field in batch if field.name not in written), self._declared)
+        extra = declarations(
+            (field for field in batch if field.name not in written), lambda field: declared(field.type, self.dialect)
+        )
         columns = [column for column in target.columns if column.name in written]
         return columns + [SqlAlchemyColumn.of(field.name, kind, self.dialect) for field, kind in extra]
 
@@ -329,18 +306,6 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
         return row and tuple(row)
 
     # ------------------------------------------------------------------ the move
-    def append(
-        self,
-        connection: Connection,
-        target: SqlAlchemyTarget,
-        staging: Sequence[str],
-        written: Sequence[str],
-        rows: int,
-    ) -> None:
-        self.count(connection, staging, rows)
-        for table in self._tables(target, staging, written):
-            connection.execute(target.table.insert().from_select(written, sa.select(table)))
-
     def upsert(
         self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], written: Sequence[str]
     ) -> None:
@@ -429,21 +394,9 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         """They are empty."""
 
-    def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        for name in names:
-            with self.transaction(connection):
-                sa.Table(name, sa.MetaData(), schema=schema or None).drop(connection)
-
-    def drop_unused(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        """What somebody reads now is dropped by the next sweep."""
-        for name in names:
-            try:
-                self.drop(connection, schema, [name])
-            except exc.DBAPIError as error:
-                said = self.said(error)
-                logger.warning("staging table %s was moved and could not be dropped yet: %s", name, said)
-
     def existing(self, connection: Connection, schema: str, names: Sequence[str]) -> set[str]:
+        if len(names) == 1:
+            return {name for name in names if has_table(connection, name, schema)}
         return set(names) & set(sa.inspect(connection).get_table_names(schema or None))
 
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:

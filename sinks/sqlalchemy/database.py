@@ -175,25 +175,9 @@ class Database(Server[Connection]):
             raise no_ledger(label(schema, name))
         return True
 
-    def create_ledger(self, connection: Connection, schema: str, name: str) -> None:
-        word = sa.String(64)
-        table = sa.Table(
-            name,
-            sa.MetaData(),
-            sa.Column("transaction_id", sa.String(199), primary_key=True),
-            sa.Column("committed", sa.Boolean, nullable=False),
-            sa.Column("job", word, nullable=False),
-            sa.Column("lineage", word, nullable=False),
-            sa.Column("sink", word, nullable=False),
-            sa.Column("checkpoint", sa.BigInteger, nullable=False),
-            sa.Column("written", sa.BigInteger),
-            sa.Column("row_hash", sa.String(16)),
-            sa.Column("at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
-            schema=schema or None,
-            mysql_engine="InnoDB",
-            mariadb_engine="InnoDB",
-        )
-        create(connection, table)
+    @property
+    def moment(self) -> str:
+        return str(sa.DateTime(timezone=True).compile(dialect=self.engine.dialect))
 
     def insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
         """All together, or else one after the other: a refused row is told by its primary key."""
@@ -292,19 +276,6 @@ def is_gtid_unsafe(error: BaseException) -> bool:
     """Whether MySQL refused a write into a table without transactions."""
     driver = getattr(error, "orig", None)
     return getattr(driver, "errno", None) == GTID_UNSAFE or getattr(driver, "args", ())[:1] == (GTID_UNSAFE,)
-
-
-def create(connection: Connection, table: sa.Table) -> None:
-    """Create a table that is missing, and commit; safe against others that do the same."""
-    if has_table(connection, table.name, table.schema):
-        return
-    try:
-        table.create(connection, checkfirst=False)
-        connection.commit()
-    except exc.DBAPIError:
-        connection.rollback()
-        if not has_table(connection, table.name, table.schema):
-            raise
 
 
 def has_table(connection: Connection, name: str, schema: str | None) -> bool:

@@ -703,8 +703,8 @@ MUTANTS = (
     Mutant(
         "SqlAlchemySink: keys that differ by capitals replace each other in a table that it creates",
         "sinks/sqlalchemy",
-        "mysql_collate=collation,",
-        'mysql_collate="utf8mb4_general_ci",',
+        "COLLATE {'utf8mb4_nopad_bin' if mariadb else 'utf8mb4_0900_bin'}",
+        "COLLATE utf8mb4_general_ci",
         ("tests/sqlalchemy_sink/test_servers.py",),
     ),
     Mutant(
