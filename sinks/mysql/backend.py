@@ -197,11 +197,11 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
                 raise no_ledger(f"{schema}.{name}")
         return bool(found)
 
-    def _answers(self, connection: Connection) -> bool:
+    def answers(self, connection: Connection) -> bool:
         connection.ping(reconnect=False)
         return True
 
-    def _clean(self, connection: Connection) -> bool:
+    def can_be_lent(self, connection: Connection) -> bool:
         return connection.open
 
     @contextmanager

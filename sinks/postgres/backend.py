@@ -121,10 +121,10 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
     def _was_silent(self) -> None:
         self._silent_until = time.monotonic() + SILENCE
 
-    def _answers(self, connection: Connection) -> bool:
+    def answers(self, connection: Connection) -> bool:
         return bool(connection.execute("SELECT 1"))
 
-    def _clean(self, connection: Connection) -> bool:
+    def can_be_lent(self, connection: Connection) -> bool:
         idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         return idle and not connection.closed
 

@@ -210,6 +210,9 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         return None
 
     # ------------------------------------------------------------------ staging tables
+    def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
+        return set(self.staged_types(connection, schema, names))
+
     @abstractmethod
     def stage(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
         """Open the participant's transaction, which writes into a new table, its `staging_table`. The table tells the

@@ -75,9 +75,9 @@ class Server(ABC, Generic[C]):
         """Statements in this block may take long. Default: any may."""
         return contextlib.nullcontext()
 
-    @abstractmethod
     def quote(self, *names: str) -> str:
-        """An identifier of one or more parts."""
+        """An identifier of one or more parts, of which the first may be empty. Default: as in standard SQL."""
+        return ".".join('"' + name.replace('"', '""') + '"' for name in names if name)
 
     @abstractmethod
     def execute(self, connection: C, statement: str, parameters: Sequence[object] = ()) -> int:
@@ -167,12 +167,12 @@ class PooledServer(Server[C]):
         """A new connection. Raises the driver's OperationalError, naming the server but no password, if it fails."""
 
     @abstractmethod
-    def _answers(self, connection: C) -> bool:
+    def answers(self, connection: C) -> bool:
         """Whether a connection that was idle still has its server. The driver's errors mean no."""
 
-    @abstractmethod
-    def _clean(self, connection: C) -> bool:
-        """Whether a connection can be lent again: it is open, and not inside a transaction."""
+    def can_be_lent(self, connection: C) -> bool:
+        """Whether it is open, and not inside a transaction. Default: it is, since nothing was raised."""
+        return True
 
     def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
         inserted, columns = 0, ", ".join(LEDGER_COLUMNS)
@@ -201,7 +201,7 @@ class PooledServer(Server[C]):
     def give(self, connection: C) -> None:
         """Into the pool, unless that is full or the connection cannot be lent again."""
         with self._lock:
-            keep = self._clean(connection) and len(self._idle) < IDLE_CONNECTIONS
+            keep = self.can_be_lent(connection) and len(self._idle) < IDLE_CONNECTIONS
             if keep:
                 self._idle.append(connection)
         if not keep:
@@ -214,7 +214,7 @@ class PooledServer(Server[C]):
                     return None
                 connection = self._idle.pop()
             with contextlib.suppress(Exception):
-                if self._answers(connection):
+                if self.answers(connection):
                     return connection
             disconnect(connection)
 
