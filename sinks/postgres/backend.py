@@ -29,7 +29,7 @@ from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import HOMES
-from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, PooledServer, Row, no_ledger
+from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, PooledServer, Row, is_silent, no_ledger
 from sinks.sql.staging import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
@@ -122,7 +122,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         self._silent_until = time.monotonic() + SILENCE
 
     def answers(self, connection: Connection) -> bool:
-        return bool(connection.execute("SELECT 1"))
+        return is_silent(connection.fileno())
 
     def can_be_lent(self, connection: Connection) -> bool:
         idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
@@ -133,8 +133,10 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
 
     @contextmanager
     def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
+        inside = connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
         with connection.transaction(force_rollback=undo):
-            self._configure(connection)
+            if not inside:
+                self._configure(connection)
             yield
 
     def reading(self, connection: Connection) -> AbstractContextManager[None]:
@@ -177,10 +179,6 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         if found and not (found[0][0] and set(found[0][1]) >= set(LEDGER_COLUMNS)):
             raise no_ledger(f"{schema}.{name}")
         return bool(found)
-
-    @property
-    def moment(self) -> str:
-        return "timestamptz"
 
     def _configure(self, connection: Connection) -> None:
         """Settings of the running transaction: at least a local flush at its end, whatever the user's default is;

@@ -67,7 +67,13 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     Raises ConfigurationError if it is no table name, or there is no schema for it.
     """
     try:
-        parts, oid = row(connection, "SELECT parse_ident(%s), to_regclass(%s)::oid::bigint", table, table)
+        parts, schema, name = row(
+            connection,
+            "SELECT parse_ident(%s), nspname::text, relname::text FROM (SELECT to_regclass(%s)::oid AS oid) AS named"
+            " LEFT JOIN (pg_class c JOIN pg_namespace n ON n.oid = relnamespace) ON c.oid = named.oid",
+            table,
+            table,
+        )
     except (errors.InvalidParameterValue, errors.InvalidName, errors.FeatureNotSupported, errors.SyntaxError) as error:
         raise ConfigurationError(
             f"{table!r} is not a table name ({error.diag.message_primary}); write name or schema.name, with "
@@ -75,13 +81,7 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
         ) from error
     if len(parts) > 2:
         raise ConfigurationError(f"{table!r} has {len(parts)} parts; write name or schema.name")
-    if oid is not None:
-        schema, name = row(
-            connection,
-            "SELECT nspname::text, relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
-            " WHERE c.oid = %s",
-            oid,
-        )
+    if name is not None:
         return schema, name
     if len(parts) == 2:
         return parts[0], parts[1]
@@ -279,17 +279,19 @@ def missing_rights(
     connection: Connection, schema: str, table: str, rights: Collection[str], *, create: bool
 ) -> list[str]:
     """The statements that an owner has to run so that this role may do what the sink does."""
-    (role,) = row(connection, "SELECT quote_ident(current_user)")
-    name = sql.Identifier(schema, table).as_string(connection)
-    statements = []
-    usage, may_create = row(
-        connection, "SELECT has_schema_privilege(%s, 'USAGE'), has_schema_privilege(%s, 'CREATE')", schema, schema
+    place, name = (sql.Identifier(*names).as_string(connection) for names in ((schema,), (schema, table)))
+    role, usage, may_create, missing = row(
+        connection,
+        "SELECT quote_ident(current_user), has_schema_privilege(place, 'USAGE'), has_schema_privilege(place, 'CREATE'),"
+        " CASE WHEN has_schema_privilege(place, 'USAGE') THEN ARRAY(SELECT wanted FROM unnest(%s::text[]) AS wanted"
+        " WHERE NOT has_table_privilege(%s, wanted)) END FROM (SELECT %s::text AS place) AS named",
+        list(rights),
+        name,
+        schema,
     )
     if not usage:
-        return [f"GRANT USAGE ON SCHEMA {sql.Identifier(schema).as_string(connection)} TO {role}"]
-    if create and not may_create:
-        statements.append(f"GRANT CREATE ON SCHEMA {sql.Identifier(schema).as_string(connection)} TO {role}")
-    missing = [right for right in rights if not row(connection, "SELECT has_table_privilege(%s, %s)", name, right)[0]]
+        return [f"GRANT USAGE ON SCHEMA {place} TO {role}"]
+    statements = [f"GRANT CREATE ON SCHEMA {place} TO {role}"] if create and not may_create else []
     if missing:
         statements.append(f"GRANT {', '.join(missing)} ON {name} TO {role}")
     return statements

@@ -230,8 +230,9 @@ class Planner(Generic[C, TargetT, T]):
 
     def find_ledger(self, connection: C) -> tuple[str, Ledger[C] | None]:
         """The schema of table and ledger, and the ledger if there is one."""
-        schema, _ = self.locate(connection)
-        return schema, Ledger.find(self.backend, connection, schema, self.ledger)
+        with self.backend.reading(connection):
+            schema, _ = self.locate(connection)
+            return schema, Ledger.find(self.backend, connection, schema, self.ledger)
 
     def find_target(self, connection: C) -> TargetT | None:
         return self.backend.describe(connection, *self.locate(connection))

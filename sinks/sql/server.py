@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import selectors
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,11 @@ LEDGER = pa.schema(
 """The last two have count and hash of a transaction's rows, or are null. The table has a column `at` beside, for who
 reads it."""
 LEDGER_COLUMNS = tuple(LEDGER.names)
+
+_ASCII = "varchar(199) CHARACTER SET ascii COLLATE ascii_bin"
+_WORDS = {"postgresql": 'text COLLATE "C"', "mysql": _ASCII, "mariadb": _ASCII}
+"""Types of short texts that are compared byte by byte."""
+_TIMES = {"postgresql": "timestamptz", "mysql": "datetime", "mariadb": "datetime", "mssql": "datetime2"}
 
 
 class Closable(Protocol):
@@ -107,11 +113,6 @@ class Server(ABC, Generic[C]):
         """What follows the columns in CREATE TABLE. Default: nothing."""
         return ""
 
-    @property
-    def moment(self) -> str:
-        """The type of a column that has a time."""
-        return "timestamp"
-
     def create_table(self, connection: C, schema: str, name: str, columns: Sequence[str]) -> None:
         """Create a table, unless somebody else does at the same moment. Outside a transaction."""
         table, options = self.quote(schema, name), self.table_options(connection)
@@ -128,11 +129,11 @@ class Server(ABC, Generic[C]):
         """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
 
     def create_ledger(self, connection: C, schema: str, name: str) -> None:
-        columns = []
+        columns, word = [], _WORDS.get(self.dialect, "varchar(199)")
         for field in LEDGER:
-            kind = self.declared(connection, field, key=pa.types.is_string(field.type))
+            kind = word if field.type == pa.string() else self.declared(connection, field, key=False)
             columns.append(f"{self.quote(field.name)} {kind} {'NULL' if field.nullable else 'NOT NULL'}")
-        columns.append(f"{self.quote('at')} {self.moment} DEFAULT CURRENT_TIMESTAMP NOT NULL")
+        columns.append(f"{self.quote('at')} {_TIMES.get(self.dialect, 'timestamp')} DEFAULT CURRENT_TIMESTAMP NOT NULL")
         columns.append(f"PRIMARY KEY ({self.quote('transaction_id')})")
         self.create_table(connection, schema, name, columns)
 
@@ -245,6 +246,13 @@ class PooledServer(Server[C]):
         self.__dict__.update(state)
         self._lock = threading.Lock()
         self._idle = []
+
+
+def is_silent(channel: int) -> bool:
+    """Whether nothing is there to be read from an idle connection: a server that closes one, or dies, says so."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        return not selector.select(0)
 
 
 def no_ledger(table: str) -> ConfigurationError:

@@ -129,7 +129,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         return self._staged if _is_staged(identity) else self._two_phase
 
     def weaknesses(self) -> Sequence[str]:
-        with self._backend.lend() as connection:
+        with self._backend.lend() as connection, self._backend.reading(connection):
             ask = partial(self._backend.query, connection)
             return weaknesses(self._backend.dialect, ask, *self._planner.locate(connection))
 

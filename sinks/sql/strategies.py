@@ -84,8 +84,9 @@ class TwoPhase(Strategy[C, TargetT, T]):
         """Not prepared: committed, rolled back by somebody, or not prepared yet. The ledger tells, see there."""
         ledger = plan.ledger
         key = self.backend.key(committable.transaction)
-        witnessed = key in ledger.witness.states(connection, [key])
-        committed = ledger.states(connection, [key]).get(key)
+        with self.backend.reading(connection):
+            witnessed = key in ledger.witness.states(connection, [key])
+            committed = ledger.states(connection, [key]).get(key)
         if committed is None:
             proof = committable.proof
             reason = ledger.contradiction(connection, proof, witnessed=witnessed)

@@ -175,10 +175,6 @@ class Database(Server[Connection]):
             raise no_ledger(label(schema, name))
         return True
 
-    @property
-    def moment(self) -> str:
-        return str(sa.DateTime(timezone=True).compile(dialect=self.engine.dialect))
-
     def insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
         """All together, or else one after the other: a refused row is told by its primary key."""
         names, marks = ", ".join(map(self.quote, LEDGER_COLUMNS)), ", ".join(["%s"] * len(LEDGER_COLUMNS))
