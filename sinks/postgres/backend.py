@@ -58,6 +58,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
     dialect = "postgresql"
     # each drop takes some five locks out of the server's shared table (64 x max_connections = 6,400 by default)
     DROPPED_TOGETHER = 100
+    RESTS = True
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
     INSERT_MISSING = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import threading
 from abc import ABC, abstractmethod
@@ -149,6 +150,7 @@ class PooledServer(Server[C]):
 
     SECRETS: ClassVar[tuple[str, ...]]  # parameters that are passwords
     SHOWN: ClassVar[tuple[str, ...]]  # parameters that tell a reader which database it is
+    RESTS: ClassVar[bool] = False  # whether the next task of a process may take a connection that one has given back
     INSERT_MISSING: ClassVar[str]  # INSERT, with {table}, {columns} and {rows}, that skips rows whose key is there
 
     def __init__(self, parameters: Mapping[str, Opaque], *, name: str, lock_timeout: float) -> None:
@@ -162,6 +164,7 @@ class PooledServer(Server[C]):
         self._lock_timeout = lock_timeout
         self._lock = threading.Lock()
         self._idle: list[C] = []
+        self._in_task = False
 
     @abstractmethod
     def connect(self) -> C:
@@ -197,7 +200,7 @@ class PooledServer(Server[C]):
 
     def take(self) -> C:
         """One out of the pool, which answers, or a new one."""
-        return self._reusable() or self.connect()
+        return self._reusable() or self._rested() or self.connect()
 
     def give(self, connection: C) -> None:
         """Into the pool, unless that is full or the connection cannot be lent again."""
@@ -223,7 +226,24 @@ class PooledServer(Server[C]):
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
+            if self.RESTS and self._in_task:
+                _rest(self._place, connection)
+            else:
+                disconnect(connection)
+
+    def _rested(self) -> C | None:
+        while self.RESTS and (found := _wake(self._place)) is not None:
+            connection: C = found
+            with contextlib.suppress(Exception):
+                if self.can_be_lent(connection) and self.answers(connection):
+                    return connection
             disconnect(connection)
+        return None
+
+    @property
+    def _place(self) -> Place:
+        """Whose connections are alike. A forked process has none of its parent's."""
+        return os.getpid(), *((key, str(value)) for key, value in sorted(self._parameters.items()))
 
     def redact(self, text: str) -> str:
         for secret in self.SECRETS:
@@ -246,6 +266,44 @@ class PooledServer(Server[C]):
         self.__dict__.update(state)
         self._lock = threading.Lock()
         self._idle = []
+        self._in_task = True
+
+
+# ---------------------------------------------------------------------- between two tasks of one process
+# Each task has a copy of the sink, made from its pickle, and Spark gives its Python processes one task after the other.
+Place: TypeAlias = "tuple[object, ...]"
+_REST_SECONDS = 5.0
+_resting: dict[Place, list[tuple[Opaque, threading.Timer]]] = {}
+_resting_lock = threading.Lock()
+
+
+def _rest(place: Place, connection: Closable) -> None:
+    """Keep it for some seconds, then close it."""
+
+    def end() -> None:
+        with _resting_lock:
+            there = _resting.get(place, [])
+            if entry not in there:
+                return
+            there.remove(entry)
+        disconnect(connection)
+
+    timer = threading.Timer(_REST_SECONDS, end)
+    timer.daemon = True
+    entry = connection, timer
+    with _resting_lock:
+        _resting.setdefault(place, []).append(entry)
+    timer.start()
+
+
+def _wake(place: Place) -> Opaque:
+    with _resting_lock:
+        there = _resting.get(place)
+        if not there:
+            return None
+        connection, timer = there.pop()
+    timer.cancel()
+    return connection
 
 
 def is_silent(channel: int) -> bool:

@@ -6,6 +6,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -31,6 +32,7 @@ from sinks.testing.table import (
     why_unknown,
 )
 from sinks.testing.table_suite import TableSuite
+from sinks.transaction import Fingerprint
 from tests.postgres.play import Observer, held
 
 _made: list[PostgresSink] = []
@@ -93,6 +95,48 @@ def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, 
     copy.close()
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     db.run("ALTER ROLE CURRENT_USER RESET search_path")
+
+
+def in_a_task(sink: PostgresSink, number: int) -> tuple[int, Committable]:
+    """The server's process for a task that has a copy of the sink, and what it pre-committed."""
+    copy = pickle.loads(pickle.dumps(sink))
+    transaction = copy.begin_transaction(context(copy, subtask=number))
+    pid = transaction.connection.info.backend_pid
+    copy.write(transaction, rows_of(number))
+    committable = copy.pre_commit(transaction).of(copy.name, number, Fingerprint(1, 0))
+    copy.close()
+    return pid, committable
+
+
+def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(db: Observer, sink: PostgresSink) -> None:
+    (first, one), (second, two) = in_a_task(sink, 1), in_a_task(sink, 2)
+    assert first == second
+    with ThreadPoolExecutor(2) as pool:  # two at once have two
+        at_once = [pool.submit(in_a_task, sink, number) for number in (3, 4)]
+        others = [each.result()[1] for each in at_once]
+    db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'tpc %'")
+    third, three = in_a_task(sink, 5)
+    assert third != first
+    assert sink.commit_all(checkpoint(), [one, two, *others, three]) == [COMMITTED] * 5
+    assert db.ids() == [1, 2, 3, 4, 5]
+
+
+def test_a_connection_that_no_task_takes_is_closed(
+    db: Observer, sink: PostgresSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinks.sql.server._REST_SECONDS", 0.2)
+    pid, _ = in_a_task(sink, 1)
+    eventually(lambda: db.run("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]) == [], 20)
+
+
+def test_a_task_that_fails_leaves_no_connection_to_the_next_one(db: Observer, sink: PostgresSink) -> None:
+    pid, _ = in_a_task(sink, 1)
+    copy = pickle.loads(pickle.dumps(sink))
+    transaction = copy.begin_transaction(context(copy, subtask=2))
+    assert transaction.connection.info.backend_pid == pid
+    copy.rollback(transaction)
+    copy.close()
+    assert in_a_task(sink, 2)[0] != pid
 
 
 def test_in_doubt_leaves_other_sinks_and_databases_alone(
