@@ -1,6 +1,5 @@
-"""What the sinks of SQL databases share; no driver is imported here.
+"""What the sinks into tables of a SQL database share.
 
-A database's own part is a `Server` (connections and statements), a `Dialect` (its tables, errors and two-phase
-transactions), `StagingTables`, the conversions of its types, and a transaction that takes rows. Ledger, strategies,
-planning and `TableSink` are written over those.
+A database's own part is a `Backend`, the conversions of its types, and a transaction that takes rows. Ledger, both
+strategies, planning and the sink itself are the same for all: docs/another-database.md.
 """

@@ -1,6 +1,6 @@
 """What a database answers, in the words of the sinks: what happened, where, and what to do.
 
-A database says what kind of answer an error of its driver is (`Dialect.fault`); what that means is told here.
+A database says what kind of answer an error of its driver is (`Backend.fault`); what that means is told here.
 """
 
 from __future__ import annotations
