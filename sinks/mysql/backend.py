@@ -198,6 +198,10 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
         return bool(found)
 
     def answers(self, connection: Connection) -> bool:
+        connection.ping(reconnect=False)
+        return True
+
+    def seems_open(self, connection: Connection) -> bool:
         return is_silent(connection._sock.fileno())  # type: ignore[attr-defined]
 
     def can_be_lent(self, connection: Connection) -> bool:
@@ -216,7 +220,11 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
             with contextlib.suppress(pymysql.Error):
                 execute(connection, "ROLLBACK")
             raise
-        execute(connection, "ROLLBACK" if undo else "COMMIT")
+        if undo:  # of many rows it takes as long as the rows did
+            with connection.at_work(), contextlib.suppress(pymysql.Error):
+                execute(connection, "ROLLBACK")
+        else:
+            execute(connection, "COMMIT")
         with contextlib.suppress(pymysql.Error):
             execute(connection, f"SET SESSION wait_timeout = {_WAIT_TIMEOUT}")
 

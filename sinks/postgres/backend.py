@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
 _OLD = 3600
 _FEW = 8
+_MOVED_TOGETHER = 100
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.UniqueViolation: "remove the row that has the same key, or drop the index",
     errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
@@ -96,6 +97,8 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
             "application_name": f"tpc {name}"[:63],
             "connect_timeout": 10,
             "tcp_user_timeout": 60_000,
+            "keepalives_idle": 20,
+            "keepalives_interval": 10,
             "client_encoding": "UTF8",  # of the text inside COPY BINARY too, so not the user's to choose
         }
         super().__init__(defaults | given | {"client_encoding": "UTF8"}, name=name, lock_timeout=lock_timeout)
@@ -114,15 +117,22 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
             reason = self.redact(str(error))
             message = f"cannot connect to PostgreSQL at {self}: {reason}"
             raise type(error)(message) from (None if reason != str(error) else error)
-        connection.server, connection.on_silence = str(self), self._was_silent
         connection.isolation_level = IsolationLevel.READ_COMMITTED
         connection.read_only = False
+        return connection
+
+    def take(self) -> Connection:
+        connection = super().take()
+        connection.server, connection.on_silence = str(self), self._was_silent
         return connection
 
     def _was_silent(self) -> None:
         self._silent_until = time.monotonic() + SILENCE
 
     def answers(self, connection: Connection) -> bool:
+        return bool(connection.execute("SELECT 1"))
+
+    def seems_open(self, connection: Connection) -> bool:
         return is_silent(connection.fileno())
 
     def can_be_lent(self, connection: Connection) -> bool:
@@ -512,6 +522,17 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
     def moved(self, connection: Connection, target: PostgresTarget, staging: Sequence[str]) -> None:
         """Deferred constraints judge the rows now."""
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def append(
+        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str], rows: int
+    ) -> None:
+        """By few statements: at the end of each a row may refer to another one of them."""
+        moved, into = 0, self.into(target, written)
+        for start in range(0, len(staging), _MOVED_TOGETHER):
+            some = self.union(staging[start : start + _MOVED_TOGETHER], self.quoted(written))
+            moved += self.execute(connection, f"{into} {some}")
+        if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
+            self.count(connection, staging, rows)
 
     def upsert(
         self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]

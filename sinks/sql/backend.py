@@ -102,6 +102,10 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         """Tables that may have been meant. Default: none is known."""
         return ()
 
+    def table_options(self, connection: C) -> str:
+        """What follows the columns in CREATE TABLE. Default: nothing."""
+        return ""
+
     def create(self, connection: C, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
         """Create the table, with the keys as primary key. Raises ConfigurationError with the server's words."""
         keys = self.merge.keys
@@ -112,11 +116,11 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
                 kind = self.declared(connection, field, key=is_key)
             except SchemaMismatch as unfit:
                 raise SchemaMismatch(f'column "{field.name}": {unfit}') from None
-            columns.append(f"{self.quote(field.name)} {kind} {'NULL' if field.nullable and not is_key else 'NOT NULL'}")
+            columns.append(self.column(field.name, kind, nullable=field.nullable and not is_key))
         if keys:
             columns.append(f"PRIMARY KEY ({self.quoted(keys)})")
         try:
-            self.create_table(connection, schema, name, columns)
+            self.create_table(connection, schema, name, columns, self.table_options(connection))
         except Exception as error:
             fault = self.fault(error)
             if fault is None or fault.kind == "blocked":
@@ -136,7 +140,7 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
 
     def definition(self, connection: C, target: TargetT, field: pa.Field) -> str:
         """Name and type of a nullable column for ADD COLUMN. Raises SchemaMismatch."""
-        return f"{self.quote(field.name)} {self.declared(connection, field, key=False)}"
+        return self.column(field.name, self.declared(connection, field, key=False), nullable=True)
 
     def problems(self, connection: C, target: TargetT, ledger: str) -> Iterable[str]:
         """What else is in the way: the index that upserts need, the server, rights. Default: the index."""
@@ -237,11 +241,16 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
     def drop_unused(self, connection: C, schema: str, names: Sequence[str]) -> None:
         """Drop those that nobody reads now. The next sweep drops the others."""
         for start in range(0, len(names), self.DROPPED_TOGETHER):
+            some = names[start : start + self.DROPPED_TOGETHER]
             try:
-                self.drop(connection, schema, names[start : start + self.DROPPED_TOGETHER])
+                self.drop(connection, schema, some)
             except Exception as error:
                 if (fault := self.fault(error)) is None:
                     raise
+                if len(some) > 1 and fault.kind != "blocked":  # one that cannot be dropped keeps no other
+                    for name in some:
+                        self.drop_unused(connection, schema, [name])
+                    continue
                 logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, fault.text)
 
     # ------------------------------------------------------------------ the move
@@ -256,8 +265,11 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         are not `rows` of them, the driver's error if the target refuses one."""
         into, names = self.into(target, written), self.quoted(written)
         moved = sum(self.execute(connection, f"{into} SELECT {names} FROM {table}") for table in staging)
-        if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
-            self.count(connection, staging, rows)
+        if moved != rows:
+            raise SinkError(
+                f"{moved} rows went into the table out of the staging tables, and their tasks acknowledged {rows}: "
+                "somebody changed a staging table, or emptied the ledger after they were moved"
+            )
 
     @abstractmethod
     def upsert(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:

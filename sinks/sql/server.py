@@ -7,6 +7,7 @@ import logging
 import os
 import selectors
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 import pyarrow as pa
 
 from sinks.errors import ConfigurationError
-from sinks.sql.questions import TRIGGERS
+from sinks.sql.questions import MYSQL, TRIGGERS
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ LEDGER = pa.schema(
 reads it."""
 LEDGER_COLUMNS = tuple(LEDGER.names)
 
+_NULL_IS_SAID = (*MYSQL, "mssql")
+"""Dialects in which a column that says nothing may take no NULL. Others know no such word."""
 _ASCII = "varchar(199) CHARACTER SET ascii COLLATE ascii_bin"
 _WORDS = {"postgresql": 'text COLLATE "C"', "mysql": _ASCII, "mariadb": _ASCII}
 """Types of short texts that are compared byte by byte."""
@@ -103,25 +106,29 @@ class Server(ABC, Generic[C]):
     # ------------------------------------------------------------------ tables
     @abstractmethod
     def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
-        """Those of the names that a table has."""
+        """Those of the names that a table has, be it a staging table or another one."""
 
     @abstractmethod
     def declared(self, connection: C, field: pa.Field, *, key: bool) -> str:
         """The type of a column that is created for a field, as CREATE TABLE and ADD COLUMN have it; `key`: it gets an
         index. Raises SchemaMismatch for a type that has none, or a name that the server would not keep."""
 
-    def table_options(self, connection: C) -> str:
-        """What follows the columns in CREATE TABLE. Default: nothing."""
-        return ""
+    def column(self, name: str, kind: str, *, nullable: bool) -> str:
+        """A column for CREATE TABLE and ADD COLUMN."""
+        null = " NULL" if self.dialect in _NULL_IS_SAID else ""
+        return f"{self.quote(name)} {kind}{null if nullable else ' NOT NULL'}"
 
-    def create_table(self, connection: C, schema: str, name: str, columns: Sequence[str]) -> None:
+    def create_table(self, connection: C, schema: str, name: str, columns: Sequence[str], options: str = "") -> None:
         """Create a table, unless somebody else does at the same moment. Outside a transaction."""
-        table, options = self.quote(schema, name), self.table_options(connection)
+        table = self.quote(schema, name)
         try:
             with self.transaction(connection):
                 self.execute(connection, f"CREATE TABLE {table} ({', '.join(columns)}){options}")
         except Exception:
-            if not self.existing(connection, schema, [name]):
+            there = False
+            with contextlib.suppress(Exception):
+                there = bool(self.existing(connection, schema, [name]))
+            if not there:
                 raise
             logger.debug("somebody else created %s at the same time", table)
 
@@ -133,10 +140,10 @@ class Server(ABC, Generic[C]):
         columns, word = [], _WORDS.get(self.dialect, "varchar(199)")
         for field in LEDGER:
             kind = word if field.type == pa.string() else self.declared(connection, field, key=False)
-            columns.append(f"{self.quote(field.name)} {kind} {'NULL' if field.nullable else 'NOT NULL'}")
+            columns.append(self.column(field.name, kind, nullable=field.nullable))
         columns.append(f"{self.quote('at')} {_TIMES.get(self.dialect, 'timestamp')} DEFAULT CURRENT_TIMESTAMP NOT NULL")
         columns.append(f"PRIMARY KEY ({self.quote('transaction_id')})")
-        self.create_table(connection, schema, name, columns)
+        self.create_table(connection, schema, name, columns, " ENGINE=InnoDB" if self.dialect in MYSQL else "")
 
     @abstractmethod
     def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
@@ -163,7 +170,7 @@ class PooledServer(Server[C]):
         self._parameters = dict(parameters)
         self._lock_timeout = lock_timeout
         self._lock = threading.Lock()
-        self._idle: list[C] = []
+        self._idle: list[tuple[C, float]] = []
         self._in_task = False
 
     @abstractmethod
@@ -174,8 +181,12 @@ class PooledServer(Server[C]):
     def answers(self, connection: C) -> bool:
         """Whether a connection that was idle still has its server. The driver's errors mean no."""
 
+    def seems_open(self, connection: C) -> bool:
+        """The same of one that was idle for a few seconds at most. Default: it is asked."""
+        return self.answers(connection)
+
     def can_be_lent(self, connection: C) -> bool:
-        """Whether it is open, and not inside a transaction. Default: it is, since nothing was raised."""
+        """Whether it is open, and not inside a transaction. Default: it is, since `transaction` has ended each."""
         return True
 
     def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
@@ -207,7 +218,7 @@ class PooledServer(Server[C]):
         with self._lock:
             keep = self.can_be_lent(connection) and len(self._idle) < IDLE_CONNECTIONS
             if keep:
-                self._idle.append(connection)
+                self._idle.append((connection, time.monotonic()))
         if not keep:
             disconnect(connection)
 
@@ -216,16 +227,17 @@ class PooledServer(Server[C]):
             with self._lock:
                 if not self._idle:
                     return None
-                connection = self._idle.pop()
+                connection, since = self._idle.pop()
             with contextlib.suppress(Exception):
-                if self.answers(connection):
+                soon = time.monotonic() - since < _REST_SECONDS
+                if self.seems_open(connection) if soon else self.answers(connection):
                     return connection
             disconnect(connection)
 
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for connection in idle:
+        for connection, _ in idle:
             if self.RESTS and self._in_task:
                 _rest(self._place, connection)
             else:
@@ -235,7 +247,7 @@ class PooledServer(Server[C]):
         while self.RESTS and (found := _wake(self._place)) is not None:
             connection: C = found
             with contextlib.suppress(Exception):
-                if self.can_be_lent(connection) and self.answers(connection):
+                if self.seems_open(connection):
                     return connection
             disconnect(connection)
         return None

@@ -111,8 +111,11 @@ class StagingTables(Strategy[C, TargetT, T]):
                 self.clashes(connection, target, [table], written)
             self.transfer(connection, target, [table], written, rows)
         transaction.commit()
-        with self.backend.lend() as connection:
-            self.backend.drop_unused(connection, plan.target.schema, [name])
+        try:
+            with self.backend.lend() as connection:
+                self.backend.drop_unused(connection, plan.target.schema, [name])
+        except Exception:
+            logger.info("the staging table %s is dropped by the next sweep", name, exc_info=True)
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, plan: Plan[C, TargetT], checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
@@ -137,27 +140,30 @@ class StagingTables(Strategy[C, TargetT, T]):
 
     def commit_all(self, plan: Plan[C, TargetT], committables: Sequence[Committable]) -> list[CommitOutcome]:
         """Settle the participants of one checkpoint together: all become visible, or none does."""
-        with self.backend.lend() as connection:
-            try:
+        try:
+            with self.backend.lend() as connection:
                 with progress(_moving(plan, committables)), self.backend.transaction(connection):
                     outcomes = self.settle(connection, plan, committables)
-            except TargetRefuses as refused:
-                return self.refused(committables, str(refused))
-            except Doubtful as doubtful:
-                what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
-                return [CommitOutcome.unknown(what)] * len(committables)
-            except Exception as error:
-                fault, table = self.backend.fault(error), f"table {plan.target.label}"
-                if fault and fault.kind == "right":
-                    return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
-                if fault and fault.kind == "refused":
-                    return self.refused(committables, f"{table} refuses rows: {fault.text}")
-                raise self.backend.shown(error, f"{table}: a checkpoint") from error
-            committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
-            try:
-                self.tidy(connection, plan.ledger.schema, committed)
-            except Exception:
-                logger.info("staging tables of %s are dropped by the next sweep", plan.target.label, exc_info=True)
+                committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
+                try:
+                    self.tidy(connection, plan.ledger.schema, committed)
+                except Exception:
+                    logger.info("staging tables of %s are dropped by the next sweep", plan.target.label, exc_info=True)
+        except TargetRefuses as refused:
+            return self.refused(committables, str(refused))
+        except Doubtful as doubtful:
+            what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
+            return [CommitOutcome.unknown(what)] * len(committables)
+        except Exception as error:
+            fault, table = self.backend.fault(error), f"table {plan.target.label}"
+            if fault and fault.kind == "right":
+                return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
+            if fault and fault.kind == "refused":
+                return self.refused(committables, f"{table} refuses rows: {fault.text}")
+            told = self.backend.shown(error, f"{table}: a checkpoint")
+            if told is error:
+                raise
+            raise told from None
         return [outcomes[_id(c)] for c in committables]
 
     def refused(self, committables: Sequence[Committable], reason: str) -> list[CommitOutcome]:

@@ -22,6 +22,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.types import SchemaType, TypeEngine
 
+from sinks.errors import SchemaMismatch
 from sinks.sql import ledger as ledgers
 from sinks.sql import target as targets
 from sinks.sql.backend import Backend, Plan, StagedTypes, declarations
@@ -147,7 +148,10 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
 
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
         kind = declared(field.type, self.dialect, key=key)
-        return self.undoubled(str(kind.compile(dialect=connection.dialect)))
+        try:
+            return self.undoubled(str(kind.compile(dialect=connection.dialect)))
+        except exc.CompileError as error:
+            raise SchemaMismatch(f"{self.dialect} has no such type: {error}") from None
 
     def table_options(self, connection: Connection) -> str:
         if self.dialect not in MYSQL:
@@ -306,6 +310,19 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
         return row and tuple(row)
 
     # ------------------------------------------------------------------ the move
+    def append(
+        self,
+        connection: Connection,
+        target: SqlAlchemyTarget,
+        staging: Sequence[str],
+        written: Sequence[str],
+        rows: int,
+    ) -> None:
+        """By SQLAlchemy, which knows what a dialect needs besides. Not every driver tells how many rows went in."""
+        self.count(connection, staging, rows)
+        for table in self._tables(target, staging, written):
+            connection.execute(target.table.insert().from_select(written, sa.select(table)))
+
     def upsert(
         self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], written: Sequence[str]
     ) -> None:

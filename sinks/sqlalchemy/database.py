@@ -175,6 +175,12 @@ class Database(Server[Connection]):
             raise no_ledger(label(schema, name))
         return True
 
+    def create_table(
+        self, connection: Connection, schema: str, name: str, columns: Sequence[str], options: str = ""
+    ) -> None:
+        self.engine.dialect.validate_identifier(name)  # a server may cut what is too long
+        super().create_table(connection, schema, name, columns, options)
+
     def insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
         """All together, or else one after the other: a refused row is told by its primary key."""
         names, marks = ", ".join(map(self.quote, LEDGER_COLUMNS)), ", ".join(["%s"] * len(LEDGER_COLUMNS))

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import psycopg
@@ -502,6 +503,34 @@ def test_libpq_parameters_pass_through(db: Observer) -> None:
         assert connection.execute("SHOW work_mem").fetchone() == ("7MB",)
     with pytest.raises(ConfigurationError, match="sslmode"):
         make(db, connect_options={"sslmode": "require", "sslrootcert": "system"})
+
+
+def test_a_row_may_refer_to_one_of_another_partition(db: Observer) -> None:
+    """PostgreSQL looks at references at the end of each statement."""
+    db.run("ALTER TABLE orders ADD PRIMARY KEY (id), ADD parent bigint REFERENCES orders")
+    schema = SCHEMA.append(pa.field("parent", pa.int64()))
+    sink = make(db, strategy="staged", check=schema)
+    child, parent = (
+        pa.RecordBatch.from_pylist([{"id": n, "name": "x", "parent": of}], schema=schema)
+        for n, of in ((1, 2), (2, None))
+    )
+    committables = [pre_commit(sink, child, subtask=0), pre_commit(sink, parent, subtask=1)]
+    sink.validate_all(checkpoint(), committables)
+    assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
+    assert db.ids() == [1, 2]
+
+
+def test_what_is_committed_at_once_stays_committed_where_its_staging_table_cannot_be_dropped(
+    db: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that failed here would be done again, and its rows be there twice."""
+    sink = make(db, strategy="staged")
+    transaction = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    monkeypatch.setattr(sink._backend, "drop_unused", Mock(side_effect=psycopg.OperationalError("the server is gone")))
+    sink.commit_directly(transaction)
+    assert db.ids() == [1]
+    assert len(db.staging()) == 1
 
 
 # ---------------------------------------------------------------------- values that the table refuses
