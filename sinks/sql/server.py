@@ -58,6 +58,7 @@ class Closable(Protocol):
 
 
 C = TypeVar("C", bound=Closable)
+E = TypeVar("E")
 
 
 class Server(ABC, Generic[C]):
@@ -169,7 +170,6 @@ class PooledServer(Server[C]):
             )
         self._parameters = dict(parameters)
         self._lock_timeout = lock_timeout
-        self._lock = threading.Lock()
         self._idle: list[tuple[C, float]] = []
         self._in_task = False
 
@@ -215,40 +215,36 @@ class PooledServer(Server[C]):
 
     def give(self, connection: C) -> None:
         """Into the pool, unless that is full or the connection cannot be lent again."""
-        with self._lock:
-            keep = self.can_be_lent(connection) and len(self._idle) < IDLE_CONNECTIONS
-            if keep:
-                self._idle.append((connection, time.monotonic()))
-        if not keep:
+        if self.can_be_lent(connection) and len(self._idle) < IDLE_CONNECTIONS:
+            self._idle.append((connection, time.monotonic()))
+        else:
             disconnect(connection)
 
     def _reusable(self) -> C | None:
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                connection, since = self._idle.pop()
+        while (found := _popped(self._idle)) is not None:
+            connection, since = found
             with contextlib.suppress(Exception):
                 soon = time.monotonic() - since < _REST_SECONDS
                 if self.seems_open(connection) if soon else self.answers(connection):
                     return connection
             disconnect(connection)
+        return None
 
     def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection, _ in idle:
+        while (found := _popped(self._idle)) is not None:
+            connection, _ = found
             if self.RESTS and self._in_task:
                 _rest(self._place, connection)
             else:
                 disconnect(connection)
 
     def _rested(self) -> C | None:
-        while self.RESTS and (found := _wake(self._place)) is not None:
-            connection: C = found
+        while self.RESTS and (found := _popped(_resting.get(self._place, []))) is not None:
+            connection, timer = found
+            timer.cancel()
             with contextlib.suppress(Exception):
                 if self.seems_open(connection):
-                    return connection
+                    return connection  # type: ignore[no-any-return]
             disconnect(connection)
         return None
 
@@ -272,11 +268,10 @@ class PooledServer(Server[C]):
         return f"Server({self})"
 
     def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_idle")}
+        return {key: value for key, value in self.__dict__.items() if key != "_idle"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
         self._idle = []
         self._in_task = True
 
@@ -286,36 +281,28 @@ class PooledServer(Server[C]):
 Place: TypeAlias = "tuple[object, ...]"
 _REST_SECONDS = 5.0
 _resting: dict[Place, list[tuple[Opaque, threading.Timer]]] = {}
-_resting_lock = threading.Lock()
 
 
 def _rest(place: Place, connection: Closable) -> None:
     """Keep it for some seconds, then close it."""
 
     def end() -> None:
-        with _resting_lock:
-            there = _resting.get(place, [])
-            if entry not in there:
-                return
-            there.remove(entry)
-        disconnect(connection)
+        with contextlib.suppress(ValueError):  # somebody has taken it
+            _resting[place].remove(entry)
+            disconnect(connection)
 
     timer = threading.Timer(_REST_SECONDS, end)
     timer.daemon = True
     entry = connection, timer
-    with _resting_lock:
-        _resting.setdefault(place, []).append(entry)
+    _resting.setdefault(place, []).append(entry)
     timer.start()
 
 
-def _wake(place: Place) -> Opaque:
-    with _resting_lock:
-        there = _resting.get(place)
-        if not there:
-            return None
-        connection, timer = there.pop()
-    timer.cancel()
-    return connection
+def _popped(entries: list[E]) -> E | None:
+    """The last one, of which each goes to one thread only."""
+    with contextlib.suppress(IndexError):
+        return entries.pop()
+    return None
 
 
 def is_silent(channel: int) -> bool:
