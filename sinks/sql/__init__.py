@@ -1,6 +1,6 @@
 """What the sinks of SQL databases share; no driver is imported here.
 
-A database's own part is a `Server` (connections and statements), a `Dialect` (its tables, errors and two-phase
-transactions), `StagingTables`, the conversions of its types, and a transaction that takes rows. Ledger, strategies,
-planning and `TableSink` are written over those.
+A database's own part is a `Backend` (connections and statements, the target, errors, staging tables, two-phase
+transactions), a `Column` (what its types hold), and a `RowTransaction`, which takes rows. Ledger, strategies, planning
+and `TableSink` are written over those.
 """
