@@ -785,4 +785,4 @@ class TestTable(TableSuite):
     sessions = staticmethod(Observer.sessions)
     two_phase = "xa"
     alter_rows = ("CREATE TRIGGER meddles BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = 'meddled'",)
-    spoil_ledger = ("ALTER TABLE tpc_ledger ENGINE=MyISAM",)
+    spoil_ledger = ("ALTER TABLE tpc_ledger MODIFY transaction_id varchar(199) NOT NULL, ENGINE=MyISAM",)
