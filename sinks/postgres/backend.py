@@ -62,9 +62,8 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
     RESTS = True
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
-    INSERT_MISSING = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
     ADVICE = "; a name with capitals needs double quotes"
-    CHECK = "host, port, database, user, password and pg_hba.conf"
+    CHECK = "host, port, database, user, password and pg_hba.conf, and that the server runs"
     TWO_PHASE = "prepared"
     KEY = "gid"
 

@@ -67,7 +67,7 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
     the batch has."""
 
     merge: MergeOptions
-    strategy: str
+    strategy: str = "staged"
 
     DROPPED_TOGETHER: ClassVar[int] = 1
     """So many staging tables go in one transaction."""
@@ -75,8 +75,8 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
     """What is added to "there is no table"."""
     ADVICE: ClassVar[str] = ""
     """What is added to "create it"."""
-    CHECK: ClassVar[str] = "host, port, database, user, password and rights"
-    """What a user who is not let in has to look at."""
+    CHECK: ClassVar[str] = "host, port, database, user, password and rights, and that the server runs"
+    """What has to be looked at where the server cannot be reached, or lets nobody in."""
     TWO_PHASE: ClassVar[str] = ""
     """The name of the strategy in which each participant has a transaction of its own on the table."""
     KEY: ClassVar[str] = ""
@@ -173,7 +173,7 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         if fault and fault.kind == "right":
             return f"the user lacks a right at {self}: {fault.text}"
         said = self.unreachable(error)
-        return None if said is None else f"{said}. Check {self.CHECK}, and that the server runs"
+        return None if said is None else f"{said}. Check {self.CHECK}"
 
     def unreachable(self, error: Exception) -> str | None:
         """The driver's words where the server could not be reached, without the password. Default: what is no `fault`
@@ -220,7 +220,9 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
     @abstractmethod
     def stage(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
         """Open the participant's transaction, which writes into a new table, its `staging_table`. The table tells the
-        transaction's id from its first moment on."""
+        transaction's id from its first moment on. It has just the columns of the batch, also those that are only for
+        the merge; what the target has as NOT NULL only a row that deletes may leave out, but for its keys. The
+        identity is `sinks.sql.staging.identity_of`."""
 
     @abstractmethod
     def staged_types(self, connection: C, schema: str, tables: Sequence[str]) -> StagedTypes:
@@ -364,6 +366,7 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         return ", ".join(self.quote(column) for column in columns)
 
     def union(self, staging: Sequence[str], columns: str) -> str:
+        """A SELECT for each staging table, of which there are as many as Spark has partitions."""
         return " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in staging)
 
     def equal(self, left: str, right: str, columns: Sequence[str]) -> str:

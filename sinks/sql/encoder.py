@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -74,6 +74,35 @@ class Encoder(ABC, Generic[ColumnT]):
         what = f'column "{name}": {refused}'
         where = f"table {self.table}: row {self.rows + refused.index + 1}"
         return BadValue(f"{where}, {what}{begins}").because(what)
+
+
+class Values(Encoder[ColumnT]):
+    """For drivers that take rows of Python values."""
+
+    rows_at_once = 1000
+    bytes_at_once = 16 * 2**20
+    no_null = "NULL in a column that takes none"
+
+    def of(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        """The rows, as Python has their values."""
+        columns = []
+        for column, array in zip(self.columns, self.converted(batch), strict=True):
+            try:
+                columns.append(array.to_pylist())
+            except (ValueError, OverflowError) as error:
+                text = isinstance(error, UnicodeDecodeError)
+                reason = "the text is not UTF-8" if text else "Python has no such value"
+                raise self.bad_value(batch, column.name, RefusedValue(_first_unreadable(array), reason)) from None
+        return list(zip(*columns, strict=True))
+
+
+def _first_unreadable(array: pa.Array) -> int:
+    for index, value in enumerate(array):
+        try:
+            value.as_py()
+        except (ValueError, OverflowError):
+            return index
+    return 0
 
 
 def mismatches(schema: pa.Schema, columns: Sequence[Column], *, rounding: bool = False) -> list[str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+
+Kind: TypeAlias = Literal["blocked", "right", "gone", "changed", "server", "refused", "other"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Fault:
     `text` are the server's words in one line, and `reason` (default: `text`) why a row is refused without saying in
     which place. `at` says for which row, or lock. `advice` goes beyond what each error of the kind is told with."""
 
-    kind: Literal["blocked", "right", "gone", "changed", "server", "refused", "other"]
+    kind: Kind
     text: str
     at: str = ""
     advice: str = ""

@@ -62,10 +62,11 @@ E = TypeVar("E")
 
 
 class Server(ABC, Generic[C]):
-    """One database: lends connections and runs statements on them, in which %s stands for a parameter. `dialect` is
-    SQLAlchemy's name for the kind of database."""
+    """One database: lends connections and runs statements on them, in which %s stands for a parameter and %% for a
+    percent sign; a statement without parameters is taken as it is. `dialect` is SQLAlchemy's name for the kind of
+    database, by which what is known of it is found; "" for one of which nothing is."""
 
-    dialect: str
+    dialect: str = ""
 
     @abstractmethod
     def lend(self) -> AbstractContextManager[C]: ...
@@ -154,12 +155,13 @@ class Server(ABC, Generic[C]):
 
 class PooledServer(Server[C]):
     """One database of one server. All connections are in autocommit mode, and every transaction of ours is begun by
-    hand, by `transaction()` or by `trial()`."""
+    hand, by `transaction()`."""
 
-    SECRETS: ClassVar[tuple[str, ...]]  # parameters that are passwords
-    SHOWN: ClassVar[tuple[str, ...]]  # parameters that tell a reader which database it is
+    SECRETS: ClassVar[tuple[str, ...]] = ("password",)  # parameters that are passwords
+    SHOWN: ClassVar[tuple[str, ...]] = ("host", "port", "database", "user")  # those that tell which database it is
     RESTS: ClassVar[bool] = False  # whether the next task of a process may take a connection that one has given back
-    INSERT_MISSING: ClassVar[str]  # INSERT, with {table}, {columns} and {rows}, that skips rows whose key is there
+    INSERT_MISSING: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
+    """It skips rows whose key is there, and waits for those that are not committed yet."""
 
     def __init__(self, parameters: Mapping[str, Opaque], *, name: str, lock_timeout: float) -> None:
         """`parameters` are the driver's, for a connection; `name` is the sink's; `lock_timeout` is in seconds. Raises
@@ -175,7 +177,8 @@ class PooledServer(Server[C]):
 
     @abstractmethod
     def connect(self) -> C:
-        """A new connection. Raises the driver's OperationalError, naming the server but no password, if it fails."""
+        """A new connection, in autocommit mode, that any thread may use. Raises the driver's OperationalError, naming
+        the server but no password, if it fails."""
 
     @abstractmethod
     def answers(self, connection: C) -> bool:

@@ -40,8 +40,9 @@ class RowTransaction(ABC, Generic[C]):
     def explained(self) -> AbstractContextManager[None]:
         """Errors of the server inside this block name table, partition and checkpoint."""
 
-    @abstractmethod
-    def write(self, batch: pa.RecordBatch) -> None: ...
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Default: `put`, which may do more than is needed here."""
+        self.put(batch)
 
     @abstractmethod
     def encode(self, batch: pa.RecordBatch) -> object:
@@ -55,9 +56,10 @@ class RowTransaction(ABC, Generic[C]):
     def finish(self) -> int:
         """Wait until the server has judged every row; returns how many there were."""
 
-    @abstractmethod
     def prepare(self) -> None:
-        """Of one that writes into the target itself: make it durable under its name, and let go of the connection."""
+        """Of one that writes into the target itself: make it durable under its name, and let go of the connection.
+        Default: of a database without prepared transactions, of which this is never asked."""
+        raise NotImplementedError
 
     @abstractmethod
     def commit(self) -> None:

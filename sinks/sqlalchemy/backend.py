@@ -70,7 +70,7 @@ class SqlAlchemyTarget(targets.Target[SqlAlchemyColumn]):
 
 
 class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTransaction]):
-    CHECK = "address, user, password and rights"
+    CHECK = "address, user, password and rights, and that the server runs"
     TWO_PHASE = "two_phase"
     KEY = "xid"
 

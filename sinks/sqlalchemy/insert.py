@@ -6,15 +6,13 @@ import contextlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RootTransaction
 
-from sinks.arrow.convert import RefusedValue
 from sinks.errors import BadValue
-from sinks.sql.encoder import Encoder
+from sinks.sql.encoder import Values
 from sinks.sql.questions import DEFERRED
 from sinks.sql.transaction import RowTransaction
 from sinks.sqlalchemy.database import Database
@@ -23,24 +21,6 @@ from sinks.transaction import Identity, TransactionContext
 
 _DDL_IS_UNDONE = ("sqlite", "postgresql")
 """Dialects whose ROLLBACK undoes CREATE TABLE."""
-
-
-class _Values(Encoder[SqlAlchemyColumn]):
-    rows_at_once = 1000
-    bytes_at_once = 16 * 2**20
-    no_null = "NULL in a column that takes none"
-
-    def of(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        """The rows, as Python has their values."""
-        columns = []
-        for column, array in zip(self.columns, self.converted(batch), strict=True):
-            try:
-                columns.append(array.to_pylist())
-            except (ValueError, OverflowError) as error:
-                text = isinstance(error, UnicodeDecodeError)
-                reason = "the text is not UTF-8" if text else "Python has no such value"
-                raise self.bad_value(batch, column.name, RefusedValue(_first_unreadable(array), reason)) from None
-        return list(zip(*columns, strict=True))
 
 
 class InsertTransaction(RowTransaction[Connection]):
@@ -69,7 +49,7 @@ class InsertTransaction(RowTransaction[Connection]):
         known = {column.name: column for column in columns}
         self._insert = into.insert()
         filled = [replace(known[name], nullable=bool(into.c[name].nullable)) for name in context.schema.names]
-        self._values = _Values(context.schema, filled, f"{label}: {self.who}", rounding=rounding)
+        self._values = Values(context.schema, filled, f"{label}: {self.who}", rounding=rounding)
         with self.explained():
             self.connection = database.engine.connect()
             try:
@@ -150,12 +130,3 @@ class InsertTransaction(RowTransaction[Connection]):
             if self.sealing:
                 self.connection.invalidate()
             self.connection.close()
-
-
-def _first_unreadable(array: pa.Array) -> int:
-    for index, value in enumerate(array):
-        try:
-            value.as_py()
-        except (ValueError, OverflowError):
-            return index
-    return 0

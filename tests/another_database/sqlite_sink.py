@@ -1,0 +1,303 @@
+"""A sink for SQLite by Python's own driver, written from docs/another-database.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from sqlite3 import Connection
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from sinks.arrow import convert
+from sinks.arrow.convert import Convert, Holds, Unfit, bits, created_type
+from sinks.errors import ConfigurationError
+from sinks.sql import target as targets
+from sinks.sql.backend import Backend, Plan, StagedTypes, by_table
+from sinks.sql.encoder import Values
+from sinks.sql.errors import Fault, Kind
+from sinks.sql.names import staging_table
+from sinks.sql.options import MergeOptions
+from sinks.sql.planning import Planner
+from sinks.sql.server import PooledServer, Row
+from sinks.sql.sink import TableSink
+from sinks.sql.staging import identity_of
+from sinks.sql.transaction import RowTransaction
+from sinks.transaction import TransactionContext
+
+_HOLDS = {  # the first that a declared type matches
+    "bool": Holds(convert.BOOLEAN),
+    "int": Holds(convert.INTEGER, bounds=bits(64)),
+    "char|clob|text": Holds(convert.JSON),
+    "blob": Holds(convert.BYTES),
+    "real|floa|doub": Holds(convert.FLOAT, to=pa.float64(), missing=(pc.is_nan, "would become NULL in SQLite")),
+    "datetime|timestamp": Holds(convert.TIMESTAMP),
+    "date": Holds(convert.DATE),
+}
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_CREATED = {kind: kind for kind in ("boolean", "double", "date", "timestamp")} | dict.fromkeys(_INTEGERS, "integer")
+_CREATED |= {"float": "double", "timestamp_ntz": "timestamp", "string": "text", "binary": "blob"}
+_FAULTS: Mapping[str, Kind] = {
+    "database .*is locked": "blocked",
+    "attempt to write a readonly|not authorized|access permission": "right",
+    "no such table": "gone",
+    "no such column|table .* has no column": "changed",
+    "file is not a database|database .*is malformed": "server",
+    "string or blob too big": "refused",
+}
+
+
+@dataclass(frozen=True)
+class SqliteColumn(targets.Column):
+    def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
+        """Days and times become text."""
+        holds = next((holds for kind, holds in _HOLDS.items() if re.search(kind, self.type, re.IGNORECASE)), None)
+        if holds is None:
+            raise Unfit(f"this sink does not know the type {self.type!r}")
+        checked = replace(holds, name=self.type, rounding=rounding).conversion(arrow)
+        is_text = at.is_date(arrow) or at.is_timestamp(arrow)
+        return (lambda array: checked(array).cast(pa.string())) if is_text else checked
+
+
+Target: TypeAlias = targets.Target[SqliteColumn]
+
+
+class SqliteTransaction(RowTransaction[Connection]):
+    """Rows wait in a temporary table, while other tasks write theirs: SQLite has one writer at a time."""
+
+    def __init__(self, backend: SqliteBackend, target: Target, context: TransactionContext) -> None:
+        super().__init__(context, identity_of(target.schema, context.transaction_id))
+        self._backend, self._target = backend, target
+        columns, self._definitions = backend.staging_columns(target, context.schema)
+        self._values = Values(context.schema, columns, f"{target.label}: {self.who}")
+        with self.explained():
+            self.connection = backend.connect()
+            with self.begun():
+                self.connection.execute(f"CREATE TEMPORARY TABLE tpc_rows ({self._definitions})")
+
+    def explained(self) -> AbstractContextManager[None]:
+        return self._backend.explained(self._target, self.who, ())
+
+    def encode(self, batch: pa.RecordBatch) -> object:
+        return self._values.of(batch)
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        rows, before = self._values, self._values.rows
+        insert = f"INSERT INTO tpc_rows VALUES ({', '.join('?' * batch.num_columns)})"
+        try:
+            with self.explained(), self.connection:
+                self.connection.execute("BEGIN")
+                for piece in rows.slices(batch):
+                    self.connection.executemany(insert, rows.of(piece))
+                    rows.rows += piece.num_rows
+        except BaseException:
+            rows.rows = before
+            raise
+
+    def finish(self) -> int:
+        text = self.context.transaction_id
+        table = self._backend.quote(self._target.schema, staging_table(text))
+        with self.explained():
+            self.connection.execute("BEGIN IMMEDIATE")
+            self.connection.execute(f"CREATE TABLE {table} /* {text} */ ({self._definitions})")
+            self.connection.execute(f"INSERT INTO {table} SELECT * FROM tpc_rows")
+        return self._values.rows
+
+    def commit(self) -> None:
+        self.sealing = True
+        with self.explained():
+            self.connection.commit()
+        self.connection.close()
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class SqliteBackend(PooledServer[Connection], Backend[Connection, Target, SqliteTransaction]):
+    """One file, in any journal mode. A transaction locks it against all other writers."""
+
+    dialect = "sqlite"
+    CHECK = "the path, and your rights in its folder"
+
+    def __init__(self, path: str | os.PathLike[str], merge: MergeOptions, *, name: str, lock_timeout: float) -> None:
+        super().__init__({"database": os.path.abspath(path)}, name=name, lock_timeout=lock_timeout)
+        self.merge = merge
+
+    # ------------------------------------------------------------------ connections
+    def connect(self) -> Connection:
+        connection: Connection = sqlite3.connect(
+            **self._parameters, timeout=self._lock_timeout, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA synchronous = EXTRA")
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    def answers(self, connection: Connection) -> bool:
+        """The file may be another one by now."""
+        return False
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            yield
+            if undo:
+                connection.rollback()
+
+    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+        return self._run(connection, statement, parameters).rowcount
+
+    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        return self._run(connection, statement, parameters).fetchall()
+
+    def _run(self, connection: Connection, statement: str, parameters: Sequence[Any]) -> sqlite3.Cursor:
+        marked = statement % (("?",) * len(parameters)) if parameters else statement
+        return connection.execute(marked, parameters)
+
+    def fault(self, error: Exception) -> Fault | None:
+        if isinstance(error, sqlite3.IntegrityError):
+            return Fault("refused", str(error))
+        kinds = (kind for words, kind in _FAULTS.items() if re.match(words, str(error)))
+        kind = next(kinds, None) if isinstance(error, sqlite3.Error) else None
+        return Fault(kind, str(error)) if kind else None
+
+    def unreachable(self, error: Exception) -> str | None:
+        return f"cannot use {self}: {error}" if isinstance(error, sqlite3.OperationalError) else None
+
+    # ------------------------------------------------------------------ the target
+    def locate(self, connection: Connection, table: str) -> tuple[str, str]:
+        return "main", table
+
+    def describe(self, connection: Connection, schema: str, name: str) -> Target | None:
+        asked = "SELECT name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND name = %s COLLATE NOCASE"
+        for known, sql in self.query(connection, asked, [name]):
+            if not sql.upper().startswith("CREATE TABLE"):
+                raise ConfigurationError(f"{known} is a view or a virtual table: write into a plain one")
+            return self._described(connection, schema, known, sql)
+        return None
+
+    def _described(self, connection: Connection, schema: str, name: str, sql: str) -> Target:
+        indexes: dict[str, list[str]] = {}
+        plain = "CASE WHEN NOT i.partial AND c.coll = 'BINARY' THEN c.name END"
+        asked = f'{plain} FROM pragma_index_list(%s) AS i, pragma_index_xinfo(i.name) AS c WHERE "unique" AND key'
+        for index, column in self.query(connection, f"SELECT i.name, {asked} ORDER BY c.seqno", [name]):
+            indexes.setdefault(index, []).append(column)
+        columns, rows = [], self.query(connection, "SELECT * FROM pragma_table_xinfo(%s)", [name])
+        primary = [row[1] for row in rows if row[5]]
+        for _, column, kind, not_null, default, key, hidden in rows:
+            counts = primary == [column] and kind.upper() == "INTEGER"
+            if counts:
+                indexes["the primary key"] = primary
+            has_default = counts or default is not None
+            columns.append(SqliteColumn(column, kind, "", not (not_null or key), has_default, hidden in (2, 3)))
+        uniques = tuple(targets.Unique(index, tuple(names)) for index, names in indexes.items() if None not in names)
+        checks = re.search(r"\b(CHECK|REFERENCES)\b", sql, re.IGNORECASE)
+        others = [f"index {index}" for index, names in indexes.items() if None in names]
+        constraints = *self.triggers(connection, schema, name), *others, *["what it checks"] * bool(checks)
+        asked = (
+            'SELECT m.name FROM sqlite_master AS m, pragma_foreign_key_list(m.name) WHERE "table" = %s COLLATE NOCASE'
+        )
+        referenced_by = tuple(table for (table,) in self.query(connection, asked, [name]))
+        return Target(schema, name, tuple(columns), uniques, constraints, referenced_by)
+
+    def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
+        asked = "SELECT 'trigger ' || name, sql FROM sqlite_master WHERE type = 'trigger'"
+        return dict(self.query(connection, f"{asked} AND tbl_name = %s COLLATE NOCASE", [name]))
+
+    def declared(self, connection: Connection | None, field: pa.Field, *, key: bool) -> str:
+        return created_type(field.type, _CREATED, "text", "SQLite")
+
+    # ------------------------------------------------------------------ staging tables
+    def stage(self, plan: Plan[Connection, Target], context: TransactionContext) -> SqliteTransaction:
+        return SqliteTransaction(self, plan.target, context)
+
+    def staging_columns(self, target: Target, batch: pa.Schema) -> tuple[list[SqliteColumn], str]:
+        """And their definitions. A row that deletes needs nothing but its key."""
+        known, marker = {column.name: column for column in target.columns}, self.merge.delete_marker
+        columns, definitions = [], []
+        for field in batch:
+            name = self.quote(field.name)
+            column = known.get(field.name) or SqliteColumn(field.name, self.declared(None, field, key=False))
+            needed = "" if column.nullable else " NOT NULL"
+            if marker and needed:
+                needed = f" CHECK ({name} IS NOT NULL OR {self.quote(marker)} IS TRUE)"
+            if field.name in self.merge.keys:
+                needed = " NOT NULL"
+            columns.append(replace(column, nullable=needed != " NOT NULL"))
+            definitions.append(f"{name} {column.type}{needed}")
+        return columns, ", ".join(definitions)
+
+    def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
+        asked = "SELECT m.name, c.name, c.type FROM sqlite_master AS m, pragma_table_xinfo(m.name) AS c WHERE m.name IN"
+        return by_table(self.query(connection, f"{asked} ({', '.join(['%s'] * len(tables))}) ORDER BY cid", tables))
+
+    def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
+        tables = self.query(connection, "SELECT sql FROM sqlite_master WHERE type = 'table' AND name LIKE 'tpc%'")
+        found = [text for (sql,) in tables for text in re.findall(r"/\* (tpc\.[a-z0-9.-]+) \*/", sql)]
+        return sorted(text for text in found if text.startswith(prefix))
+
+    # ------------------------------------------------------------------ the move
+    def locked(self, connection: Connection, plan: Plan[Connection, Target], staged: StagedTypes) -> Target:
+        known, where = plan.target, f"table {plan.target.label}"
+        target = self.describe(connection, known.schema, known.name)
+        if target is None:
+            raise ConfigurationError(f"{where} is not there any more: rename or restore it")
+        types = sorted({one for columns in staged.values() for one in columns.items()})
+        written = self.merge.written([name for name, _ in types], known.names)
+        if reasons := [*target.unfit(written, types), *target.no_index_for(self.merge.keys)]:
+            raise ConfigurationError(f"{where} was changed after rows were staged: {'; '.join(reasons)}")
+        return target if target == known else replace(target, constraints=(*target.constraints, "what is new"))
+
+    def union(self, staging: Sequence[str], columns: str) -> str:
+        """SQLite takes 500 terms."""
+        united = super().union
+        parts = [united(staging[start : start + 500], columns) for start in range(0, len(staging), 500)]
+        return parts[0] if len(parts) == 1 else " UNION ALL ".join(f"SELECT * FROM ({part})" for part in parts)
+
+    def into(self, target: Target, written: Sequence[str]) -> str:
+        """Also where the table's own constraints say ON CONFLICT IGNORE."""
+        return super().into(target, written).replace("INSERT", "INSERT OR ABORT", 1)
+
+    def upsert(self, connection: Connection, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+        """Rows that swap values of another unique index are refused."""
+        keys, marker, (columns, order) = self.quoted(self.merge.keys), self.merge.delete_marker, self.changes(written)
+        newest = ", ".join(f"{self.quote(column)} DESC" for column in order) or keys
+        place = f"row_number() OVER (PARTITION BY {keys} ORDER BY {newest}) AS tpc_place"
+        last = f"FROM (SELECT *, {place} FROM ({self.union(staging, self.quoted(columns))})) WHERE tpc_place = 1"
+        deletes = f"{self.quote(marker)} IS TRUE" if marker else "false"
+        if marker:
+            gone = f"({keys}) IN (SELECT {keys} {last} AND {deletes})"
+            self.execute(connection, f"DELETE FROM {self.quote(target.schema, target.name)} WHERE {gone}")
+        changed = [self.quote(column) for column in written if column not in self.merge.keys]
+        action = f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in changed)}" if changed else "NOTHING"
+        rows = f"SELECT {self.quoted(written)} {last} AND NOT {deletes}"
+        self.execute(connection, f"{self.into(target, written)} {rows} ON CONFLICT ({keys}) DO {action}")
+
+
+class SqliteSink(TableSink[Connection, Target, SqliteTransaction]):
+    """Appends rows, or with `keys` upserts them."""
+
+    system = "SQLite"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        table: str,
+        *,
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
+        delete_marker: str | None = None,
+        create_table: bool = False,
+        ledger: str = "tpc_ledger",
+        name: str | None = None,
+        lock_timeout: float = 30,
+    ) -> None:
+        merge = MergeOptions.of("upsert" if keys else "append", keys, order_by, delete_marker)
+        backend = SqliteBackend(path, merge, name=name or table, lock_timeout=lock_timeout)
+        super().__init__(Planner(backend, name or table, table, create_table, ledger), transform=None)
