@@ -530,7 +530,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         for start in range(0, len(staging), _MOVED_TOGETHER):
             some = self.union(staging[start : start + _MOVED_TOGETHER], self.quoted(written))
             moved += self.execute(connection, f"{into} {some}")
-        if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
+        if moved != rows:
             self.count(connection, staging, rows)
 
     def upsert(
