@@ -69,6 +69,7 @@ class CheckpointConfig:
     commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
     sweep_interval: time between sweeps for orphaned transactions while the query runs.
     heartbeat_interval: time between two signs of life that the driver leaves in storage, for operators.
+    contact_interval: time between two looks of the driver for what operators ask of it in storage; 0: none.
     verify_interval: time between two looks of the driver at its books (docs/verify.md), for its metrics; 0: none.
     history_size: how many checkpoints' statistics are kept in storage (`coordinator history`); 0: none.
     rows_on_driver: a batch of at most so many rows, whose predecessor had no more, is fetched to the driver and written
@@ -97,6 +98,7 @@ class CheckpointConfig:
     commit_timeout: float = 600.0
     sweep_interval: float = 60.0
     heartbeat_interval: float = 30.0
+    contact_interval: float = 2.0
     verify_interval: float = 60.0
     history_size: int = 1000
     rows_on_driver: int = 0
@@ -110,7 +112,13 @@ class CheckpointConfig:
             if value is not None or "None" not in str(each.type):
                 kind = str(each.type).removesuffix(" | None")
                 object.__setattr__(self, each.name, _KINDS[kind](value, each.name))
-        for name in ("tolerable_failed_checkpoints", "verify_interval", "history_size", "rows_on_driver"):
+        for name in (
+            "tolerable_failed_checkpoints",
+            "contact_interval",
+            "verify_interval",
+            "history_size",
+            "rows_on_driver",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, not {getattr(self, name):g}")
         if self.retained_checkpoints < 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from coordinator.protocol.dead_letters import with_dead_letters, writers
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.spool import Spool
+from coordinator.requests import Requests, place_for
 from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.model import opened
 from coordinator.spark.arrow import Passage
@@ -94,7 +95,10 @@ class CheckpointCoordinator:
         store = CheckpointStore(open_storage(storage), job, told=self.statistics.storage_called)
         self.history = CheckpointHistory(store, config.history_size)
         self.statistics.reporters += [self.history, *open_telemetry(self.statistics)]
-        self._heartbeat = Heartbeat(store, config.heartbeat_interval, self.history.flush)
+        self._requests = Requests(store, self._take_asked, lambda: self.protocol.fence.require_newest("do a request"))
+        self._heartbeat = Heartbeat(
+            store, config.heartbeat_interval, self.history.flush, config.contact_interval, self._requests.look
+        )
         self._verifier = Verifier(store, self.sinks, config.verify_interval, self.statistics.verified)
         self.protocol = CheckpointProtocol(
             job,
@@ -266,17 +270,33 @@ class CheckpointCoordinator:
 
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """Take a savepoint, and stop the query there: no further checkpoint becomes complete."""
-        with opened(target) as storage, self._one_at_a_time:
-            savepoint = self._save(storage)
-            self._lifecycle.hold()
-        self.stop(query)
-        return savepoint
+        return self._save_and_stop(query, target, lambda: None)
 
     def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """`stop_with_savepoint`, then `cancel`."""
         savepoint = self.stop_with_savepoint(query, target)
         self.cancel(query)
         return savepoint
+
+    def _save_and_stop(self, query: Query, target: str | CheckpointStorage, begin: Callable[[], None]) -> Savepoint:
+        with opened(target) as storage, self._one_at_a_time:
+            begin()
+            savepoint = self._save(storage)
+            self._lifecycle.hold()
+        self.stop(query)
+        return savepoint
+
+    def _take_asked(self, how: str, target: str | None, begin: Callable[[], None]) -> dict[str, Any]:
+        """What an operator has asked for; `begin` is called between two batches, and may raise to refuse."""
+        place, query = place_for(target, [self.config.savepoint_dir] if self.config.savepoint_dir else []), self.query
+        if how == "trigger":
+            with opened(place) as storage, self._one_at_a_time:
+                begin()
+                return self._save(storage).summary()
+        savepoint = self._save_and_stop(query, place, begin)
+        if how == "cancel":
+            self.cancel(query)
+        return savepoint.summary()
 
     def serve_http(
         self,
@@ -362,6 +382,7 @@ class CheckpointCoordinator:
         self._closed.set()
         self._verifier.end()
         self._heartbeat.end("the coordinator was closed")
+        self._requests.end()
         http, self._http = self._http, None
         if http:
             self.protocol.address = ""

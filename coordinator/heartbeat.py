@@ -23,13 +23,21 @@ _LAST_WORD = 5.0
 
 
 class Heartbeat:
-    """Gives signs in a thread of its own: also while a batch takes long, or waits for a database. `flush` is called
-    after each sign."""
+    """Gives signs in a thread of its own: also while a batch takes long, or waits for a database. `contact` is called
+    every `contact_interval` seconds, if that is not 0; `flush` after each sign."""
 
-    def __init__(self, store: CheckpointStore, interval: float, flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        interval: float,
+        flush: Callable[[], None],
+        contact_interval: float,
+        contact: Callable[[], None],
+    ) -> None:
         self._store = store
         self._interval = interval
         self._flush = flush
+        self._contact_interval, self._contact = contact_interval, contact
         self._ended = threading.Event()
         self._reason = ""
         self._thread: threading.Thread | None = None
@@ -52,17 +60,20 @@ class Heartbeat:
             thread.join(_LAST_WORD)
 
     def _beat(self, generation: int, query: Query, ended: threading.Event) -> None:
-        number, over = 0, False
+        number, over, due = 0, False, time.monotonic() + self._interval
         while not over:
-            over = ended.wait(self._interval)
+            over = ended.wait(min(self._contact_interval or self._interval, max(0, due - time.monotonic())))
+            if not over and not query.isActive:
+                over, self._reason = True, "the query was stopped, or failed outside of the coordinator"
             try:
-                if not over and not query.isActive:
-                    over, self._reason = True, "the query was stopped, or failed outside of the coordinator"
-                self._store.sign(generation, number, self._interval, self._reason)
-                self._flush()
+                if over or time.monotonic() >= due:
+                    number, due = number + 1, time.monotonic() + self._interval
+                    self._store.sign(generation, number, self._interval, self._reason)
+                    self._flush()
+                if self._contact_interval and not over:
+                    self._contact()
             except Exception:
                 logger.info("job %s: a sign of life could not be given", self._store.job, exc_info=True)
-            number += 1
 
 
 class State(str, Enum):
