@@ -69,7 +69,8 @@ class CheckpointConfig:
     commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
     sweep_interval: time between sweeps for orphaned transactions while the query runs.
     heartbeat_interval: time between two signs of life that the driver leaves in storage, for operators.
-    contact_interval: time between two looks of the driver for what operators ask of it in storage; 0: none.
+    contact_interval: time between two times that the driver looks for what operators ask of it in storage, and writes
+        there what it does; 0: it does not look, and writes with its signs of life.
     verify_interval: time between two looks of the driver at its books (docs/verify.md), for its metrics; 0: none.
     history_size: how many checkpoints' statistics are kept in storage (`coordinator history`); 0: none.
     rows_on_driver: a batch of at most so many rows, whose predecessor had no more, is fetched to the driver and written

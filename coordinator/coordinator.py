@@ -36,8 +36,6 @@ from coordinator.statistics.metrics import exposition, open_telemetry, prometheu
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.swallowed import SwallowedErrorGuard
-from coordinator.ui.facts import JobFacts
-from coordinator.ui.visitors import Visitors
 from coordinator.verifier import Verifier
 from sinks import dead_letters
 from sinks.base import TwoPhaseCommitSink
@@ -47,8 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    from coordinator.ui.page import Page
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +93,12 @@ class CheckpointCoordinator:
         self.statistics.reporters += [self.history, *open_telemetry(self.statistics)]
         self._requests = Requests(store, self._take_asked, lambda: self.protocol.fence.require_newest("do a request"))
         self._heartbeat = Heartbeat(
-            store, config.heartbeat_interval, self.history.flush, config.contact_interval, self._requests.look
+            store,
+            config.heartbeat_interval,
+            config.contact_interval,
+            lambda: self.statistics.now(config.contact_interval),
+            self.history.flush,
+            self._requests.look,
         )
         self._verifier = Verifier(store, self.sinks, config.verify_interval, self.statistics.verified)
         self.protocol = CheckpointProtocol(
@@ -304,46 +305,21 @@ class CheckpointCoordinator:
         port: int = 0,
         targets: Sequence[str] | None = None,
         token: str | None = None,
-        *,
-        public_page: bool = False,
     ) -> str:
         """Answer the requests of `coordinator.http.door` until `close`; returns the address. Call it before the
         query starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`).
 
         `targets`: storages that savepoints may be taken to, and folders below; by default `config.savepoint_dir` alone.
         `token`: what a caller has to show, of 32 characters at least; by default the variable COORDINATOR_TOKEN, or a
-        new one in a file that the same user's commands find. `public_page`: whoever reaches the address may
-        look at the web page (extra `ui`); to do something there takes the token all the same."""
+        new one in a file that the same user's commands find."""
         if self._http is None:
             if targets is None:
                 targets = [self.config.savepoint_dir] if self.config.savepoint_dir else []
             file = token_file(self.job, self.protocol.store.storage.uri)
             self._http = Door(self, host, port, targets, token, file, exposition(self.statistics))
             self.protocol.address = self._http.address
-            self._http.begin(self._page(self._http, public=public_page))
+            self._http.begin()
         return self._http.address
-
-    def _page(self, door: Door, *, public: bool) -> Page | None:
-        """None without the extra `ui`."""
-        try:
-            from coordinator.ui.page import Page
-        except ModuleNotFoundError:
-            return None
-        visitors = Visitors(door.address, door.token, public=public)
-        return Page(self.facts(live=True), visitors, door.post_savepoint)
-
-    def facts(self, *, live: bool) -> JobFacts:
-        """What the web page shows. `live`: by the driver itself."""
-        return JobFacts(
-            self.job,
-            self.protocol.store.storage,
-            self.sinks,
-            self.config,
-            self.statistics,
-            self.history,
-            lambda: self.guarantee,
-            live,
-        )
 
     def register_metrics(self, registry: CollectorRegistry) -> None:
         """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on. The

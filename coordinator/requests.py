@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from coordinator.errors import CheckpointError, CorruptRecord, SavepointError, StorageBehind, Superseded, reason
@@ -47,6 +47,9 @@ class Request:
     target: str | None
     sign: SignOfLife
     holds: float = HOLDS
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self) | {"sign": self.sign.to_json()}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Request:
@@ -190,7 +193,7 @@ def ask_driver(store: CheckpointStore, how: str, target: str | None = None, hold
     driver = look_for_driver(store)
     if not _may_run(driver):
         raise SavepointError(f"No driver of job {store.job!r} runs that could be asked. {of_driver(driver)} {_INSTEAD}")
-    id = store.new_note("request", lambda sign: asdict(Request(how, target, sign, holds)))
+    id = store.new_note("request", lambda sign: Request(how, target, sign, holds).to_json())
     try:
         with progress("wait for the driver, which takes the savepoint between two batches"):
             answer = _wait(store, id, holds)

@@ -33,19 +33,10 @@ class Coordinator(Protocol):
     def cancel_with_savepoint(self, query: Query, target: str) -> Savepoint: ...
 
 
-class Page(Protocol):
-    """The web page, below `/ui/`."""
-
-    def answer(self, request: Request) -> Answer: ...
-    def invitation(self) -> str:
-        """An address that lets one browser in, once."""
-
-
 class Door:
     """`POST /savepoints` with `{"target": URI, "stop": false, "cancel": false}`, `GET /checkpoints` and, with the extra
     `prometheus`, `GET /metrics`, all with the header `Authorization: Bearer TOKEN`; `GET /identity?nonce=HEX` proves
     that the driver has the token. Answers JSON (the metrics are text); an error is `{"error": text, "type": name}`.
-    With the extra `ui` the web page is below `/ui/`, for browsers (`coordinator.ui`); `POST /invitations` lets one in.
 
     `targets` are the storages that savepoints may go to; one that is not named in a request goes to the first.
     """
@@ -63,7 +54,6 @@ class Door:
         """Listens at once; `port` 0 takes a free one. Without a `token` a new one is left in `file`. Answers from
         `begin` on."""
         self.coordinator, self.exposition = coordinator, exposition
-        self.page: Page | None = None
         self._targets, self._file = tuple(targets), file
         self._saving = threading.Lock()
         self._server = Server(host, port)
@@ -74,8 +64,7 @@ class Door:
             self._server.close()
             raise
 
-    def begin(self, page: Page | None = None) -> None:
-        self.page = page
+    def begin(self) -> None:
         self._server.begin(self.answer)
 
     def close(self) -> None:
@@ -83,10 +72,8 @@ class Door:
         access.forget(self._file, self.token)
 
     def answer(self, request: Request) -> Answer:
-        if self.page and request.path.startswith("/ui/"):
-            return self.page.answer(request)
         if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
-            raise RequestRefused(403, "not for web pages; that for people is at /ui/")
+            raise RequestRefused(403, "not for web pages")
         if request.method == "GET" and (nonce := _NONCE.fullmatch(request.target)):
             return Answer.of_json(200, {"proof": access.proof(self.token, self.place, nonce[1])})
         given = request.header("Authorization").encode("latin-1", "replace").decode("latin-1")
@@ -99,11 +86,8 @@ class Door:
             return Answer(200, *self.exposition())
         if asked == ("POST", "/savepoints"):
             return Answer.of_json(201, self.post_savepoint(json.loads(request.body("application/json"))))
-        if asked == ("POST", "/invitations") and self.page:
-            return Answer.of_json(201, {"address": self.page.invitation()})
         metrics = "" if self.exposition else " (with the extra `prometheus`)"
-        page = ", /ui/" if self.page else ", /ui/ (with the extra `ui`)"
-        raise RequestRefused(404, f"there are GET /checkpoints, /metrics{metrics}{page}, and POST /savepoints")
+        raise RequestRefused(404, f"there are GET /checkpoints, /metrics{metrics}, and POST /savepoints")
 
     def post_savepoint(self, body: Any) -> dict[str, Any]:
         kinds = {"target": str, "stop": bool, "cancel": bool}

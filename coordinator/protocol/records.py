@@ -159,13 +159,18 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
 class SignOfLife:
     """Of the process `who`, at a time in milliseconds since the epoch by its clock, and in seconds by the storage's if
     that has one. `next`: seconds until another one is due, 0 for a process that runs no query. `ended`: why the query
-    has ended."""
+    has ended. `now`: what it does, as `CheckpointStatisticsTracker.now` tells it."""
 
     who: str = ""
     at: int = 0
     storage_at: float | None = None
     next: float = 0.0
     ended: str = ""
+    now: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Without `now`, which readers before it do not take here."""
+        return {name: value for name, value in vars(self).items() if name != "now"}
 
 
 @dataclass(frozen=True)
@@ -313,7 +318,8 @@ class CheckpointStore:
         return claim
 
     def _claim(self, claim: Claim) -> bool:
-        body = {key: value for key, value in asdict(claim).items() if key != "generation"} | {"job": self.job}
+        body = {key: value for key, value in vars(claim).items() if key != "generation"}
+        body |= {"sign": claim.sign.to_json(), "job": self.job}
         if not self._calls.put_if_absent(self._generation_key(claim.generation), seal(body)):
             return False
         there = self.look("generation/")
@@ -329,11 +335,13 @@ class CheckpointStore:
         return f"{self._root}/generation/{number:010d}"
 
     # ------------------------------------------------------------------ signs of life
-    def sign(self, generation: int, number: int, next: float, ended: str = "") -> None:
+    def sign(
+        self, generation: int, number: int, next: float, ended: str = "", now: Mapping[str, Any] | None = None
+    ) -> None:
         """Give the sign `number` of a generation. It takes the place of all before."""
         folder = f"{self._root}/alive"
         key = f"{folder}/{generation:010d}.{number:010d}"
-        self._calls.put_if_absent(key, seal({"sign": asdict(self._sign(next, ended))}))
+        self._calls.put_if_absent(key, seal({"sign": self._sign(next, ended).to_json(), "now": now or {}}))
         for old in self._calls.list(folder):
             if old < key:
                 self._calls.delete(old)
@@ -344,7 +352,8 @@ class CheckpointStore:
         own = f"{folder}/{claim.generation:010d}."
         while keys := [key for key in self._calls.list(folder) if key.startswith(own)]:
             if (data := self._calls.get(keys[-1])) is not None:  # None: a newer one has just taken its place
-                return SignOfLife(**unseal(data, self._where(keys[-1]))["sign"])
+                body = unseal(data, self._where(keys[-1]))
+                return SignOfLife(**body["sign"], now=body.get("now", {}))
         return claim.sign
 
     # ------------------------------------------------------------------ statistics

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,7 @@ def asked(
     store: CheckpointStore, how: str = "trigger", change: Callable[[SignOfLife], SignOfLife] = lambda s: s
 ) -> str:
     """A request that nobody waits for."""
-    return store.new_note("request", lambda sign: asdict(Request(how, None, change(sign))))
+    return store.new_note("request", lambda sign: Request(how, None, change(sign)).to_json())
 
 
 # ---------------------------------------------------------------------- what is not
