@@ -7,14 +7,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
 from coordinator.errors import CheckpointError, SavepointError
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
-from coordinator.http.access import token_file
-from coordinator.http.door import Door
 from coordinator.lifecycle import QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
@@ -32,7 +30,7 @@ from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers, tell_of_sockets
 from coordinator.statistics.history import CheckpointHistory
-from coordinator.statistics.metrics import exposition, open_telemetry, prometheus
+from coordinator.statistics.metrics import open_telemetry, prometheus, serve
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.swallowed import SwallowedErrorGuard
@@ -122,7 +120,7 @@ class CheckpointCoordinator:
         self._passage = Passage(config.rows_on_driver)
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
-        self._http: Door | None = None
+        self._stop_metrics = _nothing
 
     @property
     def guarantee(self) -> Guarantee:
@@ -217,6 +215,7 @@ class CheckpointCoordinator:
             try:
                 self._guard.require_once(batch)
                 if batch.run_id != self.protocol.run_id:
+                    self._serve_metrics()
                     self._verifier.begin(batch.query)
                 self.protocol.process(batch)
             except Exception as error:
@@ -271,7 +270,7 @@ class CheckpointCoordinator:
 
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """Take a savepoint, and stop the query there: no further checkpoint becomes complete."""
-        return self._save_and_stop(query, target, lambda: None)
+        return self._save_and_stop(query, target, _nothing)
 
     def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """`stop_with_savepoint`, then `cancel`."""
@@ -299,32 +298,26 @@ class CheckpointCoordinator:
             self.cancel(query)
         return savepoint.summary()
 
-    def serve_http(
-        self,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        targets: Sequence[str] | None = None,
-        token: str | None = None,
-    ) -> str:
-        """Answer the requests of `coordinator.http.door` until `close`; returns the address. Call it before the
-        query starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`).
-
-        `targets`: storages that savepoints may be taken to, and folders below; by default `config.savepoint_dir` alone.
-        `token`: what a caller has to show, of 32 characters at least; by default the variable COORDINATOR_TOKEN, or a
-        new one in a file that the same user's commands find."""
-        if self._http is None:
-            if targets is None:
-                targets = [self.config.savepoint_dir] if self.config.savepoint_dir else []
-            file = token_file(self.job, self.protocol.store.storage.uri)
-            self._http = Door(self, host, port, targets, token, file, exposition(self.statistics))
-            self.protocol.address = self._http.address
-            self._http.begin()
-        return self._http.address
+    def serve_http(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: a driver answers no requests of its own any more."""
+        raise CheckpointError(
+            "serve_http is gone: for savepoints run `coordinator savepoint trigger`, for the web page `coordinator ui`;"
+            " they need nothing of the driver. For Prometheus set metrics_address in the CheckpointConfig"
+        )
 
     def register_metrics(self, registry: CollectorRegistry) -> None:
-        """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on. The
-        driver's own HTTP server does so at /metrics, for those who have the token."""
+        """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on.
+        `CheckpointConfig.metrics_address` serves them."""
         prometheus(self.statistics, registry)
+
+    def _serve_metrics(self) -> None:
+        """A job goes on without its metrics where the address is taken, by a driver of before perhaps."""
+        address = self.config.metrics_address
+        if address and self._stop_metrics is _nothing:
+            try:
+                self._stop_metrics = serve(self.statistics, address)
+            except OSError as error:
+                logger.warning("job %s: nobody can read its metrics at %s: %s", self.job, address, error)
 
     def newest_checkpoint(self) -> dict[str, Any]:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
@@ -359,10 +352,8 @@ class CheckpointCoordinator:
         self._verifier.end()
         self._heartbeat.end("the coordinator was closed")
         self._requests.end()
-        http, self._http = self._http, None
-        if http:
-            self.protocol.address = ""
-            http.close()
+        stop_metrics, self._stop_metrics = self._stop_metrics, _nothing
+        stop_metrics()
         with self._one_at_a_time:
             if self.protocol.newest or self.protocol.has_swept:
                 self._lifecycle.wait_for_workers()
@@ -410,6 +401,10 @@ class CheckpointCoordinator:
                 raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)
         if failed:
             raise failed
+
+
+def _nothing() -> None:
+    pass
 
 
 def _spool(job: str, storage: str | CheckpointStorage, config: CheckpointConfig) -> Spool | None:

@@ -175,9 +175,9 @@ class SignOfLife:
 
 @dataclass(frozen=True)
 class Claim:
-    """A generation and the lineage that it is in; the default stands before the first one. `address`: where the driver
-    answers over HTTP, "" if it does not; None: no driver has claimed it, but a restore or an operator's command. `sign`
-    is the first sign of life of who has claimed it.
+    """A generation and the lineage that it is in; the default stands before the first one. `address`: None if no
+    driver has claimed it, but a restore or an operator's command, else "" (or where a driver of before answered over
+    HTTP). `sign` is the first sign of life of who has claimed it.
     `sinks`: the names that the job's sinks have, or had at a start before."""
 
     generation: int = 0
