@@ -116,11 +116,9 @@ class Requests:
             answer = self._answer(id)
             if answer:
                 self._tell(id, answer)
-        except (Superseded, StorageBehind) as error:
-            logger.info("a request is left to the newest driver: %s", error)
-        except StorageError as error:
-            self._seen.discard(id)
-            logger.info("a request is looked at again: %s", error)
+        except (Superseded, StorageBehind, StorageError) as error:
+            self._seen.discard(id)  # of a later generation of this driver, or when storage answers
+            logger.debug("job %s: a request is left as it is: %s", self._store.job, error)
         finally:
             if self._ended:
                 self._store.storage.close()

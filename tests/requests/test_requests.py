@@ -201,9 +201,13 @@ def test_a_superseded_driver_answers_nothing(job: Job, target: str) -> None:
         with pytest.raises(SavepointError, match=r"has not come to it within 2\.0 s"):
             ask_driver(store, "trigger", holds=2)
         assert coordinator.query.isActive
-    assert store.notes("request") == [id]
-    assert store.notes("begun") == store.notes("answer") == []
-    assert list_savepoints(target) == []
+        assert store.notes("request") == [id]
+        assert store.notes("begun") == store.notes("answer") == []
+        assert list_savepoints(target) == []
+        job.quiet(2).run(coordinator)  # started again, it is the newest
+        eventually(lambda: store.note("answer", id) is not None)
+        eventually(lambda: not coordinator.query.isActive)
+    assert len(list_savepoints(target)) == 1
 
 
 def test_what_is_withdrawn_is_not_done(job: Job, target: str) -> None:

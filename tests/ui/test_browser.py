@@ -24,7 +24,7 @@ from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from sinks.testing.conformance import example_input
 from sinks.testing.local import LocalQuery
-from tests.protocol.play import Job, fail
+from tests.protocol.play import Job, QuietQuery, fail
 from tests.ui.chromium import chromium, playwright
 from tests.ui.test_page import HOSTILE
 
@@ -101,7 +101,8 @@ def driver(job: Job, target: str) -> Iterator[CheckpointCoordinator]:
         LocalQuery(job.folder / "query", job.input[:1]).run(first)
     config = CheckpointConfig(savepoint_dir=target)
     with CheckpointCoordinator("orders", sinks, storage, config) as coordinator:
-        LocalQuery(job.folder / "query", job.input[:30]).run(coordinator)
+        QuietQuery(job.folder / "query", job.input[:30]).run(coordinator)
+        coordinator.history.flush()
         yield coordinator
 
 
@@ -113,7 +114,7 @@ def test_it_follows_the_job_and_runs_nothing_else(browser: Any, driver: Checkpoi
         assert window.locator("nav [aria-current]").inner_text() == name
     window.click("nav >> text='Overview'")
     window.evaluate("document.stayed = true")
-    LocalQuery(job.folder / "query", job.input).run(driver)
+    QuietQuery(job.folder / "query", job.input).run(driver)
     window.locator(".cards div", has_text="completed").locator("b", has_text="40").wait_for(timeout=60_000)
     assert window.evaluate("document.stayed"), "it was changed in place"
     watched.end()
