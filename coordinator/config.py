@@ -69,8 +69,12 @@ class CheckpointConfig:
     commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
     sweep_interval: time between sweeps for orphaned transactions while the query runs.
     heartbeat_interval: time between two signs of life that the driver leaves in storage, for operators.
+    contact_interval: time between two times that the driver looks for what operators ask of it in storage, and writes
+        there what it does; 0: it does not look, and writes with its signs of life.
     verify_interval: time between two looks of the driver at its books (docs/verify.md), for its metrics; 0: none.
     history_size: how many checkpoints' statistics are kept in storage (`coordinator history`); 0: none.
+    metrics_address: where Prometheus reads the metrics of the driver, PORT of loopback or HOST:PORT (extra
+        `prometheus`); None: nowhere.
     rows_on_driver: a batch of at most so many rows, whose predecessor had no more, is fetched to the driver and written
         there by one participant, where there is one sink and it can (PostgreSQL, MySQL, Kafka); 0: none is.
     replay: SPOOL keeps the rows of each checkpoint until it is visible, so that what is lost can be written again also
@@ -97,8 +101,10 @@ class CheckpointConfig:
     commit_timeout: float = 600.0
     sweep_interval: float = 60.0
     heartbeat_interval: float = 30.0
+    contact_interval: float = 2.0
     verify_interval: float = 60.0
     history_size: int = 1000
+    metrics_address: str | None = None
     rows_on_driver: int = 0
     replay: Replay = Replay.RECOMPUTE
     spool_dir: str | None = field(default=None, repr=False)
@@ -110,7 +116,13 @@ class CheckpointConfig:
             if value is not None or "None" not in str(each.type):
                 kind = str(each.type).removesuffix(" | None")
                 object.__setattr__(self, each.name, _KINDS[kind](value, each.name))
-        for name in ("tolerable_failed_checkpoints", "verify_interval", "history_size", "rows_on_driver"):
+        for name in (
+            "tolerable_failed_checkpoints",
+            "contact_interval",
+            "verify_interval",
+            "history_size",
+            "rows_on_driver",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, not {getattr(self, name):g}")
         if self.retained_checkpoints < 2:
@@ -128,13 +140,18 @@ class CheckpointConfig:
                 " again, for a replay, only as long as foreachBatch has not returned from it"
             )
         self._check_replay()
-        if self.require not in (None, "exactly-once"):
-            raise ValueError(f"require must be 'exactly-once' or nothing, not {self.require!r}")
+        self._check_texts()
         if self.unaligned:
             raise ValueError(
                 "unaligned must be False: a micro-batch ends at the same barrier on all partitions, so there is no "
                 "alignment to wait for and nothing in flight to store"
             )
+
+    def _check_texts(self) -> None:
+        if self.require not in (None, "exactly-once"):
+            raise ValueError(f"require must be 'exactly-once' or nothing, not {self.require!r}")
+        if self.metrics_address and not re.fullmatch(r"([^\s/]+:)?\d{1,5}", self.metrics_address):
+            raise ValueError(f"metrics_address must be PORT or HOST:PORT, not {self.metrics_address!r}")
 
     def _check_replay(self) -> None:
         if self.replay is Replay.SPOOL and not self.exactly_once:

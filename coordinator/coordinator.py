@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
 from coordinator.errors import CheckpointError, SavepointError
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
-from coordinator.http.access import token_file
-from coordinator.http.door import Door
 from coordinator.lifecycle import QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
@@ -24,6 +22,7 @@ from coordinator.protocol.dead_letters import with_dead_letters, writers
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.spool import Spool
+from coordinator.requests import Requests, place_for
 from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.model import opened
 from coordinator.spark.arrow import Passage
@@ -31,12 +30,10 @@ from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers, tell_of_sockets
 from coordinator.statistics.history import CheckpointHistory
-from coordinator.statistics.metrics import exposition, open_telemetry, prometheus
+from coordinator.statistics.metrics import open_telemetry, prometheus, serve
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage
 from coordinator.swallowed import SwallowedErrorGuard
-from coordinator.ui.facts import JobFacts
-from coordinator.ui.visitors import Visitors
 from coordinator.verifier import Verifier
 from sinks import dead_letters
 from sinks.base import TwoPhaseCommitSink
@@ -46,8 +43,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    from coordinator.ui.page import Page
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +89,15 @@ class CheckpointCoordinator:
         store = CheckpointStore(open_storage(storage), job, told=self.statistics.storage_called)
         self.history = CheckpointHistory(store, config.history_size)
         self.statistics.reporters += [self.history, *open_telemetry(self.statistics)]
-        self._heartbeat = Heartbeat(store, config.heartbeat_interval, self.history.flush)
+        self._requests = Requests(store, self._take_asked, lambda: self.protocol.fence.require_newest("do a request"))
+        self._heartbeat = Heartbeat(
+            store,
+            config.heartbeat_interval,
+            config.contact_interval,
+            lambda: self.statistics.now(config.contact_interval),
+            self.history.flush,
+            self._requests.look,
+        )
         self._verifier = Verifier(store, self.sinks, config.verify_interval, self.statistics.verified)
         self.protocol = CheckpointProtocol(
             job,
@@ -117,7 +120,7 @@ class CheckpointCoordinator:
         self._passage = Passage(config.rows_on_driver)
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
-        self._http: Door | None = None
+        self._stop_metrics = _nothing
 
     @property
     def guarantee(self) -> Guarantee:
@@ -212,6 +215,7 @@ class CheckpointCoordinator:
             try:
                 self._guard.require_once(batch)
                 if batch.run_id != self.protocol.run_id:
+                    self._serve_metrics()
                     self._verifier.begin(batch.query)
                 self.protocol.process(batch)
             except Exception as error:
@@ -266,11 +270,7 @@ class CheckpointCoordinator:
 
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """Take a savepoint, and stop the query there: no further checkpoint becomes complete."""
-        with opened(target) as storage, self._one_at_a_time:
-            savepoint = self._save(storage)
-            self._lifecycle.hold()
-        self.stop(query)
-        return savepoint
+        return self._save_and_stop(query, target, _nothing)
 
     def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
         """`stop_with_savepoint`, then `cancel`."""
@@ -278,57 +278,46 @@ class CheckpointCoordinator:
         self.cancel(query)
         return savepoint
 
-    def serve_http(
-        self,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        targets: Sequence[str] | None = None,
-        token: str | None = None,
-        *,
-        public_page: bool = False,
-    ) -> str:
-        """Answer the requests of `coordinator.http.door` until `close`; returns the address. Call it before the
-        query starts: each start leaves the address in checkpoint storage (`CheckpointStore.newest_claim`).
+    def _save_and_stop(self, query: Query, target: str | CheckpointStorage, begin: Callable[[], None]) -> Savepoint:
+        with opened(target) as storage, self._one_at_a_time:
+            begin()
+            savepoint = self._save(storage)
+            self._lifecycle.hold()
+        self.stop(query)
+        return savepoint
 
-        `targets`: storages that savepoints may be taken to, and folders below; by default `config.savepoint_dir` alone.
-        `token`: what a caller has to show, of 32 characters at least; by default the variable COORDINATOR_TOKEN, or a
-        new one in a file that the same user's commands find. `public_page`: whoever reaches the address may
-        look at the web page (extra `ui`); to do something there takes the token all the same."""
-        if self._http is None:
-            if targets is None:
-                targets = [self.config.savepoint_dir] if self.config.savepoint_dir else []
-            file = token_file(self.job, self.protocol.store.storage.uri)
-            self._http = Door(self, host, port, targets, token, file, exposition(self.statistics))
-            self.protocol.address = self._http.address
-            self._http.begin(self._page(self._http, public=public_page))
-        return self._http.address
+    def _take_asked(self, how: str, target: str | None, begin: Callable[[], None]) -> dict[str, Any]:
+        """What an operator has asked for; `begin` is called between two batches, and may raise to refuse."""
+        place, query = place_for(target, [self.config.savepoint_dir] if self.config.savepoint_dir else []), self.query
+        if how == "trigger":
+            with opened(place) as storage, self._one_at_a_time:
+                begin()
+                return self._save(storage).summary()
+        savepoint = self._save_and_stop(query, place, begin)
+        if how == "cancel":
+            self.cancel(query)
+        return savepoint.summary()
 
-    def _page(self, door: Door, *, public: bool) -> Page | None:
-        """None without the extra `ui`."""
-        try:
-            from coordinator.ui.page import Page
-        except ModuleNotFoundError:
-            return None
-        visitors = Visitors(door.address, door.token, public=public)
-        return Page(self.facts(live=True), visitors, door.post_savepoint)
-
-    def facts(self, *, live: bool) -> JobFacts:
-        """What the web page shows. `live`: by the driver itself."""
-        return JobFacts(
-            self.job,
-            self.protocol.store.storage,
-            self.sinks,
-            self.config,
-            self.statistics,
-            self.history,
-            lambda: self.guarantee,
-            live,
+    def serve_http(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: a driver answers no requests of its own any more."""
+        raise CheckpointError(
+            "serve_http is gone: for savepoints run `coordinator savepoint trigger`, for the web page `coordinator ui`;"
+            " they need nothing of the driver. For Prometheus set metrics_address in the CheckpointConfig"
         )
 
     def register_metrics(self, registry: CollectorRegistry) -> None:
-        """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on. The
-        driver's own HTTP server does so at /metrics, for those who have the token."""
+        """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on.
+        `CheckpointConfig.metrics_address` serves them."""
         prometheus(self.statistics, registry)
+
+    def _serve_metrics(self) -> None:
+        """A job goes on without its metrics where the address is taken, by a driver of before perhaps."""
+        address = self.config.metrics_address
+        if address and self._stop_metrics is _nothing:
+            try:
+                self._stop_metrics = serve(self.statistics, address)
+            except OSError as error:
+                logger.warning("job %s: nobody can read its metrics at %s: %s", self.job, address, error)
 
     def newest_checkpoint(self) -> dict[str, Any]:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""
@@ -362,10 +351,9 @@ class CheckpointCoordinator:
         self._closed.set()
         self._verifier.end()
         self._heartbeat.end("the coordinator was closed")
-        http, self._http = self._http, None
-        if http:
-            self.protocol.address = ""
-            http.close()
+        self._requests.end()
+        stop_metrics, self._stop_metrics = self._stop_metrics, _nothing
+        stop_metrics()
         with self._one_at_a_time:
             if self.protocol.newest or self.protocol.has_swept:
                 self._lifecycle.wait_for_workers()
@@ -413,6 +401,10 @@ class CheckpointCoordinator:
                 raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)
         if failed:
             raise failed
+
+
+def _nothing() -> None:
+    pass
 
 
 def _spool(job: str, storage: str | CheckpointStorage, config: CheckpointConfig) -> Spool | None:

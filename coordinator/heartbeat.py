@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from coordinator.protocol.batch import Query
 from coordinator.protocol.records import CheckpointStore, SignOfLife
@@ -23,13 +24,22 @@ _LAST_WORD = 5.0
 
 
 class Heartbeat:
-    """Gives signs in a thread of its own: also while a batch takes long, or waits for a database. `flush` is called
-    after each sign."""
+    """Gives signs in a thread of its own: also while a batch takes long, or waits for a database. Every
+    `contact_interval` seconds, if that is not 0, it gives one more if what is done `now` has changed, and calls `look`.
+    `flush` is called each time, and at the end."""
 
-    def __init__(self, store: CheckpointStore, interval: float, flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        interval: float,
+        contact_interval: float,
+        now: Callable[[], Mapping[str, Any]],
+        flush: Callable[[], None],
+        look: Callable[[], None],
+    ) -> None:
         self._store = store
-        self._interval = interval
-        self._flush = flush
+        self._interval, self._contact_interval = interval, contact_interval
+        self._now, self._flush, self._look = now, flush, look
         self._ended = threading.Event()
         self._reason = ""
         self._thread: threading.Thread | None = None
@@ -52,17 +62,25 @@ class Heartbeat:
             thread.join(_LAST_WORD)
 
     def _beat(self, generation: int, query: Query, ended: threading.Event) -> None:
-        number, over = 0, False
+        number, over, due = 0, False, time.monotonic() + self._interval
+        told: Mapping[str, Any] = {}
         while not over:
-            over = ended.wait(self._interval)
+            over = ended.wait(min(self._contact_interval or self._interval, max(0, due - time.monotonic())))
+            if not over and not query.isActive:
+                over, self._reason = True, "the query was stopped, or failed outside of the coordinator"
+            is_due = over or time.monotonic() >= due
             try:
-                if not over and not query.isActive:
-                    over, self._reason = True, "the query was stopped, or failed outside of the coordinator"
-                self._store.sign(generation, number, self._interval, self._reason)
+                now = {} if over else self._now()
+                if is_due or now != told:
+                    number, due = number + 1, time.monotonic() + self._interval
+                    self._store.sign(generation, number, self._interval, self._reason, now)
+                    told = now
                 self._flush()
+                if self._contact_interval and not over:
+                    self._look()
             except Exception:
-                logger.info("job %s: a sign of life could not be given", self._store.job, exc_info=True)
-            number += 1
+                level = logging.INFO if is_due else logging.DEBUG
+                logger.log(level, "job %s: a sign of life could not be given", self._store.job, exc_info=True)
 
 
 class State(str, Enum):

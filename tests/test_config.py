@@ -38,6 +38,8 @@ def test_times(given: Any, seconds: float) -> None:
         ({"max_concurrent_checkpoints": 2}, "only as long as foreachBatch has not returned"),
         ({"require": "at-least-once"}, "require must be 'exactly-once' or nothing"),
         ({"unaligned": True}, "no alignment to wait for"),
+        ({"metrics_address": "localhost"}, "metrics_address must be PORT or HOST:PORT, not 'localhost'"),
+        ({"metrics_address": "http://localhost:9464"}, "must be PORT or HOST:PORT"),
     ],
 )
 def test_values_out_of_range(option: dict[str, Any], reason: str) -> None:

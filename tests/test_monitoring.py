@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from coordinator.balance import Balance, Line, Verdict
-from coordinator.http import access
 from coordinator.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS, write_balance
-from sinks.testing.servers.common import ServerProcess
+from sinks.testing.servers.common import ServerProcess, free_port
 from sinks.testing.servers.maven import cache_folder
 from sinks.testing.table import eventually
 from tests.protocol.play import Job
@@ -75,9 +74,9 @@ def binaries() -> Path:
 class Prometheus(ServerProcess):
     """Reads one driver."""
 
-    def __init__(self, binaries: Path, place: str, token: str | None) -> None:
+    def __init__(self, binaries: Path, place: str) -> None:
         super().__init__()
-        self._binary, self._place, self._token = binaries / "prometheus", place, token
+        self._binary, self._place = binaries / "prometheus", place
 
     @property
     def address(self) -> str:
@@ -87,13 +86,7 @@ class Prometheus(ServerProcess):
         config = {
             "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms"},
             "rule_files": [str(ALERTS)],
-            "scrape_configs": [
-                {
-                    "job_name": "spark",
-                    "authorization": {"credentials": self._token},
-                    "static_configs": [{"targets": [self._place]}],
-                }
-            ],
+            "scrape_configs": [{"job_name": "spark", "static_configs": [{"targets": [self._place]}]}],
         }
         file = self.home / "prometheus.yml"
         file.write_text(json.dumps(config))  # which is YAML
@@ -156,8 +149,7 @@ def test_alerts_see_the_first_of_anything(binaries: Path, tmp_path: Path, before
 
 
 @pytest.mark.large
-def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path) -> None:
     checked = subprocess.run([binaries / "promtool", "check", "rules", ALERTS], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     lost = Line(7, "", "files", 9, 0, 9, 9, 0, 8, None, Verdict.DIFFERS, ("the ledger has 8 row(s)",), ())
@@ -168,22 +160,23 @@ def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path, monkeypatch: 
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     job = Job(tmp_path)
-    with job.coordinator() as coordinator:
-        address = coordinator.serve_http()
-        token = access.read(access.token_file("job", coordinator.protocol.store.storage.uri))
-        with Prometheus(binaries, address.removeprefix("http://"), token) as prometheus:
-            job.query(2).run(coordinator)
-            [newest] = prometheus.wait_for('checkpointing_checkpoint_last{job_name="job"} == 1')
-            assert newest["metric"]["job"] == "spark"
-            # the storage in memory is what this job's guarantee lacks
-            [alert] = prometheus.wait_for('ALERTS{alertname="NotExactlyOnce"}')
-            assert alert["metric"]["job_name"] == "job"
-            coordinator.statistics.verified(books)
-            [alert] = prometheus.wait_for('ALERTS{alertname="BooksDiffer"}')
-            assert (alert["metric"]["sink"], alert["metric"]["by"]) == ("files", "driver")
-            panels = json.loads(DASHBOARD.read_text())["panels"]
-            for expression in [target["expr"] for panel in panels for target in panel["targets"]]:
-                prometheus.ask(expression.replace("$job", "job"))  # an error is an HTTP status
-            assert prometheus.ask('checkpointing_rows_total{job_name="job",sink="files"}')[0]["value"][1] == str(
-                sum(table.num_rows for batch in job.input[:2] for table in batch)
-            )
+    place = f"127.0.0.1:{free_port()}"
+    with (
+        job.coordinator(config={"metrics_address": place}) as coordinator,
+        Prometheus(binaries, place) as prometheus,
+    ):
+        job.query(2).run(coordinator)
+        [newest] = prometheus.wait_for('checkpointing_checkpoint_last{job_name="job"} == 1')
+        assert newest["metric"]["job"] == "spark"
+        # the storage in memory is what this job's guarantee lacks
+        [alert] = prometheus.wait_for('ALERTS{alertname="NotExactlyOnce"}')
+        assert alert["metric"]["job_name"] == "job"
+        coordinator.statistics.verified(books)
+        [alert] = prometheus.wait_for('ALERTS{alertname="BooksDiffer"}')
+        assert (alert["metric"]["sink"], alert["metric"]["by"]) == ("files", "driver")
+        panels = json.loads(DASHBOARD.read_text())["panels"]
+        for expression in [target["expr"] for panel in panels for target in panel["targets"]]:
+            prometheus.ask(expression.replace("$job", "job"))  # an error is an HTTP status
+        assert prometheus.ask('checkpointing_rows_total{job_name="job",sink="files"}')[0]["value"][1] == str(
+            sum(table.num_rows for batch in job.input[:2] for table in batch)
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,9 +21,9 @@ from coordinator.cli.output import (
     show_table,
     time_of,
 )
+from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.http import access
-from coordinator.http.client import ask_driver
+from coordinator.requests import ask_driver
 from coordinator.savepoints import (
     Savepoint,
     describe_savepoint,
@@ -62,20 +61,25 @@ def trigger(
         str | None,
         typer.Option("--checkpoint-location", help="No query runs: Spark's checkpointLocation. Claims a generation."),
     ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help=f"Holds the driver's token, if it is not this user's on this machine; or {access.VARIABLE}."),
-    ] = None,
+    timeout: Annotated[
+        str, typer.Option(help="The driver refuses what it has not begun with by then; a batch goes before.")
+    ] = "10 min",
     yes: Yes = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Take one of the newest checkpoint: by asking the driver that runs (`CheckpointCoordinator.serve_http`), or of a
-    stopped query with --checkpoint-location."""
+    """Take one of the newest checkpoint: by asking the driver that runs, through checkpoint storage, or of a stopped
+    query with --checkpoint-location."""
+    if stop and cancel:
+        fail("Say --stop or --cancel.", USAGE)
+    how = "cancel" if cancel else "stop" if stop else "trigger"
+    try:
+        holds = seconds(timeout, "--timeout")
+    except ValueError as error:
+        fail(str(error), USAGE)
     with opened(job) as coordinator:
         if location is None:
-            body = {"stop": stop, "cancel": cancel} | ({"target": without_secrets(target)} if target else {})
-            about = ask_driver(coordinator.protocol.store, "/savepoints", body, token_file)
+            about = ask_driver(coordinator.protocol.store, how, without_secrets(target) if target else None, holds)
         else:
             confirm(
                 f"This settles job {coordinator.job!r} and claims a new generation: a driver that runs stops.",

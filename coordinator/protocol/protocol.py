@@ -80,7 +80,6 @@ class CheckpointProtocol:
         self.fence = Fence(store)
         self.newest: Complete | None = None
         """As this driver knows it."""
-        self.address = ""
         """As in `Claim`."""
         self._spool, self._heartbeat = spool, heartbeat
         self.run_id: str | None = None
@@ -214,7 +213,7 @@ class CheckpointProtocol:
         self._checked.clear()
         self._evolved.clear()
         self._sweeper.make_due()
-        self.fence = Fence(self.store, self.store.claim_generation(self.address, next_sign, sinks))
+        self.fence = Fence(self.store, self.store.claim_generation("", next_sign, sinks))
         self.listeners.tell(Step.GENERATION_CLAIMED, generation=self.fence.generation)
 
     def load_and_commit(self, batch: MicroBatch | None = None) -> Call:

@@ -7,6 +7,7 @@ JOB/LINEAGE/second-call/N           other rows were handed over for checkpoint N
 JOB/loss/LINEAGE.N.ROUND            copy of a record that gives participants up; never deleted
 JOB/alive/GENERATION.NUMBER         the last sign of life of a driver
 JOB/statistics/N.COUNT.RANDOM       statistics of so many tries of checkpoints; no decision depends on them
+JOB/request/TIME.RANDOM             what an operator asks of the driver; also below JOB/begun and JOB/answer
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import time
@@ -38,6 +40,7 @@ _OLDEST = 2
 _KEPT_GENERATIONS = 10
 _STALE_LISTINGS = 20
 """So many in a row that contradict what is there, and the storage is not what it has to be."""
+_NOTE = re.compile(r"\d{15}\.[0-9a-f]{16}")
 _STALE = "Listings have to show what is there; use a storage that is consistent, and start again"
 
 
@@ -140,7 +143,7 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     try:
         sealed = json.loads(data)
         version, checksum, body = sealed["format"], sealed["sha256"], sealed["body"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptRecord(f"{where} is truncated or not a record of this library ({error}). {mend}") from error
     if version not in range(_OLDEST, FORMAT + 1):
         raise CorruptRecord(
@@ -156,20 +159,25 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
 class SignOfLife:
     """Of the process `who`, at a time in milliseconds since the epoch by its clock, and in seconds by the storage's if
     that has one. `next`: seconds until another one is due, 0 for a process that runs no query. `ended`: why the query
-    has ended."""
+    has ended. `now`: what it does, as `CheckpointStatisticsTracker.now` tells it."""
 
     who: str = ""
     at: int = 0
     storage_at: float | None = None
     next: float = 0.0
     ended: str = ""
+    now: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Without `now`, which readers before it do not take here."""
+        return {name: value for name, value in vars(self).items() if name != "now"}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A generation and the lineage that it is in; the default stands before the first one. `address`: where the driver
-    answers over HTTP, "" if it does not; None: no driver has claimed it, but a restore or an operator's command. `sign`
-    is the first sign of life of who has claimed it.
+    """A generation and the lineage that it is in; the default stands before the first one. `address`: None if no
+    driver has claimed it, but a restore or an operator's command, else "" (or where a driver of before answered over
+    HTTP). `sign` is the first sign of life of who has claimed it.
     `sinks`: the names that the job's sinks have, or had at a start before."""
 
     generation: int = 0
@@ -310,7 +318,8 @@ class CheckpointStore:
         return claim
 
     def _claim(self, claim: Claim) -> bool:
-        body = {key: value for key, value in asdict(claim).items() if key != "generation"} | {"job": self.job}
+        body = {key: value for key, value in vars(claim).items() if key != "generation"}
+        body |= {"sign": claim.sign.to_json(), "job": self.job}
         if not self._calls.put_if_absent(self._generation_key(claim.generation), seal(body)):
             return False
         there = self.look("generation/")
@@ -326,11 +335,13 @@ class CheckpointStore:
         return f"{self._root}/generation/{number:010d}"
 
     # ------------------------------------------------------------------ signs of life
-    def sign(self, generation: int, number: int, next: float, ended: str = "") -> None:
+    def sign(
+        self, generation: int, number: int, next: float, ended: str = "", now: Mapping[str, Any] | None = None
+    ) -> None:
         """Give the sign `number` of a generation. It takes the place of all before."""
         folder = f"{self._root}/alive"
         key = f"{folder}/{generation:010d}.{number:010d}"
-        self._calls.put_if_absent(key, seal({"sign": asdict(self._sign(next, ended))}))
+        self._calls.put_if_absent(key, seal({"sign": self._sign(next, ended).to_json(), "now": now or {}}))
         for old in self._calls.list(folder):
             if old < key:
                 self._calls.delete(old)
@@ -341,7 +352,8 @@ class CheckpointStore:
         own = f"{folder}/{claim.generation:010d}."
         while keys := [key for key in self._calls.list(folder) if key.startswith(own)]:
             if (data := self._calls.get(keys[-1])) is not None:  # None: a newer one has just taken its place
-                return SignOfLife(**unseal(data, self._where(keys[-1]))["sign"])
+                body = unseal(data, self._where(keys[-1]))
+                return SignOfLife(**body["sign"], now=body.get("now", {}))
         return claim.sign
 
     # ------------------------------------------------------------------ statistics
@@ -389,6 +401,35 @@ class CheckpointStore:
         body = unseal(data, self._where(key)) if data is not None else {"job": self.job, "checkpoints": []}
         self._require_own(str(body["job"]), key)
         return list(body["checkpoints"])
+
+    # ------------------------------------------------------------------ notes between operators and drivers
+    def new_note(self, folder: str, body: Callable[[SignOfLife], Mapping[str, Any]]) -> str:
+        """Put a note, of this process and time; returns its id, which begins with the milliseconds since the epoch."""
+        sign = self._sign()
+        id = f"{sign.at:015d}.{secrets.token_hex(8)}"
+        self.put_note(folder, id, body(sign))
+        return id
+
+    def put_note(self, folder: str, id: str, body: Mapping[str, Any]) -> None:
+        """Unless it is there. `folder`: request, begun or answer."""
+        self._calls.put_if_absent(f"{self._root}/{folder}/{id}", seal({"job": self.job, "note": body}))
+
+    def notes(self, folder: str) -> list[str]:
+        """The ids, oldest first; what else is there is passed over."""
+        ids = [key.rpartition("/")[2] for key in self._calls.list(f"{self._root}/{folder}")]
+        return [id for id in ids if _NOTE.fullmatch(id)]
+
+    def note(self, folder: str, id: str) -> Mapping[str, Any] | None:
+        key = f"{self._root}/{folder}/{id}"
+        data = self._calls.get(key)
+        if data is None:
+            return None
+        body = unseal(data, self._where(key))
+        self._require_own(str(body.get("job")), key)
+        return dict(body.get("note", {}))
+
+    def delete_note(self, folder: str, id: str) -> None:
+        self._calls.delete(f"{self._root}/{folder}/{id}")
 
     def _sign(self, next: float = 0.0, ended: str = "") -> SignOfLife:
         who = f"host {socket.gethostname()}, process {os.getpid()}"

@@ -20,22 +20,10 @@ class CheckpointHistory:
     def __init__(self, store: CheckpointStore, size: int) -> None:
         self._store, self._size = store, size
         self._new: deque[CheckpointStatistics] = deque(maxlen=size)
-        self._own: deque[CheckpointStatistics] = deque(maxlen=size)
-        self._read: dict[str, list[CheckpointStatistics]] = {}
         self._flushing = threading.Lock()
 
     def report(self, statistics: CheckpointStatistics) -> None:
         self._new.append(statistics)
-        self._own.append(statistics)
-
-    def own(self) -> list[CheckpointStatistics]:
-        """What it was told, oldest first."""
-        return list(self._own)
-
-    def all(self) -> list[CheckpointStatistics]:
-        """What is in storage, and what it was told, in the order of their ends. For one thread at a time, which may
-        call it again and again: each object in storage is read once. Raises `StorageError`, `CorruptRecord`."""
-        return _in_order([*load_history(self._store, self._read), *self._own])
 
     def flush(self) -> None:
         """Add what is new to the newest object, or begin another. From any thread. Raises `StorageError`; the next
@@ -54,8 +42,8 @@ class CheckpointHistory:
 def load_history(
     store: CheckpointStore, known: dict[str, list[CheckpointStatistics]] | None = None
 ) -> list[CheckpointStatistics]:
-    """In the order of their ends. `known`: what calls before have read, by key. Raises `StorageError`,
-    `CorruptRecord`."""
+    """In the order of their ends. `known`: what calls before have read, by key, since an object never changes. Raises
+    `StorageError`, `CorruptRecord`."""
     before = {} if known is None else known
     try:
         read = {
@@ -68,9 +56,9 @@ def load_history(
         ) from error
     before.clear()
     before |= read
-    return _in_order([one for each in read.values() for one in each])
-
-
-def _in_order(found: list[CheckpointStatistics]) -> list[CheckpointStatistics]:
-    unique = {(one.generation, one.checkpoint_id, one.attempt, one.triggered_at): one for one in found}
+    unique = {
+        (one.generation, one.checkpoint_id, one.attempt, one.triggered_at): one
+        for each in read.values()
+        for one in each
+    }
     return sorted(unique.values(), key=lambda one: one.ended_at)

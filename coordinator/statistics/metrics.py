@@ -233,17 +233,26 @@ def _shown_by(registry: CollectorRegistry) -> metrics.Meter:
     return MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False).get_meter(_SCOPE)
 
 
-def exposition(tracker: CheckpointStatisticsTracker) -> Callable[[], tuple[str, bytes]] | None:
-    """Makes Prometheus' text of all metrics, after its content type. None without the extra `prometheus`."""
-    try:
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+def serve(tracker: CheckpointStatisticsTracker, address: str) -> Callable[[], None]:
+    """Let Prometheus read all metrics at `address`, by the server of `prometheus-client`; returns what ends it. Raises
+    OSError if the address cannot be had."""
+    with needs_extra("prometheus"):
+        from prometheus_client import CollectorRegistry, start_http_server
+    host, _, port = address.rpartition(":")
+    registry = CollectorRegistry()
+    server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
 
-        registry = CollectorRegistry()
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    try:
         prometheus(tracker, registry)
-    except ModuleNotFoundError:
-        return None
-    return lambda: (CONTENT_TYPE_LATEST, generate_latest(registry))
+    except BaseException:
+        stop()
+        raise
+    return stop
 
 
 def write_balance(file: Path, job: str, balance: Balance, at: int) -> None:

@@ -13,6 +13,7 @@ from coordinator.errors import reason
 from coordinator.listener import CheckpointListener, Step
 from coordinator.protocol.clock import Clock
 from coordinator.statistics.model import CheckpointStatistics, Status
+from sinks.progress import under_way
 
 logger = logging.getLogger(__package__)
 
@@ -93,6 +94,19 @@ class CheckpointStatisticsTracker(CheckpointListener):
         if current is None:
             return None
         return replace(current, phases=dict(current.phases), duration=self._clock.monotonic() - self._started)
+
+    def now(self, seconds: float) -> dict[str, Any]:
+        """What no ended try tells, for who looks from elsewhere: the current one and what is in doubt, if they have
+        been for so many seconds, and books that do not balance. JSON values."""
+        told: dict[str, Any] = {}
+        current, since_when = self.under_way, self._clock.milliseconds() - round(self.in_doubt_seconds * 1000)
+        if current and current.duration >= seconds:
+            told |= {"checkpoint": replace(current, duration=0.0).to_json(), "doing": under_way()}
+        if self.in_doubt and self.in_doubt_seconds >= seconds:
+            told |= {"in_doubt": dict(self.in_doubt), "in_doubt_since": since_when // 1000 * 1000}
+        if self.balance and self.balance.found:
+            told["balance"] = self.balance.found[0]
+        return told
 
     def storage_called(self, operation: str, seconds: float) -> None:
         for reporter in self.storage_reporters:

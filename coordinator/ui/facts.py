@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from coordinator.balance import take_balance
 from coordinator.config import CheckpointConfig
+from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError, reason
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Driver, State, look_for_driver
@@ -23,9 +24,8 @@ from coordinator.in_doubt import Seen, look, remedies
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.records import CheckpointStore
 from coordinator.savepoints import list_savepoints
-from coordinator.statistics.history import CheckpointHistory
+from coordinator.statistics.history import load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
-from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.uris import redacted
 from coordinator.three_memories import set_back
@@ -73,19 +73,16 @@ class Found:
 
 @dataclass
 class JobFacts:
-    """Of one job, for one page. `live`: this process is the job's driver. Keeps what costs a request for a moment, so
-    that many viewers cost no more than one."""
+    """Of one job, for one page. Keeps what costs a request for a moment, so that many viewers cost no more than one."""
 
     job: str
     storage: CheckpointStorage
     sinks: Mapping[str, Sink]
     config: CheckpointConfig
-    tracker: CheckpointStatisticsTracker
-    history: CheckpointHistory
     guarantee: Callable[[], Guarantee]
-    live: bool
     _kept: dict[str, tuple[float, Found]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _tries: dict[str, list[CheckpointStatistics]] = field(default_factory=dict)
 
     def _find(self, name: str, seconds: float, ask: Callable[[], Any]) -> Found:
         with self._lock:
@@ -105,9 +102,38 @@ class JobFacts:
 
     # ------------------------------------------------------------------ tries of checkpoints
     def tries(self) -> Found:
-        """Those kept, newest first. If storage cannot be read, those of this driver."""
-        found = self._find("history", 1.5, self.history.all)
-        return Found(list(reversed(self.history.own() if found.trouble else found.value)), found.trouble)
+        """Those kept, newest first."""
+        found = self._find("history", 1, lambda: load_history(self.store, self._tries))
+        return Found(list(reversed(found.value or ())), found.trouble)
+
+    def under_way(self) -> CheckpointStatistics | None:
+        """What the driver that runs has told of the current one, which it does if that takes a while."""
+        driver = self._that_runs()
+        told = driver.sign.now.get("checkpoint") if driver else None
+        if driver is None or told is None:
+            return None
+        with suppress(KeyError, TypeError, ValueError):
+            one = CheckpointStatistics.from_json(told)
+            one.duration = (driver.sign.at - one.triggered_at) / 1000 + max(driver.age, 0)
+            return one
+        return None
+
+    def doing(self) -> list[str]:
+        """What the driver is at, of what people wait for."""
+        driver = self._that_runs()
+        return [str(text) for text in driver.sign.now.get("doing", ())] if driver else []
+
+    def own_in_doubt(self) -> tuple[Mapping[str, int], float]:
+        """What the driver that runs has decided, and does not know to be visible, by sink; and for how many seconds."""
+        driver = self._that_runs()
+        if driver is None or "in_doubt" not in driver.sign.now:
+            return {}, 0.0
+        now = driver.sign.now
+        return now["in_doubt"], (driver.sign.at - now["in_doubt_since"]) / 1000 + max(driver.age, 0)
+
+    def _that_runs(self) -> Driver | None:
+        driver: Driver | None = self.driver().value
+        return driver if driver and driver.state is State.RUNNING else None
 
     def one(self, key: str) -> CheckpointStatistics | None:
         return next((one for one in self.tries().value if key_of(one) == key), None)
@@ -128,7 +154,7 @@ class JobFacts:
 
     # ------------------------------------------------------------------ the job
     def driver(self) -> Found:
-        return self._find("driver", 3, lambda: look_for_driver(self.store))
+        return self._find("driver", 1, lambda: look_for_driver(self.store))
 
     def newest(self) -> Found:
         """The newest complete checkpoint's records."""
@@ -139,8 +165,6 @@ class JobFacts:
 
     def promise(self) -> tuple[Guarantee, str]:
         """The guarantee, and whose word it is."""
-        if self.live and self.tracker.generation:
-            return self.guarantee(), f"computed by this driver, generation {self.tracker.generation}"
         tries = self.tries().value
         if tries:
             return Guarantee(tries[0].reasons), f"computed by the driver of generation {tries[0].generation}"
@@ -154,12 +178,13 @@ class JobFacts:
         if latest and latest.status in (Status.FAILED, Status.HALTED):
             text = f"Checkpoint {latest.checkpoint_id} {latest.status.value}: {latest.error}"
             said.append(Notice("bad", text, f"history/{key_of(latest)}"))
-        if pending := self.tracker.in_doubt.total():
-            waiting = duration(self.tracker.in_doubt_seconds)
-            text = f"{pending} decided transactions are not known to be visible for {waiting}: "
-            said.append(Notice("warn", text + by_sink(self.tracker.in_doubt), "in-doubt"))
-        if (balance := self.tracker.balance) and balance.found:
-            said.append(Notice("bad", f"The books do not balance: {balance.found[0]}", "balance"))
+        pending, seconds = self.own_in_doubt()
+        if pending:
+            text = f"{sum(pending.values())} decided transactions are not known to be visible for {duration(seconds)}: "
+            said.append(Notice("warn", text + by_sink(pending), "in-doubt"))
+        driver = self._that_runs()
+        if driver and "balance" in driver.sign.now:
+            said.append(Notice("bad", f"The books do not balance: {driver.sign.now['balance']}", "balance"))
         said += self._of_driver()
         if given_up := self.given_up().value:
             rows = sum(one.rows for one in given_up)
@@ -177,8 +202,6 @@ class JobFacts:
         driver: Driver | None = found.value
         if found.trouble:
             return [Notice("bad", f"Checkpoint storage does not tell: {found.trouble}")]
-        if self.live and driver and self.tracker.generation not in (0, driver.generation):
-            return [Notice("bad", f"This driver was superseded: {of_driver(driver)}")]
         if driver and driver.state is State.RUNNING:
             return []
         return [Notice("warn", of_driver(driver)), *self._left_behind()]
@@ -199,7 +222,7 @@ class JobFacts:
     # ------------------------------------------------------------------ what other systems tell
     def in_doubt(self) -> Found:
         """What is in doubt, and a sentence on each sink that remembers other checkpoints than storage. Of copies of the
-        sinks, since those of a driver are its own."""
+        sinks, since the balance may ask them just now."""
 
         def ask() -> tuple[Seen, list[str]]:
             copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
@@ -225,13 +248,10 @@ class JobFacts:
         """Records beside the systems' own ledgers: no table and no topic is read."""
         return self._find("balance", 30, lambda: take_balance(self.store, self.sinks, quick=True))
 
-    def forget(self, name: str) -> None:
-        with self._lock:
-            self._kept.pop(name, None)
-
     # ------------------------------------------------------------------ configuration
     def settings(self) -> list[Setting]:
-        told = dict(re.findall(r"^ {4}(\w+): (.+)$", CheckpointConfig.__doc__ or "", re.MULTILINE))
+        told = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)$", CheckpointConfig.__doc__ or "", re.MULTILINE)
+        texts = {name: " ".join(text.split()) for name, text in told}
         found = []
         for each in fields(CheckpointConfig):
             value = getattr(self.config, each.name)
@@ -241,7 +261,7 @@ class JobFacts:
                 is_default = value == each.default
                 value = redacted(value) if each.name == "savepoint_dir" and value else value
             value = value.value if isinstance(value, Enum) else value
-            found.append(Setting(each.name, "" if value is None else str(value), is_default, told.get(each.name, "")))
+            found.append(Setting(each.name, "" if value is None else str(value), is_default, texts.get(each.name, "")))
         return found
 
     def versions(self) -> dict[str, str]:
@@ -250,6 +270,16 @@ class JobFacts:
             with suppress(metadata.PackageNotFoundError):
                 found[name] = metadata.version(name)
         return found
+
+
+def facts_of(coordinator: CheckpointCoordinator) -> JobFacts:
+    return JobFacts(
+        coordinator.job,
+        coordinator.protocol.store.storage,
+        coordinator.sinks,
+        coordinator.config,
+        lambda: coordinator.guarantee,
+    )
 
 
 # ---------------------------------------------------------------------- of one or several tries

@@ -1,31 +1,28 @@
-"""The page itself: addresses below `/ui/`, each a template over `JobFacts`. Needs Jinja2 (extra `ui`)."""
+"""The page itself: a Flask application, each address a template over `JobFacts`. Nothing can be done by it."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from coordinator.balance import COLUMNS
 from coordinator.errors import reason
-from coordinator.http.server import Answer, Request, RequestRefused
 from coordinator.in_doubt import Decision, Pending, remedies
 from coordinator.statistics.model import PHASES, Status
 from coordinator.statistics.summary import remarks, summarized
 from coordinator.ui.facts import JobFacts, counts, key_of, latest, waterfall
-from coordinator.ui.visitors import Visitors
 from coordinator.wording import ago, by_sink, duration, of_driver, of_newest, time_of
 from sinks.extras import needs_extra
-from sinks.progress import under_way
 from sinks.transaction import shown
 
 with needs_extra("ui"):
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from flask import Flask, Response, render_template, request
+    from jinja2 import StrictUndefined
+    from werkzeug.exceptions import HTTPException, NotFound
 
 logger = logging.getLogger(__name__)
 
@@ -39,90 +36,69 @@ TABS = {
     "guarantee": "Guarantee",
     "configuration": "Configuration",
 }
-"""By path below `/ui/`."""
+"""By path."""
 
+_HOSTS = ["127.0.0.1", "localhost"]
+"""What browsers may call this machine: a name that somebody else has led here (DNS rebinding) is refused."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src "
-    "'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
     "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_STATIC = {"style.css": "text/css; charset=utf-8", "live.js": "text/javascript; charset=utf-8"}
 _ON_A_PAGE = 50
 _BARS = 60
 
-Save = Callable[[dict[str, Any]], dict[str, Any]]
-"""Takes a savepoint, as `POST /savepoints` of the driver does."""
+
+def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
+    """`job_file` is what commands name the job by."""
+    app = Flask("coordinator.ui")
+    app.config["TRUSTED_HOSTS"] = _HOSTS
+    _make_ready(app)
+    tabs = _Tabs(facts)
+
+    @app.context_processor
+    def _of_all() -> dict[str, Any]:
+        of_job = {"job": facts.job, "place": facts.storage.uri, "job_option": f"--job {job_file}"}
+        return {"tabs": TABS, "tab": "", **of_job}
+
+    @app.get("/")
+    @app.get("/<tab>")
+    def _tab(tab: str = "") -> str:
+        if tab not in TABS:
+            raise NotFound("there is no such page")
+        name = tab.replace("-", "_") or "overview"
+        return render_template(f"{name}.html", **{"tab": tab} | getattr(tabs, name)(request.args))
+
+    @app.get("/history/<key>")
+    def _checkpoint(key: str) -> str:
+        return render_template("checkpoint.html", tab="history", **tabs.checkpoint(key))
+
+    @app.errorhandler(Exception)
+    def _failed(error: Exception) -> tuple[str, int]:
+        if isinstance(error, HTTPException):
+            return render_template("error.html", error=error.description), error.code or 500
+        logger.warning("a page could not be made", exc_info=True)
+        return render_template("error.html", error=reason(error)), 500
+
+    @app.after_request
+    def _guarded(response: Response) -> Response:
+        response.headers.update(_HEADERS)
+        return response
+
+    return app
 
 
-class Page:
-    """`job_file` is what commands name the job by, if it is known."""
+class _Tabs:
+    """What each template is given."""
 
-    def __init__(self, facts: JobFacts, visitors: Visitors, save: Save, job_file: str = "FILE") -> None:
-        self._facts, self._visitors, self._save = facts, visitors, save
-        self._saved: tuple[str, str] | None = None
-        """What the last order from the page led to: good or bad, and the text."""
-        self._values = {
-            "tabs": TABS,
-            "job": facts.job,
-            "place": facts.storage.uri,
-            "live": facts.live,
-            "job_option": f"--job {job_file}",
-        }
+    def __init__(self, facts: JobFacts) -> None:
+        self._facts = facts
 
-    def invitation(self) -> str:
-        return self._visitors.invitation()
-
-    # ------------------------------------------------------------------ who, and what
-    def answer(self, request: Request) -> Answer:
-        try:
-            self._visitors.require_own_page(request)
-            return self._route(request, request.path.removeprefix("/ui/"))
-        except RequestRefused as refused:
-            return self._show("error", "", refused.status, error=refused.why)
-        except Exception as error:
-            logger.warning("the page %s could not be made", request.path, exc_info=True)
-            return self._show("error", "", 500, error=reason(error))
-
-    def _route(self, request: Request, path: str) -> Answer:
-        if path in _STATIC and request.method == "GET":
-            data = (resources.files("coordinator.ui") / "static" / path).read_bytes()
-            return Answer(200, _STATIC[path], data, {**_HEADERS, "Cache-Control": "no-cache"})
-        if path == "login":
-            return self._login(request)
-        known = self._visitors.is_known(request)
-        if request.method == "POST":
-            if not known:
-                raise RequestRefused(401, "this needs a browser that was let in")
-            if path != "savepoints":
-                raise RequestRefused(404, "nothing can be done here")
-            return self._take_savepoint(request.form())
-        if not known and not self._visitors.public:
-            return self._show("login", "", 401, failed=False)
-        if path in TABS:
-            tab = path.replace("-", "_") or "overview"
-            return self._show(tab, path, known=known, **getattr(self, f"_{tab}")(request.query))
-        if key := re.fullmatch(r"history/(\d+\.-?\d+\.\d+\.\d+)", path):
-            return self._checkpoint(key[1], known=known)
-        raise RequestRefused(404, "there is no such page")
-
-    def _login(self, request: Request) -> Answer:
-        by_token = request.method == "POST" and self._visitors.has_token(request.form().get("token", ""))
-        if by_token or (request.method == "GET" and self._visitors.accepts(request.query.get("once", ""))):
-            return self._go("/ui/", {"Set-Cookie": self._visitors.cookie})
-        return self._show("login", "", 401, failed=True)
-
-    def _go(self, where: str, headers: dict[str, str] | None = None) -> Answer:
-        return Answer(303, "text/plain", b"", {**_HEADERS, "Location": where, **(headers or {})})
-
-    def _show(self, name: str, tab: str, code: int = 200, **values: Any) -> Answer:
-        html = _templates().get_template(f"{name}.html").render(self._values, tab=tab, **{"known": False} | values)
-        return Answer(code, "text/html; charset=utf-8", html.encode("utf-8", "replace"), _HEADERS)
-
-    # ------------------------------------------------------------------ the tabs
-    def _overview(self, query: dict[str, str]) -> dict[str, Any]:
+    def overview(self, query: Mapping[str, str]) -> dict[str, Any]:
         facts, found = self._facts, self._facts.tries()
         tries = found.value
         driver, newest = facts.driver(), facts.newest()
@@ -131,8 +107,8 @@ class Page:
             "driver": driver.value,
             "driver_text": driver.trouble or of_driver(driver.value),
             "newest_text": newest.trouble or of_newest(newest.value),
-            "under_way": facts.tracker.under_way,
-            "doing": under_way(),
+            "under_way": facts.under_way(),
+            "doing": facts.doing(),
             "counts": counts(tries),
             "latest": latest(tries),
             "tries": len(tries),
@@ -140,7 +116,7 @@ class Page:
             "longest": max((one.duration for one in tries[:_BARS]), default=0) or 1,
         }
 
-    def _history(self, query: dict[str, str]) -> dict[str, Any]:
+    def history(self, query: Mapping[str, str]) -> dict[str, Any]:
         found = self._facts.tries()
         wanted = query.get("status", "")
         tries = [one for one in found.value if wanted in ("", one.status.value)]
@@ -154,30 +130,29 @@ class Page:
             "number": number,
             "pages": pages,
             "phases": PHASES,
-            "under_way": None if wanted or number > 1 else self._facts.tracker.under_way,
+            "under_way": None if wanted or number > 1 else self._facts.under_way(),
         }
 
-    def _checkpoint(self, key: str, *, known: bool) -> Answer:
+    def checkpoint(self, key: str) -> dict[str, Any]:
         one = self._facts.one(key)
         if one is None:
-            raise RequestRefused(404, "this try of a checkpoint is not kept (any more)")
-        sinks = sorted({*one.rows, *one.transactions, *one.replayed, *one.aborted})
-        values: dict[str, Any] = {
+            raise NotFound("this try of a checkpoint is not kept (any more)")
+        return {
             "one": one,
             "bars": waterfall(one),
-            "sinks": sinks,
+            "sinks": sorted({*one.rows, *one.transactions, *one.replayed, *one.aborted}),
             "participants": self._facts.participants(one),
         }
-        return self._show("checkpoint", "history", known=known, **values)
 
-    def _summary(self, query: dict[str, str]) -> dict[str, Any]:
+    def summary(self, query: Mapping[str, str]) -> dict[str, Any]:
         found = self._facts.tries()
         about = summarized(found.value)
         return {"trouble": found.trouble, "tries": len(found.value), "status": about.pop("status"), "spreads": about}
 
-    def _in_doubt(self, query: dict[str, str]) -> dict[str, Any]:
+    def in_doubt(self, query: Mapping[str, str]) -> dict[str, Any]:
         found = self._facts.in_doubt()
         seen, memories = found.value or (None, [])
+        own, own_age = self._facts.own_in_doubt()
         pending: list[Pending] = sorted(seen.found, key=lambda one: -(one.about.age or 0)) if seen else []
         return {
             "trouble": found.trouble,
@@ -186,42 +161,26 @@ class Page:
             "errors": dict(seen.errors) if seen else {},
             "remedies": remedies(seen) if seen else [],
             "systems": {name: sink.system for name, sink in self._facts.sinks.items()},
-            "own": self._facts.tracker.in_doubt,
-            "own_age": self._facts.tracker.in_doubt_seconds,
+            "own": own,
+            "own_age": own_age,
         }
 
-    def _savepoints(self, query: dict[str, str]) -> dict[str, Any]:
+    def savepoints(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {
             "found": self._facts.savepoints(),
             "has_place": bool(self._facts.config.savepoint_dir),
-            "saved": self._saved,
         }
 
-    def _take_savepoint(self, form: dict[str, str]) -> Answer:
-        how = form.get("how", "")
-        if how not in ("trigger", "stop", "cancel"):
-            raise RequestRefused(400, "how has to be trigger, stop or cancel")
-        if how != "trigger" and form.get("word") != how:
-            self._saved = "bad", f"Nothing was done: to do it, type {how}"
-            return self._go("/ui/savepoints")
-        try:
-            about = self._save({} if how == "trigger" else {how: True})
-            self._saved = "good", f"Saved checkpoint {about['checkpoint']} as {about['uri']}"
-        except Exception as error:
-            self._saved = "bad", reason(error)
-        self._facts.forget("savepoints")
-        return self._go("/ui/savepoints")
-
-    def _guarantee(self, query: dict[str, str]) -> dict[str, Any]:
+    def guarantee(self, query: Mapping[str, str]) -> dict[str, Any]:
         promise, source = self._facts.promise()
         known = bool(self._facts.driver().value or self._facts.newest().value)
         return {"promise": promise, "source": source, "given_up": self._facts.given_up(), "known_job": known}
 
-    def _balance(self, query: dict[str, str]) -> dict[str, Any]:
+    def balance(self, query: Mapping[str, str]) -> dict[str, Any]:
         found = self._facts.balance()
         return {"found": found, "balance": found.value, "columns": COLUMNS}
 
-    def _configuration(self, query: dict[str, str]) -> dict[str, Any]:
+    def configuration(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {
             "settings": self._facts.settings(),
             "sinks": list(self._facts.sinks.values()),
@@ -229,17 +188,12 @@ class Page:
         }
 
 
-@cache
-def _templates() -> Environment:
-    templates = Environment(
-        loader=PackageLoader("coordinator.ui"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.globals |= {"Status": Status, "key_of": key_of, "command": _command}
-    templates.filters |= {
+def _make_ready(app: Flask) -> None:
+    """Its templates."""
+    app.jinja_env.undefined = StrictUndefined
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    app.jinja_env.globals |= {"Status": Status, "key_of": key_of, "command": _command}
+    app.jinja_env.filters |= {
         "ago": ago,
         "by_sink": by_sink,
         "clock": _clock,
@@ -251,7 +205,6 @@ def _templates() -> Environment:
         "took": _took,
         "size": _size,
     }
-    return templates
 
 
 def _command(pending: Pending) -> str:

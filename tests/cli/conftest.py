@@ -14,13 +14,6 @@ TABLE = "CREATE TABLE orders (id bigint PRIMARY KEY, name text, amount double pr
 
 
 @pytest.fixture(autouse=True)
-def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where drivers leave their tokens."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """No colours in what commands print, which some CI systems ask for."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):

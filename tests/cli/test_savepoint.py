@@ -2,24 +2,25 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.request
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
 
+from coordinator import Step
 from coordinator.jobfile import load_job
 from sinks.testing import LocalQuery
 from tests.cli.play import INPUT, Job, ids
+from tests.protocol.play import QuietQuery
 
 
 def test_of_a_stopped_query_and_back(file_job: Job, file_rows: Callable[[], list[int]]) -> None:
     file_job.run(2)
     target, query = f"file://{file_job.folder}/savepoints", f"{file_job.folder}/query"
-    assert "serve_http" in file_job.cli("savepoint", "trigger", target, code=1).stderr
+    refused = file_job.cli("savepoint", "trigger", target, code=1).stderr
+    assert "has ended its query" in refused
+    assert "say --checkpoint-location" in refused
     file_job.cli("savepoint", "trigger", target, "--checkpoint-location", query, code=3)
     taken = file_job.json("savepoint", "trigger", target, "--checkpoint-location", query, "--yes")
     assert (taken["job"], taken["checkpoint"]) == ("orders", 1)
@@ -46,8 +47,7 @@ def test_by_the_driver_that_runs(file_job: Job) -> None:
     target = f"file://{file_job.folder}/savepoints"
     configure(file_job, f'savepoint_dir = "{target}"')
     with load_job(str(file_job.file)) as coordinator:
-        coordinator.serve_http()
-        LocalQuery(file_job.folder / "query", INPUT[:2]).run(coordinator)
+        QuietQuery(file_job.folder / "query", INPUT[:2]).run(coordinator)
         generation = coordinator.protocol.store.newest_generation()
         taken = file_job.json("savepoint", "trigger")
         assert taken["checkpoint"] == 1
@@ -56,9 +56,13 @@ def test_by_the_driver_that_runs(file_job: Job) -> None:
             refused = file_job.cli("savepoint", "trigger", place, code=1)
             assert "refused" in refused.stderr
             assert "is not in a place" in refused.stderr
-    assert "does not answer" in file_job.cli("savepoint", "trigger", "--token-file", token(file_job), code=1).stderr
-    assert "token of the driver is not known" in file_job.cli("savepoint", "trigger", code=1).stderr
-    assert json.loads(file_job.cli("savepoint", "list", "--json").stdout) == [taken]
+        file_job.cli("savepoint", "trigger", "--stop", "--cancel", code=2)
+        assert "must be a time" in file_job.cli("savepoint", "trigger", "--timeout", "soon", code=2).stderr
+        stopped = file_job.json("savepoint", "trigger", "--stop")
+        assert not coordinator.query.isActive
+    assert "has ended its query" in file_job.cli("savepoint", "trigger", code=1).stderr
+    assert json.loads(file_job.cli("savepoint", "list", "--json").stdout) == [taken, stopped]
+    file_job.cli("savepoint", "dispose", stopped["id"], "--yes")
     assert file_job.json("savepoint", "show", taken["id"]) == taken
     file_job.cli("savepoint", "dispose", taken["id"], "--yes")
     again = file_job.cli("savepoint", "dispose", taken["id"], "--yes", code=1).stderr.replace("\n", " ")
@@ -67,51 +71,15 @@ def test_by_the_driver_that_runs(file_job: Job) -> None:
     assert file_job.json("savepoint", "list") == []
 
 
-def test_a_token_from_elsewhere(file_job: Job, state_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_is_killed_meanwhile(file_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(file_job, f'savepoint_dir = "file://{file_job.folder}/savepoints"')
-    with load_job(str(file_job.file)) as coordinator:
-        coordinator.serve_http(token="t" * 40)
-        LocalQuery(file_job.folder / "query", INPUT[:2]).run(coordinator)
-        assert not list(state_home.rglob("*.token"))
-        file_job.cli("savepoint", "trigger", code=1)
-        file_job.cli("savepoint", "trigger", "--token-file", token(file_job))
-        monkeypatch.setenv("COORDINATOR_TOKEN", "t" * 40)
-        file_job.cli("savepoint", "trigger")
-        monkeypatch.setenv("COORDINATOR_TOKEN", "w" * 40)
-        assert "nothing was sent to it" in file_job.cli("savepoint", "trigger", code=1).stderr
-
-
-@pytest.mark.parametrize("relays", [False, True])
-def test_the_command_tells_no_secret_to_whoever_answers(file_job: Job, relays: bool) -> None:
-    """Somebody who can write storage puts an address of his own there, and may ask the real driver meanwhile."""
-    configure(file_job, f'savepoint_dir = "file://{file_job.folder}/savepoints"')
-    heard: list[bytes] = []
-
-    class Rogue(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            heard.append(self.requestline.encode() + bytes(self.headers))
-            answer = b'{"proof": "00"}'
-            if relays:
-                with urllib.request.urlopen(real + self.path) as asked:
-                    answer = asked.read()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def do_POST(self) -> None:
-            self.do_GET()
-
-    with load_job(str(file_job.file)) as coordinator, HTTPServer(("127.0.0.1", 0), Rogue) as rogue:
-        real = coordinator.serve_http()
-        LocalQuery(file_job.folder / "query", INPUT[:2]).run(coordinator)
-        threading.Thread(target=rogue.serve_forever, daemon=True).start()
-        coordinator.protocol.store.claim_generation(f"http://127.0.0.1:{rogue.server_port}")
-        refused = file_job.cli("savepoint", "trigger", "--stop", code=1)
-        rogue.shutdown()
-    assert "nothing was sent to it" in refused.stderr
-    assert len(heard) == 1
-    assert heard[0].startswith(b"GET /identity?nonce=")
-    assert b"uthorization" not in heard[0]
+    file_job.beat_fast()
+    with file_job.halted(Step.PRE_COMMITTED, 1) as process:
+        file_job.wait_until("running")
+        threading.Timer(3, process.kill).start()
+        told = file_job.cli("savepoint", "trigger", "--stop", code=1).stderr
+    assert "Nothing was done, and the request is withdrawn" in told
+    assert "is dead, frozen, or cut off" in told
 
 
 def test_a_password_is_in_no_output_log_record_or_error(
@@ -133,9 +101,8 @@ def test_a_password_is_in_no_output_log_record_or_error(
         return result
 
     with load_job(str(file_job.file)) as coordinator:
-        coordinator.serve_http()
         shown += [repr(coordinator.config), repr(coordinator.protocol.store.storage), str(coordinator.guarantee)]
-        LocalQuery(file_job.folder / "query", INPUT[:2]).run(coordinator)
+        QuietQuery(file_job.folder / "query", INPUT[:2]).run(coordinator)
         taken = json.loads(run("trigger", "--json").stdout)
         run("trigger", pg_database)
         run("trigger", pg_database.replace("127.0.0.1", "localhost") + "x", code=1)
@@ -157,9 +124,3 @@ def test_a_password_is_in_no_output_log_record_or_error(
 
 def configure(job: Job, line: str) -> None:
     job.file.write_text(job.file.read_text().replace("[checkpointing]\n", f"[checkpointing]\n{line}\n"))
-
-
-def token(job: Job) -> str:
-    path = job.folder / "token"
-    path.write_text("t" * 40 + "\n")
-    return str(path)

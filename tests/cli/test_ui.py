@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 
 import pytest
 
 from tests.cli.play import Job, cli
 from tests.signals import in_background, in_foreground
-from tests.ui.browser import Browser
 
 
 @pytest.mark.parametrize(("started", "how"), [(in_foreground, signal.SIGINT), (in_background, signal.SIGTERM)])
@@ -19,19 +21,28 @@ def test_the_page_of_a_job_that_is_down(file_job: Job, started: Callable[[], Non
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=started) as process:
         assert process.stdout
         try:
-            browser = Browser.invited(process.stdout.readline().strip())
-            assert "Newest checkpoint: 1, complete" in browser.see("/ui/")
-            assert f"--job {file_job.file}" in browser.see("/ui/balance")
+            address = process.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:")
+            assert "Newest checkpoint: 1, complete" in see(address)
+            assert f"--job {file_job.file}" in see(f"{address}balance")
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                see(address, host="rebound.example")
             process.send_signal(how)
             assert process.wait(120) == 0
         finally:
             process.kill()
 
 
+def see(address: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
+        return str(answer.read().decode())
+
+
 def test_what_cannot_be_served(file_job: Job) -> None:
     file_job.run(1)
-    assert "No driver of job 'orders' answers over HTTP" in file_job.cli("ui", "--driver", code=1).stderr
-    assert "host has to be the address" in file_job.cli("ui", "--host", "0.0.0.0", code=2).stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = file_job.cli("ui", "--port", str(taken.getsockname()[1]), code=2).stderr
+    assert "Cannot listen at 127.0.0.1" in refused
     text = file_job.file.read_text()
     file_job.file.write_text(text.replace("/checkpoints", "/chekpoints"))
     assert "There is no checkpoint storage" in file_job.cli("ui", code=1).stderr

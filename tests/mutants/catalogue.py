@@ -61,8 +61,60 @@ JSON = ("tests/test_from_json.py",)
 ROW_HASHES = tuple(f"tests/spark/test_arrow.py::test_{name}" for name in ("rows_that_differ_have_other_hashes",))
 PROTOBUF = ("tests/kafka/test_protobuf.py",)
 SPOOL = ("tests/protocol/test_spool.py",)
+REQUESTS = ("tests/requests/test_requests.py",)
 
 MUTANTS = (
+    # ------------------------------------------------------------------ what operators ask of a driver
+    Mutant(
+        "a superseded driver does what is asked",
+        "coordinator",
+        'lambda: self.protocol.fence.require_newest("do a request")',
+        "lambda: None",
+        REQUESTS,
+    ),
+    Mutant("a request is done at any age", "coordinator", "if abs(age) <= self.holds:", "if True:", REQUESTS),
+    Mutant(
+        "a request that was withdrawn is done",
+        "coordinator",
+        'if self._store.note("request", id) is None:',
+        "if False:",
+        REQUESTS,
+    ),
+    Mutant(
+        "the page answers to any name (DNS rebinding)",
+        "coordinator",
+        'app.config["TRUSTED_HOSTS"] = _HOSTS',
+        "pass",
+        ("tests/ui/test_page.py",),
+    ),
+    Mutant(
+        "the page makes markup of texts",
+        "coordinator",
+        "app.jinja_env.undefined = StrictUndefined",
+        "app.jinja_env.undefined, app.jinja_env.autoescape = StrictUndefined, False",
+        ("tests/ui/test_page.py",),
+    ),
+    Mutant(
+        "a driver tells of no checkpoint that takes long",
+        "coordinator",
+        "if current and current.duration >= seconds:",
+        "if False:",
+        ("tests/ui/test_page.py",),
+    ),
+    Mutant(
+        "a place for savepoints may be anywhere",
+        "coordinator",
+        "found = roots[0] if target is None else within(target, roots)",
+        "found = target or roots[0]",
+        REQUESTS,
+    ),
+    Mutant(
+        "what was answered is done again",
+        "coordinator",
+        "if body is None or before is not None:",
+        "if body is None:",
+        REQUESTS,
+    ),
     # ------------------------------------------------------------------ the protocol
     Mutant(
         "what a driver that runs is committing is a finding",

@@ -84,6 +84,18 @@ class TestClock(Clock):
         return event.is_set()
 
 
+class QuietQuery(LocalQuery):
+    """Waits for more input when `run` has come to the end of it, until it is stopped."""
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        return not self.stopped
+
+    @property
+    def status(self) -> dict[str, bool]:
+        return {"isTriggerActive": super().isActive}
+
+
 class Job:
     """One job: a folder for rows and Spark's logs, a storage, an input."""
 
@@ -106,6 +118,9 @@ class Job:
         query = LocalQuery(self.folder / "query", self.input[:batches])
         query.topic_ids = lambda: self.topics
         return query
+
+    def quiet(self, batches: int | None = None) -> QuietQuery:
+        return QuietQuery(self.folder / "query", self.input[:batches])
 
     def run(self, batches: int | None = None, **options: Any) -> None:
         self.query(batches).run(self.coordinator(**options))

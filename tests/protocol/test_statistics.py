@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import urllib.error
+import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,9 +20,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import CheckpointListener, Step
-from coordinator.errors import CheckpointFailed, CorruptRecord, InDoubtError
+from coordinator.errors import CheckpointError, CheckpointFailed, CorruptRecord, InDoubtError
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import CheckpointHistory, load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
@@ -28,6 +31,7 @@ from coordinator.storage import StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks.audit import Audit, Holding, Part
 from sinks.testing import Hooked
+from sinks.testing.servers.common import free_port
 from sinks.testing.table import eventually
 from sinks.transaction import Checkpoint, Committable, Fingerprint
 from tests.protocol.play import CrashError, Job, complete_but_one_lost, crash_at, fail
@@ -291,6 +295,36 @@ def test_prometheus(job: Job) -> None:
             coordinator.register_metrics(registry)
 
 
+def test_metrics_at_an_address(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+
+    def read() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            return str(answer.read().decode())
+
+    with job.coordinator(config={"metrics_address": str(port)}) as coordinator:
+        with pytest.raises(urllib.error.URLError):  # commands open the same job
+            read()
+        job.query(2).run(coordinator)
+        assert 'checkpointing_checkpoints_total{job_name="job",status="completed"} 2.0' in read().splitlines()
+        names = {family.name for family in text_string_to_metric_families(read())}
+        assert {"checkpointing_rows", "checkpointing_phase_duration_seconds", "checkpointing_in_doubt"} <= names
+        with job.coordinator(config={"metrics_address": f"127.0.0.1:{port}"}) as next_one:
+            job.query(3).run(next_one)
+        assert f"nobody can read its metrics at 127.0.0.1:{port}" in caplog.text
+    with pytest.raises(urllib.error.URLError):
+        read()
+    job.assert_exactly_once(3)
+
+
+def test_what_was_served_over_http_says_where_it_is_now(job: Job) -> None:
+    with (
+        job.coordinator() as coordinator,
+        pytest.raises(CheckpointError, match=r"serve_http is gone: .* metrics_address"),
+    ):
+        coordinator.serve_http(port=8790)
+
+
 def test_the_books_as_metrics(job: Job, telemetry: tuple[InMemoryMetricReader, InMemorySpanExporter]) -> None:
     registry = CollectorRegistry()
     with job.coordinator(sink=Books(job.folder / "rows"), config={"verify_interval": 0.05}) as coordinator:
@@ -315,8 +349,7 @@ def test_the_books_as_metrics(job: Job, telemetry: tuple[InMemoryMetricReader, I
         assert value("rows", column="held", **of_driver) is None
         assert (value("differences", **of_driver), value("untold", **of_driver)) == (1, 0)
         assert value("timestamp_seconds", by="driver") == coordinator.statistics.verified_at / 1000
-        [notice, *_] = coordinator.facts(live=True).notices()
-        assert (notice.level, notice.page) == ("bad", "balance")
+        assert "checkpoint 1" in coordinator.statistics.now(0)["balance"]
         data = telemetry[0].get_metrics_data()
     assert data
     [scope] = data.resource_metrics[0].scope_metrics

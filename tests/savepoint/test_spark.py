@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from coordinator import CheckpointCoordinator, Savepoint, restore_savepoint
+from coordinator import CheckpointConfig, CheckpointCoordinator, Savepoint, list_savepoints, restore_savepoint
+from coordinator.protocol.records import CheckpointStore
+from coordinator.requests import ask_driver
 from coordinator.spark.location import _Directory, _HadoopDirectory, open_location
+from coordinator.storage import open_storage
 from sinks.postgres import PostgresSink
 from tests.spark.job import wait_for, write_input
 
@@ -121,6 +125,24 @@ def test_stopped_with_a_savepoint_and_restored_with_another_parallelism(
     assert play.values() == list(range(10 * (second.checkpoint_id + 1)))
     assert second.record.partitions == {"numbers": 4}
     assert second.lineage != savepoint.lineage
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+def test_asked_for_through_storage(spark: SparkSession, pg_database: str, tmp_path: Path, how: str) -> None:
+    """By an operator, of a query that its program waits for and then closes."""
+    play = Play(spark, pg_database, tmp_path)
+    place = f"file://{tmp_path}/storage"
+    config = CheckpointConfig(savepoint_dir=play.target)
+    sink = PostgresSink(play.dsn, "numbers", create_table=True)
+    with ThreadPoolExecutor(1) as operator, CheckpointCoordinator("job", [sink], place, config) as coordinator:
+        query = play.start(play.numbers(), coordinator)
+        wait_for(lambda: batches(query) >= 1)
+        asked = operator.submit(ask_driver, CheckpointStore(open_storage(place), "job"), how)
+        assert query.awaitTermination(120)
+    taken = asked.result(120)
+    assert query.exception() is None
+    assert play.values() == list(range(10 * (taken["checkpoint"] + 1)))
+    assert [one.uri for one in list_savepoints(play.target)] == [taken["uri"]]
 
 
 def test_taken_of_a_running_and_of_an_idle_query_and_of_a_stopped_one(

@@ -1,5 +1,4 @@
-"""The job, its place for savepoints, and where drivers leave their tokens."""
+"""The job, and its place for savepoints."""
 
 from tests.savepoint.conftest import job as job
-from tests.savepoint.conftest import state_home as state_home
 from tests.savepoint.conftest import target as target

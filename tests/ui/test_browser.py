@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from werkzeug.serving import make_server
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.errors import CheckpointFailed
-from coordinator.http.client import ask_driver
 from coordinator.storage import open_storage
-from coordinator.ui.page import TABS
+from coordinator.ui.facts import facts_of
+from coordinator.ui.page import TABS, page_of
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from sinks.testing.conformance import example_input
 from sinks.testing.local import LocalQuery
-from tests.protocol.play import Job, fail
+from tests.protocol.play import Job, QuietQuery, fail
 from tests.ui.chromium import chromium, playwright
 from tests.ui.test_page import HOSTILE
 
@@ -46,8 +48,9 @@ class Watched:
     requests to elsewhere."""
 
     def __init__(self, browser: Any, driver: CheckpointCoordinator, **options: Any) -> None:
-        address = ask_driver(driver.protocol.store, "/invitations", {})["address"]
-        self.home = address.partition("/ui/")[0]
+        self._server = make_server("127.0.0.1", 0, page_of(facts_of(driver)), threaded=True)
+        threading.Thread(target=self._server.serve_forever, args=[0.1]).start()
+        self.home = f"http://127.0.0.1:{self._server.server_port}"
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)
         self.window = self.context.new_page()
         self.told: list[str] = []
@@ -55,22 +58,28 @@ class Watched:
         self.window.on("pageerror", lambda error: self.told.append(str(error)))
         self.window.on("dialog", self._dismiss)
         self.window.on("request", lambda request: self._of_here(request.url))
-        self.window.goto(address)
+        self.window.goto(self.home)
 
     def _dismiss(self, dialog: Any) -> None:
         self.told.append(dialog.message)
         dialog.dismiss()
 
     def _of_here(self, url: str) -> None:
-        if not url.startswith(f"{self.home}/ui/"):
+        if not url.startswith(f"{self.home}/"):
             self.told.append(f"asked for {url}")
 
     def go(self, tab: str) -> Any:
-        self.window.goto(f"{self.home}/ui/{tab}")
+        self.window.goto(f"{self.home}/{tab}")
         return self.window
+
+    def end(self) -> None:
+        """The command is ended, and the page stays open."""
+        self._server.shutdown()
+        self._server.server_close()
 
     def close(self) -> None:
         self.context.close()
+        self.end()
         assert self.told == []
 
 
@@ -92,8 +101,8 @@ def driver(job: Job, target: str) -> Iterator[CheckpointCoordinator]:
         LocalQuery(job.folder / "query", job.input[:1]).run(first)
     config = CheckpointConfig(savepoint_dir=target)
     with CheckpointCoordinator("orders", sinks, storage, config) as coordinator:
-        coordinator.serve_http()
-        LocalQuery(job.folder / "query", job.input[:30]).run(coordinator)
+        QuietQuery(job.folder / "query", job.input[:30]).run(coordinator)
+        coordinator.history.flush()
         yield coordinator
 
 
@@ -103,33 +112,21 @@ def test_it_follows_the_job_and_runs_nothing_else(browser: Any, driver: Checkpoi
     for name in TABS.values():
         window.click(f"nav >> text='{name}'")
         assert window.locator("nav [aria-current]").inner_text() == name
-    window.click("nav >> text='Savepoints'")
-    window.click("text='Take a savepoint'")
-    assert "Saved checkpoint 29 as" in window.inner_text("main .notice.good")
     window.click("nav >> text='Overview'")
     window.evaluate("document.stayed = true")
-    LocalQuery(job.folder / "query", job.input).run(driver)
+    QuietQuery(job.folder / "query", job.input).run(driver)
     window.locator(".cards div", has_text="completed").locator("b", has_text="40").wait_for(timeout=60_000)
     assert window.evaluate("document.stayed"), "it was changed in place"
-    driver.close()
+    watched.end()
     window.locator("#live.lost").wait_for(timeout=60_000)
     watched.told = [line for line in watched.told if "ERR_CONNECTION_REFUSED" not in line]
     watched.close()
 
 
-def test_a_browser_that_was_not_let_in(browser: Any, driver: CheckpointCoordinator) -> None:
-    assert driver.serve_http()
-    context = browser.new_context()
-    window = context.new_page()
-    window.goto(f"{driver.serve_http()}/ui/history")
-    assert "Let this browser in" in window.inner_text("main")
-    context.close()
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_wider_than_the_window(browser: Any, driver: CheckpointCoordinator, width: int) -> None:
     watched = Watched(browser, driver, viewport={"width": width, "height": 800})
-    for tab in [*TABS, watched.go("history").locator("tbody a").first.get_attribute("href").removeprefix("/ui/")]:
+    for tab in [*TABS, watched.go("history").locator("tbody a").first.get_attribute("href").removeprefix("/")]:
         window = watched.go(tab)
         assert window.evaluate("document.documentElement.scrollWidth") <= width, tab
     watched.close()
@@ -139,7 +136,6 @@ def test_hostile_names_do_nothing(browser: Any, tmp_path: Path) -> None:
     job = Job(tmp_path, batches=1)
     sink = FileSink(job.sink.folder, name=HOSTILE)
     with CheckpointCoordinator(HOSTILE, [sink], job.storage) as coordinator:
-        coordinator.serve_http()
         job.query().run(coordinator)
         watched = Watched(browser, coordinator)
         for tab in TABS:

@@ -26,7 +26,6 @@ async function refresh() {
   if (document.hidden) return;
   try {
     const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(20000) });
-    if (answer.status === 401) return location.reload();
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     change(document.querySelector("main"), page.querySelector("main"));
     told.textContent = "live";

@@ -1,0 +1,236 @@
+"""What an operator asks of the driver that runs, by way of checkpoint storage: a savepoint, and perhaps to stop there.
+
+The operator's command puts a request. The driver finds it, does it between two batches and puts the answer. A driver
+that is superseded does nothing, nor does one that finds the request withdrawn or too old. Before it does anything the
+driver puts that it has begun, then looks whether the request is still there; who withdraws the request deletes it, then
+looks whether it was begun. So one of the two sees the other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.errors import CheckpointError, CorruptRecord, SavepointError, StorageBehind, Superseded, reason
+from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.protocol.records import CheckpointStore, SignOfLife
+from coordinator.storage import StorageError
+from coordinator.storage.uris import redacted, within
+from coordinator.wording import duration, of_driver
+from sinks.progress import progress
+
+logger = logging.getLogger(__name__)
+
+WAYS = ("trigger", "stop", "cancel")
+"""How a savepoint is asked for: and the query goes on, stops there, or stops for good."""
+HOLDS = 600.0
+"""Seconds after which a driver that has not begun with a request refuses it."""
+
+_KEPT_MS = 86_400_000
+"""What nobody has fetched is deleted when it is so old."""
+_INSIST = 60.0
+"""Seconds in which a driver tries to put an answer, and in which an operator waits for one of a driver that is gone."""
+_POLL, _LOOK = 0.3, 3.0
+"""Seconds between two looks of an operator for an answer, and for the driver."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """`sign`: who asks, and when. `holds`: seconds from then."""
+
+    how: str
+    target: str | None
+    sign: SignOfLife
+    holds: float = HOLDS
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self) | {"sign": self.sign.to_json()}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Request:
+        try:
+            request = cls(body["how"], body["target"], SignOfLife(**body["sign"]), float(body["holds"]))
+            if request.how not in WAYS or not isinstance(request.target, str | None):
+                raise ValueError(request.how)
+            return request
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptRecord(f"the request lacks or misuses a field: {error!r}") from error
+
+    def require_fresh(self, now: float | None) -> None:
+        """`now`: by the storage's clock, if it has one; else the operator's clock is compared with this machine's."""
+        by_storage = now is not None and self.sign.storage_at is not None
+        age = now - self.sign.storage_at if by_storage else time.time() - self.sign.at / 1000  # type: ignore[operator]
+        if abs(age) <= self.holds:
+            return
+        clock = "the storage's clock" if by_storage else "the clocks of the driver and of who asked"
+        told = f"{duration(age)} old" if age > 0 else f"{duration(-age)} ahead"
+        raise SavepointError(f"the request is {told} by {clock}, and holds for {duration(self.holds)}; ask again")
+
+
+class Requests:
+    """The driver's side. `take`: takes a savepoint in this way and place, after it has called what it is given, with no
+    batch under way. `require_newest`: raises for a driver that is superseded."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        take: Callable[[str, str | None, Callable[[], None]], Mapping[str, Any]],
+        require_newest: Callable[[], None],
+    ) -> None:
+        self._store, self._take, self._require_newest = store, take, require_newest
+        self._seen: set[str] = set()
+        self._worker = threading.Thread()
+        self._ended = self._swept = False
+
+    def look(self) -> None:
+        """Begin with the oldest request, unless another one is being done. Raises StorageError."""
+        if self._worker.is_alive():
+            return
+        if not self._swept:
+            self._sweep()
+            self._swept = True
+        new = [id for id in self._store.notes("request") if id not in self._seen]
+        if new:
+            self._seen.add(new[0])
+            self._worker = threading.Thread(target=self._serve, args=new[:1], name="checkpoint-requests", daemon=True)
+            self._worker.start()
+            atexit.register(self._wait)  # what stops the query lets the process end before the answer is there
+
+    def end(self) -> None:
+        """Wait for what is being done; the store is closed."""
+        self._ended = True
+        self._wait()
+        atexit.unregister(self._wait)
+
+    def _wait(self) -> None:
+        if self._worker.is_alive() and self._worker is not threading.current_thread():
+            self._worker.join(_INSIST)
+
+    def _serve(self, id: str) -> None:
+        try:
+            answer = self._answer(id)
+            if answer:
+                self._tell(id, answer)
+        except (Superseded, StorageBehind, StorageError) as error:
+            self._seen.discard(id)  # of a later generation of this driver, or when storage answers
+            logger.debug("job %s: a request is left as it is: %s", self._store.job, error)
+        finally:
+            if self._ended:
+                self._store.storage.close()
+
+    def _answer(self, id: str) -> Mapping[str, Any] | None:
+        self._require_newest()
+        try:
+            body, before = self._store.note("request", id), self._store.note("answer", id)
+            if body is None or before is not None:
+                return before
+            request = Request.from_json(body)
+        except CheckpointError as error:
+            return {"error": reason(error)}
+
+        def begin() -> None:
+            self._require_newest()
+            request.require_fresh(self._store.storage.clock())
+            self._store.put_note("begun", id, {})
+            if self._store.note("request", id) is None:
+                raise SavepointError("the request was withdrawn")
+
+        logger.info("job %s: %s asks for a savepoint (%s)", self._store.job, request.sign.who, request.how)
+        try:
+            return {"savepoint": self._take(request.how, request.target, begin)}
+        except (Superseded, StorageBehind):
+            raise
+        except Exception as error:
+            logger.warning("job %s: a request was not done: %s", self._store.job, reason(error))
+            return {"error": reason(error)}
+
+    def _tell(self, id: str, answer: Mapping[str, Any]) -> None:
+        end = time.monotonic() + _INSIST
+        while True:
+            try:
+                self._store.put_note("answer", id, answer)
+                self._store.delete_note("request", id)
+                return
+            except StorageError as error:
+                if time.monotonic() > end:
+                    logger.warning("job %s: nobody hears what became of a request: %s", self._store.job, error)
+                    return
+                time.sleep(1)
+
+    def _sweep(self) -> None:
+        for folder in ("request", "begun", "answer"):
+            for id in self._store.notes(folder):
+                age = time.time_ns() // 1_000_000 - int(id.partition(".")[0])
+                if age > _KEPT_MS:
+                    self._store.delete_note(folder, id)
+
+
+def place_for(target: str | None, roots: list[str]) -> str:
+    """The storage to open for a savepoint that somebody else asks for: one of `roots`, or a folder below."""
+    if not roots:
+        raise SavepointError("this driver takes savepoints to no place: set savepoint_dir in its CheckpointConfig")
+    found = roots[0] if target is None else within(target, roots)
+    if found is None:
+        places = ", ".join(map(redacted, roots))
+        raise SavepointError(f"{redacted(str(target))} is not in a place that this driver may save to: {places}")
+    return found
+
+
+# ---------------------------------------------------------------------- the operator's side
+_INSTEAD = "For a job whose query is stopped say --checkpoint-location."
+
+
+def ask_driver(store: CheckpointStore, how: str, target: str | None = None, holds: float = HOLDS) -> dict[str, Any]:
+    """Have the driver that runs take a savepoint, and wait for it: its summary. Raises SavepointError if no driver
+    runs, if it refuses, or if it is gone before it has answered: what was not begun is withdrawn then."""
+    driver = look_for_driver(store)
+    if not _may_run(driver):
+        raise SavepointError(f"No driver of job {store.job!r} runs that could be asked. {of_driver(driver)} {_INSTEAD}")
+    id = store.new_note("request", lambda sign: Request(how, target, sign, holds).to_json())
+    try:
+        with progress("wait for the driver, which takes the savepoint between two batches"):
+            answer = _wait(store, id, holds)
+    finally:
+        store.delete_note("request", id)
+    for folder in ("answer", "begun"):
+        store.delete_note(folder, id)
+    if "error" in answer:
+        raise SavepointError(f"The driver refused: {answer['error']}")
+    return dict(answer["savepoint"])
+
+
+def _wait(store: CheckpointStore, id: str, holds: float) -> Mapping[str, Any]:
+    end, look_at, begun = time.monotonic() + holds, time.monotonic() + _LOOK, False
+    patience = _INSIST
+    gone = ""
+    while True:
+        answer = store.note("answer", id)
+        if answer is not None:
+            return answer
+        now = time.monotonic()
+        if now >= look_at:
+            look_at, driver = now + _LOOK, look_for_driver(store)
+            gone = "" if _may_run(driver) else of_driver(driver)
+            patience = patience - _LOOK if gone else _INSIST
+        begun = begun or store.note("begun", id) is not None
+        if not begun and (gone or now > end):
+            store.delete_note("request", id)
+            begun = store.note("begun", id) is not None
+            if not begun:
+                why = gone or f"The driver has not come to it within {duration(holds)}."
+                raise SavepointError(f"Nothing was done, and the request is withdrawn. {why} {_INSTEAD}")
+        if begun and patience <= 0:
+            raise SavepointError(
+                f"The driver had begun, and nobody can tell what became of it. {gone} See which savepoints there are: "
+                "coordinator savepoint list"
+            )
+        time.sleep(_POLL)
+
+
+def _may_run(driver: Driver | None) -> bool:
+    return driver is not None and driver.state in (State.RUNNING, State.UNKNOWN)

@@ -1,0 +1,396 @@
+"""What operators ask of a driver through storage: done between two batches by the newest driver, or told why not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import CheckpointCoordinator, CheckpointListener, list_savepoints, requests
+from coordinator.errors import SavepointError
+from coordinator.listener import Step
+from coordinator.protocol.records import CheckpointStore, SignOfLife, seal
+from coordinator.requests import Request, ask_driver
+from coordinator.storage import CheckpointStorage, StorageError, open_storage
+from sinks.testing.local import LocalQuery
+from sinks.testing.table import eventually
+from sinks.transaction import token
+from tests.protocol.play import Job
+from tests.storage.wrapped import WrappedStorage
+
+Change = Callable[[SignOfLife], SignOfLife]
+
+FAST = {"contact_interval": 0.1, "heartbeat_interval": 1}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "_LOOK", 0.1)
+    monkeypatch.setattr("coordinator.heartbeat._MISSED", 30)  # of a busy machine
+
+
+@pytest.fixture(params=["memory", "file", "sqlite"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStorage:
+    folder = f"{tmp_path}/checkpoints"
+    uris = {"memory": f"memory:{folder}", "file": f"file://{folder}", "sqlite": f"sqlite:///{folder}.db"}
+    return open_storage(uris[request.param])
+
+
+def store_of(storage: CheckpointStorage) -> CheckpointStore:
+    return CheckpointStore(storage, "job")
+
+
+def notes(storage: CheckpointStorage) -> list[str]:
+    return [key for key in storage.list("") if key.split("/")[1] in ("request", "begun", "answer")]
+
+
+def asking(storage: CheckpointStorage, how: str = "trigger", **options: Any) -> Future[dict[str, Any]]:
+    """In a thread of its own, as another process does."""
+    pool = ThreadPoolExecutor(1)
+    asked = pool.submit(ask_driver, store_of(storage), how, **options)
+    pool.shutdown(wait=False)
+    return asked
+
+
+class Held(CheckpointListener):
+    """Holds a batch up amid its checkpoint."""
+
+    def __init__(self, checkpoint: int = 1) -> None:
+        self.checkpoint, self.reached, self.go_on = checkpoint, threading.Event(), threading.Event()
+
+    def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+        if (step, checkpoint_id) == (Step.PRE_COMMITTED, self.checkpoint):
+            self.reached.set()
+            assert self.go_on.wait(120)
+
+
+# ---------------------------------------------------------------------- what is done
+def test_a_savepoint_within_seconds_and_nothing_is_left_in_storage(
+    job: Job, target: str, storage: CheckpointStorage
+) -> None:
+    with job.coordinator(storage=storage, config={"savepoint_dir": target}) as coordinator:  # as it is by default
+        job.quiet(2).run(coordinator)
+        began = time.monotonic()
+        taken = ask_driver(store_of(storage), "trigger")
+        assert time.monotonic() - began < 10
+        below = ask_driver(store_of(storage), "trigger", f"{target}/daily")
+        assert store_of(storage).newest_generation() == 1
+    assert taken["checkpoint"] == 1
+    assert [one.uri for one in list_savepoints(target)] == [taken["uri"]]
+    assert below["uri"].startswith(f"{target}/daily/savepoint-")
+    assert notes(storage) == []
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+def test_a_query_is_stopped(job: Job, target: str, storage: CheckpointStorage, how: str) -> None:
+    coordinator = job.coordinator(storage=storage, config={"min_pause": 60, "savepoint_dir": target} | FAST)
+    running = threading.Thread(target=lambda: LocalQuery(job.folder / "query", job.input).run(coordinator))
+    running.start()
+    eventually((job.folder / "query/commits/0").exists)
+    taken = ask_driver(store_of(storage), how)
+    running.join(120)
+    assert not running.is_alive()
+    job.assert_exactly_once(batches=taken["checkpoint"] + 1)
+    coordinator.close()
+    assert notes(storage) == []
+
+
+def test_it_is_between_two_batches_and_the_signs_go_on(job: Job, target: str) -> None:
+    held = Held()
+    with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held]) as coordinator:
+        running = threading.Thread(target=job.quiet(2).run, args=[coordinator])
+        running.start()
+        assert held.reached.wait(120)
+        asked = asking(job.storage)
+        store, root = store_of(job.storage), store_of(job.storage).newest_claim()
+        before = store.last_sign(root).at
+        eventually(lambda: store.last_sign(root).at > before)
+        assert not asked.done()
+        assert not [key for key in notes(job.storage) if "/begun/" in key]
+        held.go_on.set()
+        assert asked.result(120)["checkpoint"] == 1
+        running.join(120)
+
+
+def test_two_at_once_are_both_done(job: Job, target: str) -> None:
+    with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        one, other = asking(job.storage), asking(job.storage)
+        taken = {one.result(120)["uri"], other.result(120)["uri"]}
+    assert {each.uri for each in list_savepoints(target)} == taken
+    assert len(taken) == 2
+
+
+def test_a_request_outlives_its_driver(job: Job, target: str) -> None:
+    """It was begun, and nothing came of it."""
+    job.run(1)
+    store = store_of(job.storage)
+    id = asked(store)
+    store.put_note("begun", id, {})
+    with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(2).run(coordinator)
+        eventually(lambda: store.note("answer", id) is not None)
+        eventually(lambda: store.notes("request") == [])
+    assert [one.summary()["checkpoint"] for one in list_savepoints(target)] == [1]
+
+
+def test_what_was_answered_is_not_done_again(job: Job, target: str) -> None:
+    job.run(1)
+    store = store_of(job.storage)
+    id = asked(store, "stop")
+    store.put_note("answer", id, {"savepoint": {}})
+    with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(2).run(coordinator)
+        eventually(lambda: store.notes("request") == [])
+        assert coordinator.query.isActive
+    assert list_savepoints(target) == []
+
+
+def asked(
+    store: CheckpointStore, how: str = "trigger", change: Callable[[SignOfLife], SignOfLife] = lambda s: s
+) -> str:
+    """A request that nobody waits for."""
+    return store.new_note("request", lambda sign: Request(how, None, change(sign)).to_json())
+
+
+# ---------------------------------------------------------------------- what is not
+def aged(hours: float) -> Change:
+    return lambda sign: replace(sign, at=int(sign.at - hours * 3_600_000))
+
+
+@pytest.mark.parametrize(("hours", "told"), [(1, "1.0 h old"), (-1, "ahead")])
+def test_a_request_is_refused_by_its_age(job: Job, target: str, hours: float, told: str) -> None:
+    store = store_of(job.storage)
+    id = asked(store, "stop", aged(hours))
+    with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        eventually(lambda: store.note("answer", id) is not None)
+        assert told in (store.note("answer", id) or {})["error"]
+        assert coordinator.query.isActive
+        eventually(lambda: store.notes("request") == [])
+    assert list_savepoints(target) == []
+
+
+def test_a_storage_with_a_clock_tells_the_age(job: Job, target: str) -> None:
+    class Clocked(WrappedStorage):
+        def clock(self) -> float:
+            return time.time() - 7200
+
+    storage = Clocked(job.storage)
+    store = store_of(storage)
+    with job.coordinator(storage=storage, config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        id = asked(store, change=aged(5))  # the operator's machine is hours behind
+        eventually(lambda: store.note("answer", id) is not None)
+        assert "savepoint" in (store.note("answer", id) or {})
+
+
+def test_a_superseded_driver_answers_nothing(job: Job, target: str) -> None:
+    store = store_of(job.storage)
+    with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        store.follow_newest_claim()
+        store.claim_generation("", 30.0)
+        id = asked(store, "stop")
+        with pytest.raises(SavepointError, match=r"has not come to it within 2\.0 s"):
+            ask_driver(store, "trigger", holds=2)
+        assert coordinator.query.isActive
+        assert store.notes("request") == [id]
+        assert store.notes("begun") == store.notes("answer") == []
+        assert list_savepoints(target) == []
+        job.quiet(2).run(coordinator)  # started again, it is the newest
+        eventually(lambda: store.note("answer", id) is not None)
+        eventually(lambda: not coordinator.query.isActive)
+    assert len(list_savepoints(target)) == 1
+
+
+def test_what_is_withdrawn_is_not_done(job: Job, target: str) -> None:
+    held = Held(0)
+    with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held]) as coordinator:
+        running = threading.Thread(target=job.quiet(1).run, args=[coordinator])
+        running.start()
+        assert held.reached.wait(120)
+        with pytest.raises(SavepointError, match="Nothing was done, and the request is withdrawn"):
+            ask_driver(store_of(job.storage), "stop", holds=1)
+        held.go_on.set()
+        running.join(120)
+        assert coordinator.query.isActive
+        ask_driver(store_of(job.storage), "trigger")
+    assert len(list_savepoints(target)) == 1
+
+
+def test_what_is_withdrawn_while_the_driver_waits_for_its_batch(job: Job, target: str) -> None:
+    held, store = Held(0), store_of(job.storage)
+    with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held]) as coordinator:
+        running = threading.Thread(target=job.quiet(1).run, args=[coordinator])
+        running.start()
+        assert held.reached.wait(120)
+        id = asked(store, "stop")
+        eventually(lambda: "checkpoint-requests" in [thread.name for thread in threading.enumerate()])
+        time.sleep(0.5)
+        store.delete_note("request", id)
+        held.go_on.set()
+        running.join(120)
+        eventually(lambda: store.note("answer", id) is not None)
+        assert "was withdrawn" in (store.note("answer", id) or {})["error"]
+        assert coordinator.query.isActive
+    assert list_savepoints(target) == []
+
+
+def test_nobody_waits_where_no_driver_runs(job: Job) -> None:
+    with pytest.raises(SavepointError, match=r"has never been started .* say --checkpoint-location"):
+        ask_driver(store_of(job.storage), "trigger")
+    with job.coordinator() as coordinator:
+        job.quiet(1).run(coordinator)
+    with pytest.raises(SavepointError, match="has ended its query"):
+        ask_driver(store_of(job.storage), "trigger")
+    assert notes(job.storage) == []
+
+
+def test_a_driver_that_ends_before_it_comes_to_it(job: Job, target: str) -> None:
+    with job.coordinator(config={"savepoint_dir": target, "contact_interval": 0}) as coordinator:
+        job.quiet(1).run(coordinator)
+        waiting = asking(job.storage)
+        eventually(lambda: bool(notes(job.storage)))
+    with pytest.raises(SavepointError, match=r"(?s)Nothing was done, .* the coordinator was closed"):
+        waiting.result(120)
+    assert notes(job.storage) == []
+
+
+def test_a_driver_that_dies_after_it_has_begun(job: Job, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "_INSIST", 1)
+    store = store_of(job.storage)
+    with job.coordinator(config={"savepoint_dir": target, "contact_interval": 0}) as coordinator:
+        job.quiet(1).run(coordinator)
+        waiting = asking(job.storage, "stop")
+        eventually(lambda: bool(store.notes("request")))
+        store.put_note("begun", store.notes("request")[0], {})
+    with pytest.raises(SavepointError, match=r"(?s)nobody can tell what became of it.* savepoint list"):
+        waiting.result(120)
+
+
+class Shaky(WrappedStorage):
+    """Refuses so many calls of notes between operators and drivers."""
+
+    left = 0
+
+    def _call(self, method: str, key: str, *more: Any) -> Any:
+        if self.left and key.split("/")[1] in ("request", "begun", "answer"):
+            self.left -= 1
+            raise StorageError(self.uri, key, "not today")
+        return super()._call(method, key, *more)
+
+
+def test_storage_that_fails_when_a_request_is_looked_for(job: Job, target: str) -> None:
+    storage = Shaky(job.storage)
+    with job.coordinator(storage=storage, config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        storage.left = 5
+        assert ask_driver(store_of(job.storage), "trigger")["checkpoint"] == 0
+        assert storage.left == 0
+
+
+def test_storage_that_fails_when_the_answer_is_put(job: Job, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = Shaky(job.storage)
+
+    class Fails(CheckpointCoordinator):
+        def _save(self, *given: Any) -> Any:
+            savepoint = super()._save(*given)
+            storage.left = 2
+            return savepoint
+
+    monkeypatch.setattr("tests.protocol.play.CheckpointCoordinator", Fails)
+    with job.coordinator(storage=storage, config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        taken = ask_driver(store_of(job.storage), "trigger")
+    assert [one.uri for one in list_savepoints(target)] == [taken["uri"]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff", b"[" * 50_000, seal({"job": "other", "note": {}}), seal({"job": "job", "note": {"how": "burn"}})],
+    ids=["no record", "deep", "of another job", "of another kind"],
+)
+def test_a_bad_request_is_told_of_and_others_are_done(job: Job, target: str, data: bytes) -> None:
+    store = store_of(job.storage)
+    id = store.new_note("answer", lambda sign: {})
+    store.delete_note("answer", id)
+    job.storage.put_if_absent(f"{token('job')}/request/{id}", data)
+    with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        assert ask_driver(store, "trigger")["checkpoint"] == 0
+    assert "error" in (store.note("answer", id) or {})
+    assert store.notes("request") == []
+
+
+# ---------------------------------------------------------------------- where to
+@pytest.mark.parametrize(
+    "where",
+    [
+        "file:///etc/x",
+        "{0}x",
+        "{0}/../outside",
+        "{0}/a/../../outside",
+        "{0}/%2e%2e/outside",
+        "{0}/link",
+        "sqlite:///{1}/outside.db",
+        "mysql://u:p@127.0.0.1:1/d?local_infile=1",
+        "memory:outside",
+        "outside",
+        "",
+    ],
+)
+def test_a_target_outside_of_the_roots_is_neither_opened_nor_made(job: Job, tmp_path: Path, where: str) -> None:
+    place = f"file://{tmp_path}/savepoints"
+    (tmp_path / "savepoints").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "savepoints" / "link").symlink_to(tmp_path / "outside")
+    with job.coordinator(config={"savepoint_dir": place} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(SavepointError, match="is not in a place"):
+            ask_driver(store_of(job.storage), "trigger", where.format(place, tmp_path))
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_driver_without_a_place_for_savepoints_takes_none(job: Job) -> None:
+    with job.coordinator(config=FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        with pytest.raises(SavepointError, match="savepoint_dir"):
+            ask_driver(store_of(job.storage), "trigger", "file:///tmp/x")
+
+
+def test_what_nobody_fetched_is_gone_after_a_day(job: Job) -> None:
+    store = store_of(job.storage)
+    old = f"{time.time_ns() // 1_000_000 - 90_000_000:015d}.{'0' * 16}"
+    for folder in ("request", "begun", "answer"):
+        store.put_note(folder, old, {})
+    new = store.new_note("answer", lambda sign: {})
+    with job.coordinator(config=FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        eventually(lambda: len(notes(job.storage)) == 1)
+    assert store.notes("answer") == [new]
+
+
+def test_it_costs_one_list_each_time(job: Job) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Counting(WrappedStorage):
+        def _call(self, method: str, key: str, *more: Any) -> Any:
+            asked.append((method, key))
+            return super()._call(method, key, *more)
+
+    with job.coordinator(storage=Counting(job.storage), config=FAST | {"heartbeat_interval": 60}) as coordinator:
+        job.quiet(1).run(coordinator)
+        time.sleep(0.5)
+        asked.clear()
+        time.sleep(1)
+    called = [(method, key.split("/")[1]) for method, key in asked if key.split("/")[1] in ("request", "answer")]
+    assert set(called) == {("list", "request")}
+    assert 1 <= len(called) <= 11
