@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from kafka.errors import (
     AuthorizationError,
     IncompatibleBrokerVersion,
@@ -57,6 +58,8 @@ _REQUEST_BYTES = 4 << 20
 """Record batches in one request, at most, unless a single one is larger."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _SEQUENCES = 1 << 31
+_KNOWN_AGAIN = 5
+"""Record batches of a producer that the leader of a partition knows, if they come twice."""
 
 NO_RIGHTS_ON_GROUP = (
     "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read on groups with the "
@@ -175,6 +178,7 @@ class _Topic:
 
 @dataclass
 class _Batch:
+    nth: int
     data: bytes
     sequence: int
     records: int
@@ -194,11 +198,15 @@ class _Partition:
     bytes: int = 0
     """Of these rows, at most."""
     sequence: int = 0
+    made: int = 0
+    """Record batches."""
     waiting: deque[_Batch] = field(default_factory=deque)
     under_way: list[_Batch] = field(default_factory=list)
     failed: list[_Batch] = field(default_factory=list)
+    leader: int = -1
+    """Of what is under way."""
     retry_at: float = 0.0
-    pause: float = _FIRST_PAUSE
+    pause: float = field(default_factory=lambda: _FIRST_PAUSE)
     added: bool = False
 
     @property
@@ -209,17 +217,20 @@ class _Partition:
     def unacknowledged(self) -> list[_Batch]:
         return [*self.failed, *self.under_way, *self.waiting]
 
+    @property
+    def next(self) -> _Batch | None:
+        """That may be sent: a leader knows the last five again, and no more."""
+        if not self.waiting or (self.under_way and self.waiting[0].nth - self.under_way[0].nth >= _KNOWN_AGAIN):
+            return None
+        return self.waiting[0]
+
     def is_first(self, batch: _Batch) -> bool:
         """Whether all that was sent before it is acknowledged."""
-        return all(
-            (one.sequence - batch.sequence) % _SEQUENCES < _SEQUENCES // 2 for one in (*self.under_way, *self.failed)
-        )
+        return all(one.nth > batch.nth for one in (*self.under_way, *self.failed))
 
     def again(self) -> None:
         """All failed ones, first."""
-        first = min(self.failed, key=lambda one: one.made).sequence
-        self.failed.sort(key=lambda one: (one.sequence - first) % _SEQUENCES)
-        self.waiting.extendleft(reversed(self.failed))
+        self.waiting.extendleft(sorted(self.failed, key=lambda one: -one.nth))
         self.failed = []
 
 
@@ -270,13 +281,13 @@ class TransactionalProducer:
     def begin(self, timeout: float) -> None:
         """Fence and abort whoever else has the id, and begin. At most `timeout` seconds."""
         what = f"begin of {self.transactional_id}"
-        try:
-            self._cluster = self._brokers.cluster_id()
-            self._adds = self._brokers.fences
-        except KafkaError as error:
-            raise failure(error, what) from error
+        deadline = time.monotonic() + timeout
+        self._cluster = self._ask(what, timeout, self._brokers.cluster_id)
+        self._adds = self._ask(what, deadline - time.monotonic(), lambda: self._brokers.fences)
         begun = self._ask(
-            what, timeout, lambda: self._brokers.begin(self.transactional_id, self._options.transaction_timeout_ms)
+            what,
+            deadline - time.monotonic(),
+            lambda: self._brokers.begin(self.transactional_id, self._options.transaction_timeout_ms),
         )
         self._identity = {
             "transactional_id": self.transactional_id,
@@ -397,7 +408,7 @@ class TransactionalProducer:
     def _write(self, name: str, rows: pa.RecordBatch) -> None:
         wanted = 0
         if "partition" in rows.schema.names:
-            wanted = max([0, *(one for one in pa.compute.unique(rows["partition"]).to_pylist() if one is not None)])
+            wanted = pc.max(rows["partition"]).as_py() or 0
         count = self.partitions(name, wanted)
         if wanted >= count:
             raise BadValue(f"topic {name!r} has no partition {wanted}, which a row asks for: it has {count}")
@@ -453,7 +464,9 @@ class TransactionalProducer:
         origin = Origin(identity["producer_id"], identity["producer_epoch"], partition.sequence)
         data = record_batch(rows, time.time_ns() // 1_000_000, self._options.compression, origin)
         timed = "timestamp" in rows.schema.names and rows["timestamp"].null_count < rows.num_rows
-        partition.waiting.append(_Batch(data, partition.sequence, rows.num_rows, timed, time.monotonic()))
+        batch = _Batch(partition.made, data, partition.sequence, rows.num_rows, timed, time.monotonic())
+        partition.waiting.append(batch)
+        partition.made += 1
         partition.sequence = (partition.sequence + rows.num_rows) % _SEQUENCES
         self._held -= partition.bytes
         self._encoded += len(data)
@@ -522,9 +535,12 @@ class TransactionalProducer:
             self._add([one for one in ready if not one.added])
         for partition in ready:
             leader = partition.topic.leaders.get(partition.number, -1)
+            if partition.under_way and leader != partition.leader:
+                continue
+            partition.leader = leader
             if leader >= 0:
                 by_leader[leader].append(partition)
-            elif not partition.under_way:
+            else:
                 self._fail(partition, partition.waiting.popleft(), now)
         for leader, partitions in by_leader.items():
             while self._requests[leader] < self._options.in_flight and (taken := _taken(partitions)):
@@ -551,9 +567,10 @@ class TransactionalProducer:
             topic.missing_since = topic.missing_since or now
         else:
             topic.missing_since, topic.leaders = None, {**topic.leaders, **about.leaders}
-        deleted = topic.missing_since is not None and now - topic.missing_since > LOOK_INTERVAL
-        if deleted or (about is not None and about.id != self.topic_ids[topic.name]):
+        if topic.missing_since is not None and now - topic.missing_since > LOOK_INTERVAL:
             raise ConfigurationError(f"topic {topic.name!r} was deleted while rows went there")
+        if about is not None and about.id != self.topic_ids[topic.name]:
+            raise RuntimeError(f"topic {topic.name!r} was deleted and made anew while rows went there")
 
     def _add(self, partitions: Iterable[_Partition]) -> None:
         """To the transaction, before the first record."""
@@ -662,8 +679,8 @@ def _taken(partitions: Iterable[_Partition]) -> list[tuple[_Partition, _Batch]]:
     found: list[tuple[_Partition, _Batch]] = []
     bytes = 0
     for partition in partitions:
-        if partition.waiting and (not found or bytes + len(partition.waiting[0].data) <= _REQUEST_BYTES):
-            batch = partition.waiting.popleft()
-            found.append((partition, batch))
+        batch = partition.next
+        if batch and (not found or bytes + len(batch.data) <= _REQUEST_BYTES):
+            found.append((partition, partition.waiting.popleft()))
             bytes += len(batch.data)
     return found
