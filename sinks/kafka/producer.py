@@ -412,10 +412,11 @@ class TransactionalProducer:
         count = self.partitions(name, wanted)
         if wanted >= count:
             raise BadValue(f"topic {name!r} has no partition {wanted}, which a row asks for: it has {count}")
-        largest = int(sizes(rows).max(initial=0))
+        of_rows = sizes(rows)
+        largest = int(of_rows.max(initial=0))
         if largest > self._options.largest:
             raise failure(for_code(10)(), f"a record of {largest} bytes for topic {name!r}")
-        topic, bytes = self._topics[name], bounds(rows)
+        topic, bytes = self._topics[name], bounds(rows, of_rows)
         where = partitions_of(rows, count, self._options.partitioner)
         rows = rows.select([one for one in rows.schema.names if one not in ("topic", "partition")])
         self.sent += rows.num_rows

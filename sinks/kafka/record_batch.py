@@ -1,7 +1,7 @@
 """From Arrow columns to Kafka's record batches (message format 2), without a Python object per record.
 
-The records of a batch are, one after another, a few numbers, the key, a number, the value, and the headers. Arrow joins
-these columns row by row; the data of the joined column is what a batch holds.
+The records of a batch are, one after another, a few numbers, the key, a number, the value, and the headers. Arrow puts
+these columns together row by row; the data of the column that comes of it is what a batch holds.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def sizes(rows: pa.RecordBatch) -> Numbers:
     return total
 
 
-def bounds(rows: pa.RecordBatch) -> Numbers:
-    """Bytes that each row takes in a batch, at most."""
+def bounds(rows: pa.RecordBatch, sizes: Numbers) -> Numbers:
+    """Bytes that each row takes in a batch, at most. `sizes` are those of the rows."""
     names = rows.schema.names
-    most = sizes(rows) + (16 + (9 if "timestamp" in names else 0) + (4 if "key" in names else 0))
+    most = sizes + (16 + (9 if "timestamp" in names else 0) + (4 if "key" in names else 0))
     if "headers" in names:
         most += 5 + 10 * np.diff(_flat(rows["headers"])[1])
     return most
@@ -139,10 +139,10 @@ def _binary(ends: npt.NDArray[np.int32], data: Any) -> pa.Array:
 
 
 def _join(*columns: pa.Array) -> pa.Array:
-    """Row by row; null is nothing."""
-    return pc.binary_join_element_wise(
-        *columns, pa.scalar(b"", pa.binary()), null_handling="replace", null_replacement=""
-    )
+    """Row by row; null is nothing. To take from all of them is three times as fast as Arrow's own join."""
+    count = len(columns[0])
+    order = np.arange(count, dtype=np.int32)[:, None] + count * np.arange(len(columns), dtype=np.int32)
+    return pa.concat_arrays(columns).take(pa.array(order.ravel()))
 
 
 def _bounds_of(column: pa.Array) -> npt.NDArray[np.int32]:
@@ -157,32 +157,33 @@ def _headers(lists: pa.Array) -> tuple[Part, pa.Array | None]:
     key, value = each.field("key").cast(pa.binary()), each.field("value").cast(pa.binary())
     lengths = [_texts(len(each), varints(_lengths(one))) for one in (key, value)]
     joined = _join(lengths[0], key, lengths[1], value)
-    return varints(np.diff(ends)), _binary(_bounds_of(joined)[ends], joined.buffers()[2])
+    return varints(np.diff(ends)), _binary(_bounds_of(joined)[4 * ends], joined.buffers()[2])
 
 
-def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> Any:
-    """The records' section; `deltas` are of the timestamps."""
+def _records(rows: pa.RecordBatch, deltas: Numbers | None) -> list[Any]:
+    """The records' section, in pieces; `deltas` are of the timestamps."""
     count = rows.num_rows
     key, value = _column(rows, "key"), _column(rows, "value")
     has, headers = _headers(rows["headers"]) if "headers" in rows.schema.names else (0, None)
     timestamp: Part = 0 if deltas is None else varints(deltas)
     place = varints(np.arange(count, dtype=np.int64))
-    key_length: Part = _NONE if key is None else varints(_lengths(key))
-    value_length: Part = _NONE if value is None else varints(_lengths(value))
+    lengths = [None if column is None else _lengths(column) for column in (key, value)]
+    key_length, value_length = (_NONE if some is None else varints(some) for some in lengths)
     length = 1 + sum(_size(part) for part in (timestamp, place, key_length, value_length, has))
-    length = length + (sizes(rows.drop_columns("headers") if "headers" in rows.schema.names else rows))
-    if headers is not None:
-        length = length + _lengths(headers)
-    first = varints(length), 0, timestamp, place, key_length
+    for some in (*lengths, None if headers is None else _lengths(headers)):
+        length = length if some is None else length + np.maximum(some, 0)
+    # A row without headers ends with a 0, which stands at the beginning of the next one here.
+    first: list[Part] = [0] if headers is None else []
+    first += [varints(length), 0, timestamp, place, key_length]
     if key is None:
         columns = [_texts(count, *first, value_length)]
     else:
         columns = [_texts(count, *first), key, _texts(count, value_length)]
     columns += [] if value is None else [value]
-    columns += [pa.scalar(b"\0", pa.binary())] if headers is None else [_texts(count, has), headers]
+    columns += [] if headers is None else [_texts(count, has), headers]
     joined = _join(*columns)
-    first_byte, *_, end = _bounds_of(joined)[[0, -1]]
-    return joined.buffers()[2].slice(int(first_byte), int(end - first_byte))
+    data = joined.buffers()[2].slice(0, int(_bounds_of(joined)[-1]))
+    return [data] if headers is not None else [data.slice(1), b"\0"]
 
 
 # ---------------------------------------------------------------------- batches
@@ -197,14 +198,15 @@ class Compression:
     def number(self) -> int:
         return NAMES.index(self.name)
 
-    def of(self, data: Any) -> Any:
+    def of(self, pieces: list[Any]) -> list[Any]:
         if self.name == "none":
-            return data
+            return pieces
+        data = b"".join(pieces)
         if self.name == "snappy":
-            return b"".join(_snappy(data, self._codec("snappy")))
+            return list(_snappy(data, self._codec("snappy")))
         if self.name == "lz4":
-            return b"".join(_lz4(data, self._codec("lz4_raw")))
-        return self._codec(self.name).compress(data)
+            return list(_lz4(data, self._codec("lz4_raw")))
+        return [self._codec(self.name).compress(data)]
 
     def _codec(self, name: str) -> Any:
         return pa.Codec(name, compression_level=self.level)
@@ -269,8 +271,10 @@ def record_batch(
         first, last = int(moments[0]), int(moments.max())
         deltas = moments - first
     attributes = compression.number | (_TRANSACTIONAL if origin else 0)
-    data = compression.of(_records(rows, deltas))
+    pieces = compression.of(_records(rows, deltas))
     count = rows.num_rows
     rest = struct.pack(">hiqqqhii", attributes, count - 1, first, last, *(origin or _PLAIN), count)
-    head = struct.pack(">qiibI", 0, 9 + len(rest) + len(data), -1, 2, crc32c(data, crc32c(rest)))
-    return b"".join((head, rest, data))
+    crc, length = crc32c(rest), 9 + len(rest) + sum(map(len, pieces))
+    for piece in pieces:
+        crc = crc32c(piece, crc)
+    return b"".join((struct.pack(">qiibI", 0, length, -1, 2, crc), rest, *pieces))

@@ -84,7 +84,7 @@ def test_rows_arrive_as_they_are(rows: Any, kinds: Any, left_out: set[str], cut:
     assert [(one.key, one.value, list(one.headers), one.timestamp) for one in records] == expected
     assert [one.offset for one in records] == list(range(len(records)))
     assert found.max_timestamp == max(one[3] for one in expected)
-    assert HEADER + bounds(batch).sum() >= len(made)
+    assert HEADER + bounds(batch, sizes(batch)).sum() >= len(made)
     assert sizes(batch).tolist() == [
         sum(len(part or b"") for part in (key, value, *(x for k, v in some for x in (k.encode(), v))))
         for key, value, some, _ in expected
