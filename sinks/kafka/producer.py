@@ -460,7 +460,7 @@ class TransactionalProducer:
                 self._encode(partition)
 
     def _encode(self, partition: _Partition) -> None:
-        rows = partition.rows[0] if len(partition.rows) == 1 else pa.concat_batches(partition.rows)
+        rows = partition.rows[0] if len(partition.rows) == 1 else pa.Table.from_batches(partition.rows)
         identity = self._identity or {}
         origin = Origin(identity["producer_id"], identity["producer_epoch"], partition.sequence)
         data = record_batch(rows, time.time_ns() // 1_000_000, self._options.compression, origin)
@@ -476,7 +476,7 @@ class TransactionalProducer:
             partition.topic.turn += 1
         self._send()
         while self._encoded > self._options.buffer_bytes // 2:
-            self._take(0.1)
+            self._take(self._patience())
             self._send()
 
     def partitions(self, name: str, wanted: int) -> int:
@@ -517,10 +517,15 @@ class TransactionalProducer:
         while any(one.unacknowledged for one in self._partitions.values()):
             if time.monotonic() > deadline:
                 raise self._late()
-            self._take(min(0.1, max(0.0, deadline - time.monotonic())))
+            self._take(self._patience())
             self._send()
         if self.delivered != self.sent:
             raise self._late()
+
+    def _patience(self) -> float:
+        """Seconds until there is something to send again, at most a tenth."""
+        due = [one.retry_at for one in self._partitions.values() if one.failed and not one.under_way]
+        return max(0.0, min([0.1, *(at - time.monotonic() for at in due)]))
 
     def _late(self) -> Exception:
         return RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")

@@ -225,9 +225,11 @@ def test_a_flush_ends_when_nobody_answers() -> None:
 def test_what_is_under_way_is_bounded() -> None:
     brokers = Brokers(0)
     held: list[Any] = []
-    brokers.produce = lambda node, id, batches, ms, answered, adds: held.append(  # type: ignore[method-assign]
-        (Brokers.produce, (brokers, node, id, batches, ms, answered), adds)
-    )
+
+    def hold(*arguments: Any, adds: bool) -> None:
+        held.append((Brokers.produce, (brokers, *arguments), adds))
+
+    brokers.produce = hold  # type: ignore[method-assign,assignment]
     producer = made(brokers, batch_size=10_000, queue_buffering_max_kbytes=100)
 
     def write() -> None:

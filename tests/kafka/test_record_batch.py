@@ -68,6 +68,8 @@ def test_rows_arrive_as_they_are(rows: Any, kinds: Any, left_out: set[str], cut:
     kept = {name: one for name, one in columns.items() if name not in left_out}
     batch = pa.RecordBatch.from_pydict(kept).slice(min(cut, len(rows) - 1))
     made = record_batch(batch, NOW, origin=origin)
+    pieces = pa.Table.from_batches([batch.slice(0, cut), batch.slice(cut)])
+    assert record_batch(pieces, NOW, origin=origin) == made
     found = MemoryRecords(made).next_batch()
     assert found.is_transactional is (origin is not None)
     assert (found.producer_id, found.producer_epoch, found.base_sequence) == (origin or (-1, -1, -1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -23,7 +24,7 @@ def test_a_transaction_that_librdkafka_left_open(
     written = pre_commit(sink, texts("before"))
     assert sink.commit(written) == CommitOutcome.COMMITTED
     settled(kafka.bootstrap)
-    places: list[tuple[int, int]] = []
+    places: list[Any] = []
     name = written.transaction["transactional_id"]
     old = Producer({**kafka.client_options(), "transactional.id": name})
     old.init_transactions(60)
