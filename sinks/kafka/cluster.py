@@ -57,6 +57,7 @@ _PLAIN, _FENCING = 4, 5
 It needs the cluster's feature transaction.version 2: without it, a broker can never end the transaction after that."""
 
 _CONCURRENT = 51
+_NOT_ATTEMPTED = 55
 _SHORTEST_TRY = 0.5
 _LONGEST_PAUSE = 0.5
 
@@ -329,7 +330,7 @@ class Cluster:
         (answer,) = self._ask_coordinators([name], lambda _: request, kind)
         if isinstance(answer, Exception):
             raise answer
-        for code in codes(answer):
+        for code in sorted(codes(answer), key=lambda code: code == _NOT_ATTEMPTED):
             if code:
                 raise for_code(code)(name)
         return answer
@@ -358,9 +359,10 @@ class Cluster:
                 )
                 for name, some in batches.items()
             ],
-            max_version=12 if adds else 11,
+            **({"min_version": 12, "max_version": 12} if adds else {"max_version": 11}),
         )
-        manager = self._manager
+        admin = self.admin
+        manager = admin._manager
 
         async def exchange() -> None:
             try:
@@ -368,7 +370,7 @@ class Cluster:
             except Exception as error:
                 if isinstance(error, UnknownBrokerIdError):
                     manager.cluster.request_update()
-                answer = self.admin.explained(error)
+                answer = admin.explained(error)
             answered(answer)
 
         manager.call_soon(exchange)
@@ -515,7 +517,8 @@ class Cluster:
     def _send(self, requests: Sequence[tuple[Any, int | Exception | None]]) -> list[Any]:
         """Send all to their nodes (None: any; an exception is its own answer), then await all: a response or an
         exception each."""
-        manager = self._manager
+        admin = self.admin
+        manager = admin._manager
 
         async def exchange() -> list[Any]:
             sent = [
@@ -527,7 +530,7 @@ class Cluster:
                 try:
                     answers.append(future if isinstance(future, Exception) else await future)
                 except Exception as error:
-                    answers.append(self.admin.explained(error))
+                    answers.append(admin.explained(error))
             return answers
 
         answered: list[Any] = manager.run(exchange)

@@ -119,6 +119,9 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
         yield f"compression.type is one of {', '.join(NAMES)}, not {found!r}"
     if (found := _partitioner(options)) not in PARTITIONERS:
         yield f"partitioner is one of {', '.join(PARTITIONERS)}, not {found!r}: or give rows a column `partition`"
+    lowest, highest = _LEVELS.get(_compression(options), (-1, 12))
+    if not _is_level(level := options.get("compression.level", -1)) or not (lowest <= int(level) <= highest):
+        yield f"compression.level of {_compression(options)} is from {lowest} to {highest}, not {level!r}"
     if transaction_timeout < 1:
         yield "transaction_timeout is in seconds and at least 1"
 
@@ -126,6 +129,14 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
 def replaced(name: str) -> str | None:
     """Why an option changes nothing, if it is one of those."""
     return next((why for one, why in _REPLACED.items() if name == one or name.startswith(one)), None)
+
+
+_LEVELS = {"gzip": (-1, 9), "lz4": (-1, 12), "zstd": (-1, 22)}
+"""-1: the codec's own."""
+
+
+def _is_level(given: Any) -> bool:
+    return str(given).removeprefix("-").isdigit()
 
 
 def _compression(options: Mapping[str, Any]) -> str:
@@ -139,9 +150,9 @@ def _partitioner(options: Mapping[str, Any]) -> str:
 
 def producer_options(options: Mapping[str, Any], transaction_timeout: float) -> ProducerOptions:
     numbers = {name: int(options.get(name, default)) for name, default in _NUMBERS.items()}
-    level = options.get("compression.level")
+    name, level = _compression(options), options.get("compression.level")
     return ProducerOptions(
-        Compression(_compression(options), None if level is None or int(level) < 0 else int(level)),
+        Compression(name, None if level is None or int(level) < 0 or name not in _LEVELS else int(level)),
         _partitioner(options),
         numbers["batch.size"],
         numbers["message.max.bytes"],

@@ -175,6 +175,11 @@ class _Topic:
     def count(self) -> int:
         return len(self.leaders)
 
+    def free(self) -> int:
+        """The partition whose turn it is, of those that have a leader."""
+        led = [number for number, leader in sorted(self.leaders.items()) if leader >= 0] or sorted(self.leaders)
+        return led[self.turn % len(led)]
+
 
 @dataclass
 class _Batch:
@@ -208,6 +213,8 @@ class _Partition:
     retry_at: float = 0.0
     pause: float = field(default_factory=lambda: _FIRST_PAUSE)
     added: bool = False
+    known: bool = False
+    """Whether the leader has taken a record batch."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -219,7 +226,10 @@ class _Partition:
 
     @property
     def next(self) -> _Batch | None:
-        """That may be sent: a leader knows the last five again, and no more."""
+        """That may be sent: a leader knows the last five again, and no more; and it takes any as the first one of a
+        producer that it does not know."""
+        if self.under_way and not self.known:
+            return None
         if not self.waiting or (self.under_way and self.waiting[0].nth - self.under_way[0].nth >= _KNOWN_AGAIN):
             return None
         return self.waiting[0]
@@ -353,7 +363,11 @@ class TransactionalProducer:
             return
         self._settle(min(timeout, _SETTLE_TIMEOUT))
         try:
-            self._end(commit=False)
+            if self._requests.total() and not self._adds:
+                # what is under way may come after the end of the transaction; behind a newer epoch no leader takes it
+                self._brokers.begin(self.transactional_id, self._options.transaction_timeout_ms)
+            else:
+                self._end(commit=False)
         except Exception as error:
             level = logging.WARNING if self.sent or self._marking else logging.DEBUG
             logger.log(level, "transaction %s is left to the sweep: %s", self.transactional_id, error)
@@ -400,6 +414,8 @@ class TransactionalProducer:
         """Send the rows, or keep them until there are more. Waits while too much is under way; raises what one that
         failed means."""
         self._raise_failure()
+        if not batch.num_rows:
+            return
         for topic, rows in by_topic(batch, self.default_topic):
             assert topic is not None
             self._write(topic, rows)
@@ -424,16 +440,17 @@ class TransactionalProducer:
             self._keep(topic, int(where[0]), rows, bytes)
             return
         order = np.argsort(where, kind="stable")
-        rows, where, bytes = rows.take(pa.array(order)), where[order], bytes[order]
+        where, bytes = where[order], bytes[order]
         ends = [*(np.flatnonzero(np.diff(where)) + 1).tolist(), len(where)]
         for start, end in zip([0, *ends], ends, strict=False):
-            self._keep(topic, int(where[start]), rows.slice(start, end - start), bytes[start:end])
+            some = rows.take(pa.array(order[start:end]))  # a slice would keep the whole batch in memory
+            self._keep(topic, int(where[start]), some, bytes[start:end])
 
     def _keep(self, topic: _Topic, number: int, rows: pa.RecordBatch, bytes: Numbers) -> None:
         """Until there is a record batch of them. Those without a partition go to all in turn, a batch at a time."""
         ends, start = np.concatenate([[0], np.cumsum(bytes)]), 0
         while start < rows.num_rows:
-            partition = self._partition(topic, topic.turn % topic.count if number == FREE else number)
+            partition = self._partition(topic, topic.free() if number == FREE else number)
             room = topic.largest - partition.bytes
             end = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
             if end <= start and partition.rows:
@@ -457,9 +474,14 @@ class TransactionalProducer:
     def _encode_all(self) -> None:
         for partition in self._partitions.values():
             if partition.rows:
-                self._encode(partition)
+                self._make_batch(partition)
+        self._make_room()
 
     def _encode(self, partition: _Partition) -> None:
+        self._make_batch(partition)
+        self._make_room()
+
+    def _make_batch(self, partition: _Partition) -> None:
         rows = partition.rows[0] if len(partition.rows) == 1 else pa.Table.from_batches(partition.rows)
         identity = self._identity or {}
         origin = Origin(identity["producer_id"], identity["producer_epoch"], partition.sequence)
@@ -472,8 +494,10 @@ class TransactionalProducer:
         self._held -= partition.bytes
         self._encoded += len(data)
         partition.rows, partition.bytes = [], 0
-        if partition.number == partition.topic.turn % partition.topic.count:
+        if partition.number == partition.topic.free():
             partition.topic.turn += 1
+
+    def _make_room(self) -> None:
         self._send()
         while self._encoded > self._options.buffer_bytes // 2:
             self._take(self._patience())
@@ -643,6 +667,7 @@ class TransactionalProducer:
 
     def _taken(self, partition: _Partition, batch: _Batch, offset: int, appended_at: int) -> None:
         """Offset -1 if the broker did not tell it."""
+        partition.known = True
         self._encoded -= len(batch.data)
         self.delivered += batch.records
         partition.pause = _FIRST_PAUSE
@@ -663,6 +688,11 @@ class TransactionalProducer:
         elif is_passing(error) or (name == _OUT_OF_ORDER and not partition.is_first(batch)):
             logger.info("%s of %s: %s", partition.place, self.transactional_id, error)
             self._fail(partition, batch, time.monotonic())
+        elif name == "INVALID_TIMESTAMP" and not batch.timed:
+            self._failure = self._failure or ConfigurationError(
+                f"topic {partition.topic.name!r} takes no records of the time that this machine's clock shows: set the "
+                "clock (or the topic's message.timestamp.after.max.ms and message.timestamp.before.max.ms)"
+            )
         else:
             what = f"{batch.records} record(s) for topic {partition.topic.name!r} were not taken by the broker"
             self._failure = self._failure or failure(error, what)

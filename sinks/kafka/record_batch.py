@@ -280,8 +280,11 @@ def record_batch(rows: Rows, now: int, compression: Compression | None = None, o
         moments = pc.fill_null(milliseconds(_array(rows["timestamp"])), now).to_numpy(zero_copy_only=False)
         first, last = int(moments[0]), int(moments.max())
         deltas = moments - first
+    plain = _records(rows, deltas)
+    pieces = compression.of(plain)
+    if sum(map(len, pieces)) > sum(map(len, plain)):  # of random bytes, which `bounds` has no room for
+        compression, pieces = Compression(), plain
     attributes = compression.number | (_TRANSACTIONAL if origin else 0)
-    pieces = compression.of(_records(rows, deltas))
     count = rows.num_rows
     rest = struct.pack(">hiqqqhii", attributes, count - 1, first, last, *(origin or _PLAIN), count)
     crc, length = crc32c(rest), 9 + len(rest) + sum(map(len, pieces))

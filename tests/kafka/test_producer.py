@@ -36,6 +36,7 @@ class Brokers:
         self.leaders = dict.fromkeys(range(PARTITIONS), 1)
         self.added: set[tuple[str, int]] = set()
         self.most_under_way = self.under_way = self.requests = 0
+        self.additions = 0
         self.id = "id"
         self.lock = threading.Lock()
         self.answers: defaultdict[int, deque[tuple[Any, Any]]] = defaultdict(deque)
@@ -58,6 +59,7 @@ class Brokers:
         if self._happens():
             raise for_code(CONCURRENT)()
         self.added.update(places)
+        self.additions += 1
 
     def end(self, identities: Any, *, commit: bool) -> list[int]:
         self.ended.append(commit)
@@ -118,7 +120,7 @@ class Brokers:
             code = 48
         elif seen:
             code, offset = 0, seen[0]
-        elif first != self.next[place]:
+        elif self.bases[place] and first != self.next[place]:  # of a producer that it does not know it takes any first
             code = OUT_OF_ORDER
         elif self._happens():
             code = self.random.choice([NOT_ENOUGH_REPLICAS, CONCURRENT, MISSING])
@@ -126,7 +128,7 @@ class Brokers:
             code, offset = 0, len(self.log[place])
             self.bases[place].append((first, len(values), offset))
             self.log[place] += values
-            self.next[place] += len(values)
+            self.next[place] = first + len(values)
         return SimpleNamespace(
             index=number, error_code=code, error_message=None, base_offset=offset, log_append_time_ms=-1
         )
@@ -251,6 +253,53 @@ def test_what_is_under_way_is_bounded() -> None:
             producer._take(0.01)
             producer._send()
     assert brokers.log["topic", 0][:39_000] == [f"{n:06d}".encode() for n in range(39_000)]
+
+
+def test_a_rare_partition_keeps_no_more_than_its_rows_in_memory() -> None:
+    producer = made(Brokers(0), queue_buffering_max_kbytes=4096)
+    before = pa.total_allocated_bytes()
+    for _ in range(60):
+        count = 20_000
+        producer.write(
+            pa.RecordBatch.from_pydict(
+                {"value": [b"x" * 50] * count, "partition": pa.array([1] + [0] * (count - 1), pa.int32())}
+            )
+        )
+    assert pa.total_allocated_bytes() - before < 16 << 20
+    producer.flush(30)
+
+
+def test_many_partitions_join_the_transaction_by_one_request() -> None:
+    brokers = Brokers(0, fences=False)
+    producer = made(brokers)
+    producer.write(rows(*range(30)))
+    producer.flush(5)
+    assert brokers.additions == 1
+
+
+def test_rows_without_keys_go_where_there_is_a_leader() -> None:
+    brokers = Brokers(0)
+    brokers.leaders[1] = -1
+    producer = made(brokers, batch_size=2000)
+    producer.write(pa.RecordBatch.from_pydict({"value": [f"{n:06d}" for n in range(1000)]}))
+    producer.flush(5)
+    assert not brokers.log["topic", 1]
+    assert len(brokers.log["topic", 0]) + len(brokers.log["topic", 2]) == 1000
+
+
+def test_what_may_come_late_is_fenced_where_no_broker_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leader would take it into a transaction that no coordinator knows."""
+    monkeypatch.setattr(module, "_SETTLE_TIMEOUT", 0.1)
+    brokers = Brokers(0, fences=False)
+    producer = made(brokers)
+    brokers.produce = lambda *_, **__: None  # type: ignore[method-assign]
+    begun: list[str] = []
+    brokers.begin = lambda id, _: begun.append(id)  # type: ignore[method-assign,assignment]
+    producer.write(rows(1, 2))
+    with pytest.raises(RuntimeError):
+        producer.flush(0.1)
+    producer.abort(5)
+    assert (begun, brokers.ended) == (["id"], [])
 
 
 def test_rows_without_keys_go_in_turn_a_batch_at_a_time() -> None:

@@ -110,7 +110,7 @@ def test_a_batch_that_is_compressed(name: str, count: int) -> None:
     values = [f"value {n}" for n in range(count)]
     made = record_batch(pa.RecordBatch.from_pydict({"value": values}), NOW, Compression(name))
     assert [one.value.decode() for one in decoded(made)] == values
-    assert made[22] & 7 == NAMES.index(name)
+    assert made[22] & 7 == (NAMES.index(name) if count > 1 else 0)  # what does not get smaller stays as it is
 
 
 def test_elements_of_lists_that_are_null_are_none() -> None:
