@@ -1,6 +1,6 @@
-"""What options of librdkafka change for KafkaSink, without Spark, in turns with its defaults:
+"""What options change for KafkaSink, without Spark, in turns with its defaults:
 
-    python -m benchmarks.producer '{"batch.num.messages": 10000}' '{"linger.ms": 500}' [--rows 1000000] [--runs 10]
+    python -m benchmarks.producer '{"batch.size": 100000}' '{"compression.type": "lz4"}' [--rows 1000000] [--runs 10]
 
 The table that is printed is Markdown.
 """

@@ -1,7 +1,9 @@
-"""The driver's connection to the brokers: ends transactions that other processes began, and asks what became of them.
+"""The connection to the brokers: a task writes a transaction over it, and the driver ends those that other processes
+began, and asks what became of them.
 
-kafka-python's admin client carries it (connections, security, wire messages). It has no call for EndTxn, for
-FindCoordinator and for Fetch, so those messages go to its `_manager`: the one use of a private attribute.
+kafka-python's admin client carries it (connections, security, wire messages). It has no call for Produce and
+Fetch, for FindCoordinator and for transactions, so those messages go to its `_manager`: the one use of a private
+attribute.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from logging import getLogger
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
@@ -25,6 +27,7 @@ from kafka.errors import (
     NodeNotReadyError,
     RequestTimedOutError,
     TransactionalIdNotFoundError,
+    UnknownBrokerIdError,
     UnknownTopicOrPartitionError,
     for_code,
 )
@@ -33,9 +36,16 @@ from kafka.protocol.consumer import IsolationLevel
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.consumer.group import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
-from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+from kafka.protocol.producer.produce import ProduceRequest
+from kafka.protocol.producer.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
 
-from sinks.kafka.memory import GroupOffsets
+from sinks.kafka.memory import PARTITION, GroupOffsets, Mark
 from sinks.transaction import Identity
 
 getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)  # has passwords
@@ -47,6 +57,7 @@ _PLAIN, _FENCING = 4, 5
 It needs the cluster's feature transaction.version 2: without it, a broker can never end the transaction after that."""
 
 _CONCURRENT = 51
+_NOT_ATTEMPTED = 55
 _SHORTEST_TRY = 0.5
 _LONGEST_PAUSE = 0.5
 
@@ -86,6 +97,13 @@ class _Client:
         return again
 
 
+class Place(NamedTuple):
+    """A topic as it is now: its id, and the node that leads each partition, -1 for none."""
+
+    id: str
+    leaders: Mapping[int, int]
+
+
 class Cluster:
     """Connects at its first use; one connection for each broker, shared by all threads. `options` are kafka-python's;
     `timeout` in seconds; `reached_by`: time.monotonic() from which on the first answer is waited for no more."""
@@ -123,8 +141,8 @@ class Cluster:
     def end(self, identities: Sequence[Identity], *, commit: bool) -> list[Answer]:
         """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
         abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
-        answers = self._end(identities, partial(_end_txn, commit, _FENCING if self._fences else _PLAIN))
-        if commit or self._fences:
+        answers = self._end(identities, partial(_end_txn, commit, _FENCING if self.fences else _PLAIN))
+        if commit or self.fences:
             return answers
         # Not InitProducerId alone, which would abort whichever transaction of the id is open now
         aborted = [at for at, answer in enumerate(answers) if answer == 0]
@@ -135,8 +153,9 @@ class Cluster:
         return answers
 
     @cached_property
-    def _fences(self) -> bool:
-        """What brokers can and what the cluster may do differ, until an operator raises the latter after an upgrade."""
+    def fences(self) -> bool:
+        """Whether the end of a transaction raises the epoch, and what is sent to a partition adds it (KIP-890). What
+        brokers can and what the cluster may do differ, until an operator raises the latter after an upgrade."""
         _, level = self.admin.describe_features().get("transaction.version", {}).get("finalized", (0, 0))
         return bool(level >= 2)
 
@@ -184,7 +203,7 @@ class Cluster:
         name = identity["transactional_id"]
         now, state = self.states([name]).get(name, ({}, ""))
         raised = {**identity, "producer_epoch": identity["producer_epoch"] + 1}
-        return state in COMMITTED_STATES and (now == identity or (self._fences and now == raised))
+        return state in COMMITTED_STATES and (now == identity or (self.fences and now == raised))
 
     def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
         """Seconds since each one's newest transaction began, by the clock of the coordinator's broker and ours."""
@@ -247,6 +266,127 @@ class Cluster:
         }
         return self._send([(request(name), nodes[name]) for name in names])
 
+    # ------------------------------------------------------------------ what a producer asks
+    def begin(self, transactional_id: str, timeout_ms: int) -> Any:
+        """Fence and abort whoever else has the id: `producer_id` and `producer_epoch` of the one that has it now."""
+        new = {"producer_id": -1, "producer_epoch": -1}
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, min_version=2, **new
+        )
+        return self._ask_coordinator(transactional_id, request, lambda answer: [answer.error_code])
+
+    def add_partitions(self, identity: Identity, places: Iterable[tuple[str, int]]) -> None:
+        """To the transaction, which does not add them by itself."""
+        numbers: dict[str, list[int]] = {}
+        for topic, number in places:
+            numbers.setdefault(topic, []).append(number)
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=identity["transactional_id"],
+            v3_and_below_producer_id=identity["producer_id"],
+            v3_and_below_producer_epoch=identity["producer_epoch"],
+            v3_and_below_topics=[
+                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=its)
+                for name, its in numbers.items()
+            ],
+            max_version=3,
+        )
+
+        def codes(answer: Any) -> Iterable[int]:
+            results = answer.results_by_topic_v3_and_below
+            return [one.partition_error_code for topic in results for one in topic.results_by_partition]
+
+        self._ask_coordinator(identity["transactional_id"], request, codes)
+
+    def add_offset(self, identity: Identity, mark: Mark, topic: str, *, by_itself: bool) -> None:
+        """To the transaction, for the mark's group; `by_itself`: the group need not be added before."""
+        if not by_itself:
+            request = AddOffsetsToTxnRequest(group_id=mark.group, max_version=3, **identity)
+            self._ask_coordinator(identity["transactional_id"], request, lambda answer: [answer.error_code])
+        offsets = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        partition = offsets.TxnOffsetCommitRequestPartition(
+            partition_index=PARTITION, committed_offset=mark.offset, committed_metadata=mark.metadata
+        )
+        request = TxnOffsetCommitRequest(
+            group_id=mark.group,
+            topics=[offsets(name=topic, partitions=[partition])],
+            max_version=5 if by_itself else 3,
+            **identity,
+        )
+        self._ask_coordinator(
+            mark.group,
+            request,
+            lambda answer: [one.error_code for topic in answer.topics for one in topic.partitions],
+            CoordinatorType.GROUP,
+        )
+
+    def _ask_coordinator(
+        self,
+        name: str,
+        request: Any,
+        codes: Callable[[Any], Iterable[int]],
+        kind: CoordinatorType = CoordinatorType.TRANSACTION,
+    ) -> Any:
+        """Raises what keeps it from answering, or an error of those in its answer."""
+        (answer,) = self._ask_coordinators([name], lambda _: request, kind)
+        if isinstance(answer, Exception):
+            raise answer
+        for code in sorted(codes(answer), key=lambda code: code == _NOT_ATTEMPTED):
+            if code:
+                raise for_code(code)(name)
+        return answer
+
+    def produce(
+        self,
+        node: int,
+        transactional_id: str,
+        batches: Mapping[str, Sequence[tuple[int, bytes]]],
+        timeout_ms: int,
+        answered: Callable[[Any], None],
+        *,
+        adds: bool,
+    ) -> None:
+        """Send record batches, by topic and partition. `answered` is called in another thread, with the response or an
+        exception. `adds`: partitions join the transaction by this."""
+        data = ProduceRequest.TopicProduceData
+        request = ProduceRequest(
+            transactional_id=transactional_id,
+            acks=-1,
+            timeout_ms=timeout_ms,
+            topic_data=[
+                data(
+                    name=name,
+                    partition_data=[data.PartitionProduceData(index=number, records=its) for number, its in some],
+                )
+                for name, some in batches.items()
+            ],
+            **({"min_version": 12, "max_version": 12} if adds else {"max_version": 11}),
+        )
+        admin = self.admin
+        manager = admin._manager
+
+        async def exchange() -> None:
+            try:
+                answer = await manager.send(request, node_id=node)
+            except Exception as error:
+                if isinstance(error, UnknownBrokerIdError):
+                    manager.cluster.request_update()
+                answer = admin.explained(error)
+            answered(answer)
+
+        manager.call_soon(exchange)
+
+    def place(self, topic: str) -> Place | None:
+        """None if there is no such topic."""
+        if (about := self.topic(topic)) is None:
+            return None
+        return Place(_id(about), {one["partition_index"]: one["leader_id"] for one in about["partitions"]})
+
+    def largest_batch(self, topic: str) -> int | None:
+        """Bytes of a record batch that the topic takes; None without the right to ask."""
+        limit = "max.message.bytes"
+        found = self.configs("TOPIC", topic, [limit]).get(limit)
+        return int(found) if found else None
+
     # ------------------------------------------------------------------ topics
     def cluster_id(self) -> str:
         """As the brokers said last."""
@@ -267,9 +407,7 @@ class Cluster:
         found: dict[str, str | None] = dict.fromkeys(wanted)
         for about in self.admin.describe_topics(wanted) if wanted else ():
             if about["error_code"] == 0:
-                found[about["name"]] = (
-                    base64.urlsafe_b64encode(uuid.UUID(str(about["topic_id"])).bytes).decode().rstrip("=")
-                )
+                found[about["name"]] = _id(about)
             elif about["error_code"] != UnknownTopicOrPartitionError.errno:
                 raise for_code(about["error_code"])(f"topic {about['name']!r}")
         return found
@@ -379,7 +517,8 @@ class Cluster:
     def _send(self, requests: Sequence[tuple[Any, int | Exception | None]]) -> list[Any]:
         """Send all to their nodes (None: any; an exception is its own answer), then await all: a response or an
         exception each."""
-        manager = self._manager
+        admin = self.admin
+        manager = admin._manager
 
         async def exchange() -> list[Any]:
             sent = [
@@ -391,11 +530,16 @@ class Cluster:
                 try:
                     answers.append(future if isinstance(future, Exception) else await future)
                 except Exception as error:
-                    answers.append(self.admin.explained(error))
+                    answers.append(admin.explained(error))
             return answers
 
         answered: list[Any] = manager.run(exchange)
         return answered
+
+
+def _id(topic: Mapping[str, Any]) -> str:
+    """As Kafka writes it."""
+    return base64.urlsafe_b64encode(uuid.UUID(str(topic["topic_id"])).bytes).decode().rstrip("=")
 
 
 def _end_txn(commit: bool, version: int, identity: Identity) -> Any:

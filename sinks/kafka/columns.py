@@ -12,14 +12,11 @@ import pyarrow.types as t
 from sinks.arrow.types import is_bytes, is_moment, is_text
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
-from sinks.kafka.messages import milliseconds
+from sinks.kafka.record_batch import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
-
-_BY_RECORD = ("headers", "timestamp")
-"""Columns that librdkafka takes only record by record."""
 
 _LARGEST_PARTITION = 2**31 - 1
 _TOPIC = r"^[a-zA-Z0-9._-]{1,249}$"
@@ -44,11 +41,6 @@ _COLUMNS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "headers": ("array<struct<key: string, value: binary>>", _headers),
     "timestamp": ("timestamp, a point in time", is_moment),
 }
-
-
-def by_record(schema: pa.Schema) -> bool:
-    """Whether a batch of this schema has to be produced record by record."""
-    return any(name in schema.names for name in _BY_RECORD)
 
 
 def with_value(df: DataFrame) -> DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ from confluent_kafka import Message
 
 from sinks.dead_letters import Refusal
 from sinks.kafka.columns import refusals
-from sinks.kafka.messages import by_topic
+from sinks.kafka.record_batch import by_topic, sizes
 from sinks.spark_types import schema_of_json
 
 RECORDS = pa.schema(
@@ -134,7 +134,7 @@ def refused(
             "NoPartition",
             lambda at: f"it asks for partition {wanted[at]}, and the topic has {count[at]}",
         )
-    size = _size(batch)
+    size = pa.array(sizes(batch))
     yield from refusals(
         pc.greater(size, largest),
         "RecordTooLarge",
@@ -153,27 +153,3 @@ def _partitions(batch: pa.RecordBatch, default_topic: str | None, partitions: Ca
             for place in rows["place of the row"].to_pylist():
                 counts[place] = count
     return pa.array(counts, pa.int64())
-
-
-def _size(batch: pa.RecordBatch) -> pa.Array:
-    """Bytes of key, value and headers, which librdkafka compares with message.max.bytes."""
-    sizes: Sequence[pa.Array] = [
-        pc.fill_null(pc.binary_length(batch[name]), 0).cast(pa.int64())
-        for name in ("key", "value")
-        if name in batch.schema.names
-    ]
-    total = pa.array([0] * batch.num_rows, pa.int64())
-    for size in sizes:
-        total = pc.add(total, size)
-    if "headers" in batch.schema.names:
-        lists = batch["headers"]
-        each = pc.list_flatten(lists)
-        bytes_of = pc.add(
-            pc.fill_null(pc.binary_length(each.field("key")), 0), pc.fill_null(pc.binary_length(each.field("value")), 0)
-        ).cast(pa.int64())
-        table = pa.table({"row": pc.list_parent_indices(lists).cast(pa.int64()), "size": bytes_of})
-        counted = [0] * batch.num_rows
-        for row in table.group_by("row").aggregate([("size", "sum")]).to_pylist():
-            counted[row["row"]] = row["size_sum"]
-        total = pc.add(total, pa.array(counted, pa.int64()))
-    return total

@@ -26,7 +26,6 @@ _LONGEST_FETCH = 20
 """Milliseconds until the end of a partition is told."""
 _TOGETHER = 500
 
-_PRODUCERS_ONLY = ("transaction.timeout.ms", "partitioner", "linger.ms", "batch.num.messages")
 Ends = Mapping[int, int]
 """By partition."""
 
@@ -39,7 +38,7 @@ def find_letters(
     most: int,
     timeout: float,
 ) -> FoundLetters:
-    """Those of a sink of a job, the last `most` of each partition. `options` are librdkafka's, for a producer;
+    """Those of a sink of a job, the last `most` of each partition. `options` are librdkafka's;
     `timeout`: seconds without any answer."""
     if (about := cluster.topic(topic)) is None:
         return FoundLetters((), (f"there is no topic {topic!r}",))
@@ -153,7 +152,7 @@ class _Kept:
 def _consumer(options: Mapping[str, Any]) -> Consumer:
     return Consumer(
         {
-            **{name: value for name, value in options.items() if name not in _PRODUCERS_ONLY},
+            **options,
             "group.id": "tpc.dead-letters",  # of no member, and nothing is committed to it: no right is needed for it
             "enable.auto.commit": False,
             "enable.partition.eof": True,

@@ -1,21 +1,15 @@
-"""One set of options, librdkafka's, for both clients: the producer of the tasks and the driver's admin client."""
+"""One set of options, by librdkafka's names, for the producer of the tasks and for the driver's questions."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sinks.errors import ConfigurationError
-
-DEFAULTS = {
-    "partitioner": "murmur2_random",  # as the Java clients, and so Spark's own sink: keys stay in their partitions
-    "linger.ms": "20",
-    "batch.num.messages": "100000",  # so that batch.size, 1 MB, is what bounds batches of small records, too
-    "reconnect.backoff.ms": "20",  # half of it passes before the first connection
-    "queue.buffering.max.messages": "500000",
-    "queue.buffering.max.kbytes": "131072",
-}
+from sinks.kafka.partitions import PARTITIONERS
+from sinks.kafka.record_batch import NAMES, Compression
 
 _OURS = {
     "transactional.id": "it is made from the names of job and sink",
@@ -25,58 +19,174 @@ _OURS = {
     "enable.idempotence": "a transaction needs it",
     "acks": "a transaction needs all",
     "request.required.acks": "a transaction needs all",
-    "statistics.interval.ms": "the sink learns the producer's epoch from the statistics",
-    "stats_cb": "the sink learns the producer's epoch from the statistics",
     "on_delivery": "the sink counts the deliveries",
-    "delivery.report.only.error": "the sink counts the deliveries",
     "logger": "it cannot travel to the executors; the sink logs to sinks.kafka",
 }
 
-_ADMIN = {
+_CLIENT = {
     "client.id": "client_id",
     "security.protocol": "security_protocol",
     "sasl.mechanism": "sasl_mechanism",
     "sasl.mechanisms": "sasl_mechanism",
     "sasl.username": "sasl_plain_username",
     "sasl.password": "sasl_plain_password",
-    "sasl.kerberos.service.name": "sasl_kerberos_name",
+    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
 }
+_SECURITY = (
+    *_CLIENT,
+    "oauth_cb",
+    "sasl.oauthbearer.config",
+    "ssl.ca.location",
+    "ssl.ca.pem",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.key.password",
+    "ssl.endpoint.identification.algorithm",
+    "enable.ssl.certificate.verification",
+)
+_FILES = ("ssl.certificate.pem", "ssl.key.pem", "ssl.keystore.location")
+
+_NUMBERS = {
+    "batch.size": 1_000_000,
+    "message.max.bytes": 1_000_000,
+    "queue.buffering.max.kbytes": 65_536,
+    "request.timeout.ms": 30_000,
+    "max.in.flight.requests.per.connection": 5,
+}
+_COMPRESSION = ("compression.type", "compression.codec", "compression.level")
+_USED = (*_SECURITY, *_FILES, *_NUMBERS, *_COMPRESSION, "partitioner")
+
+_AT_ONCE = "a record batch is sent as soon as it is full, and the last ones with the last row"
+_BY_BYTES = "batch.size and queue.buffering.max.kbytes bound bytes, whatever the number of records"
+_AS_LONG = "a task tries as long as transaction_timeout says"
+_CONNECTIONS = "connections are kafka-python's: admin={…} takes its options"
+_REPLACED = {
+    "linger.ms": _AT_ONCE,
+    "queue.buffering.max.ms": _AT_ONCE,
+    "batch.num.messages": _BY_BYTES,
+    "queue.buffering.max.messages": _BY_BYTES,
+    "message.timeout.ms": _AS_LONG,
+    "delivery.timeout.ms": _AS_LONG,
+    "retries": _AS_LONG,
+    "message.send.max.retries": _AS_LONG,
+    "retry.backoff.": _AS_LONG,
+    "socket.": _CONNECTIONS,
+    "reconnect.backoff.": _CONNECTIONS,
+    "broker.": _CONNECTIONS,
+    "connections.max.idle.ms": _CONNECTIONS,
+    "topic.metadata.": _CONNECTIONS,
+    "metadata.": _CONNECTIONS,
+    "api.version.": _CONNECTIONS,
+    "client.dns.lookup": _CONNECTIONS,
+    "log": "the sink logs to sinks.kafka",
+    "debug": "the loggers sinks.kafka and kafka tell more at level DEBUG",
+    "statistics.interval.ms": "the sink keeps no statistics of a client",
+    "stats_cb": "the sink keeps no statistics of a client",
+    "error_cb": "errors are logged to sinks.kafka, and fail the task",
+    "delivery.report.only.error": "the sink counts the deliveries",
+    "sticky.partitioning.linger.ms": "rows without keys go to the partitions in turn, a record batch at a time",
+}
+"""Options, and beginnings of options, that change nothing, and why."""
 
 
-def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> list[str]:
-    """What is wrong with them: those that the sink sets itself."""
-    found = [f"the option {name} is not to be set: {why}" for name, why in _OURS.items() if name in options]
+@dataclass(frozen=True)
+class ProducerOptions:
+    compression: Compression
+    partitioner: str
+    batch_bytes: int
+    """Of a record batch."""
+    largest: int
+    """Bytes of key, value and headers of a record."""
+    buffer_bytes: int
+    """Of rows and record batches that the brokers have not acknowledged."""
+    in_flight: int
+    """Requests to one broker."""
+    request_timeout_ms: int
+    transaction_timeout_ms: int
+
+
+def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> Iterable[str]:
+    """What is wrong with them: those that the sink sets itself, that nobody knows, and values that cannot be."""
+    yield from (f"the option {name} is not to be set: {why}" for name, why in _OURS.items() if name in options)
+    for name in options:
+        if name not in (*_USED, *_OURS) and replaced(name) is None:
+            known = ", ".join(sorted(_USED))
+            yield f"there is no option {name}: there are {known}, and kafka-python's, which admin={{…}} takes"
+    for name in _NUMBERS:
+        if name in options and not (str(options[name]).isdecimal() and int(options[name]) > 0):
+            yield f"the option {name} is a whole number above 0, not {options[name]!r}"
+    if (found := _compression(options)) not in NAMES:
+        yield f"compression.type is one of {', '.join(NAMES)}, not {found!r}"
+    if (found := _partitioner(options)) not in PARTITIONERS:
+        yield f"partitioner is one of {', '.join(PARTITIONERS)}, not {found!r}: or give rows a column `partition`"
+    lowest, highest = _LEVELS.get(_compression(options), (-1, 12))
+    if not _is_level(level := options.get("compression.level", -1)) or not (lowest <= int(level) <= highest):
+        yield f"compression.level of {_compression(options)} is from {lowest} to {highest}, not {level!r}"
     if transaction_timeout < 1:
-        found.append("transaction_timeout is in seconds and at least 1")
-    return found
+        yield "transaction_timeout is in seconds and at least 1"
 
 
-def producer_options(bootstrap: str, options: Mapping[str, Any], transaction_timeout: float) -> dict[str, Any]:
-    """librdkafka's configuration, without the transactional id. Functions stay functions, all else becomes text."""
-    texts = {
-        name: value if callable(value) else str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in options.items()
-    }
+def replaced(name: str) -> str | None:
+    """Why an option changes nothing, if it is one of those."""
+    return next((why for one, why in _REPLACED.items() if name == one or name.startswith(one)), None)
+
+
+_LEVELS = {"gzip": (-1, 9), "lz4": (-1, 12), "zstd": (-1, 22)}
+"""-1: the codec's own."""
+
+
+def _is_level(given: Any) -> bool:
+    return str(given).removeprefix("-").isdigit()
+
+
+def _compression(options: Mapping[str, Any]) -> str:
+    return str(options.get("compression.type", options.get("compression.codec", "none")))
+
+
+def _partitioner(options: Mapping[str, Any]) -> str:
+    """As the Java clients, and so Spark's own sink: keys stay in their partitions."""
+    return str(options.get("partitioner", "murmur2_random"))
+
+
+def producer_options(options: Mapping[str, Any], transaction_timeout: float) -> ProducerOptions:
+    numbers = {name: int(options.get(name, default)) for name, default in _NUMBERS.items()}
+    name, level = _compression(options), options.get("compression.level")
+    return ProducerOptions(
+        Compression(name, None if level is None or int(level) < 0 or name not in _LEVELS else int(level)),
+        _partitioner(options),
+        numbers["batch.size"],
+        numbers["message.max.bytes"],
+        numbers["queue.buffering.max.kbytes"] << 10,
+        min(5, numbers["max.in.flight.requests.per.connection"]),  # of which leaders remember the sequence numbers
+        numbers["request.timeout.ms"],
+        int(transaction_timeout * 1000),
+    )
+
+
+def consumer_options(bootstrap: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """librdkafka's configuration of a consumer: who we are and whom we trust."""
     return {
-        **DEFAULTS,
-        **texts,
         "bootstrap.servers": bootstrap,
-        "transaction.timeout.ms": str(int(transaction_timeout * 1000)),
+        **{
+            name: value if callable(value) else str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in options.items()
+            if name in (*_SECURITY, *_FILES)
+        },
     }
 
 
-def admin_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """kafka-python's configuration: who we are and whom we trust, from librdkafka's options; `own` goes on top."""
+def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """kafka-python's configuration: who we are and whom we trust; `own` goes on top."""
     made: dict[str, Any] = {"bootstrap_servers": bootstrap.split(",")}
-    made |= {_ADMIN[name]: value for name, value in options.items() if name in _ADMIN}
+    made |= {_CLIENT[name]: value for name, value in options.items() if name in _CLIENT}
     if "security_protocol" in made:
         made["security_protocol"] = str(made["security_protocol"]).upper()
     mechanism = made.get("sasl_mechanism", "")
     if mechanism == "OAUTHBEARER" and "sasl_oauth_token_provider" not in own:
         if not callable(options.get("oauth_cb")):
             raise ConfigurationError(
-                "the driver's client cannot fetch OAUTHBEARER tokens as librdkafka does: give oauth_cb in options, or "
-                "a sasl_oauth_token_provider of kafka-python in admin"
+                "the sink cannot fetch OAUTHBEARER tokens by itself: give oauth_cb in options, or a "
+                "sasl_oauth_token_provider of kafka-python in admin"
             )
         made["sasl_oauth_token_provider"] = _token_provider(options["oauth_cb"], options.get("sasl.oauthbearer.config"))
     if made.get("security_protocol") in ("SSL", "SASL_SSL") and "ssl_context" not in own:
@@ -93,9 +203,9 @@ def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
             )
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"the certificates named in ssl.… options cannot be read: {error}") from None
-    if other := {"ssl.certificate.pem", "ssl.key.pem", "ssl.keystore.location"} & set(options):
+    if other := set(_FILES) & set(options):
         raise ConfigurationError(
-            f"the driver's client cannot use {sorted(other)}: give ssl.certificate.location and ssl.key.location (PEM "
+            f"the sink cannot use {sorted(other)}: give ssl.certificate.location and ssl.key.location (PEM "
             "files), or an ssl_context in admin"
         )
     if str(options.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":

@@ -1,42 +1,72 @@
-"""What a task does with a Kafka producer: one transaction, from begin to a sealed one that any process can finish."""
+"""One transaction of a task, from its begin until it is sealed, so that any process can finish it: rows become record
+batches, several of which are under way at once.
+
+All state is the calling thread's. kafka-python's own thread carries bytes, and hands over what the brokers answer.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from kafka.errors import (
+    AuthorizationError,
+    IncompatibleBrokerVersion,
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    NodeNotReadyError,
+    RequestTimedOutError,
+    SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
+    UnsupportedVersionError,
+    for_code,
+)
 
 from sinks.errors import BadValue, ConfigurationError
+from sinks.kafka.cluster import Cluster
 from sinks.kafka.memory import Mark
-from sinks.transaction import Committable
+from sinks.kafka.options import ProducerOptions
+from sinks.kafka.partitions import FREE, partitions_of
+from sinks.kafka.record_batch import HEADER, Numbers, Origin, bounds, by_topic, record_batch, sizes
+from sinks.transaction import Committable, Identity
 
 logger = logging.getLogger(__name__)
 
-STATS_INTERVAL_MS = 20
-"""librdkafka tells producer id and epoch in its statistics only."""
-
-METADATA_TIMEOUT = 30.0
-"""Seconds that a broker may take to tell about a topic."""
+LOOK_INTERVAL = 10.0
+"""Seconds until a topic that is missing counts as deleted."""
 
 MARK_TIMEOUT = 30.0
 """Seconds that the brokers may take to add a group's offset to a transaction."""
 
+_METADATA_TIMEOUT = 30.0
+"""Seconds that a broker may take to tell about a topic."""
+_PROPAGATION = 5.0
+"""Seconds until all brokers know of a topic that was just made."""
 _SETTLE_TIMEOUT = 5.0
-_STATISTICS_TIMEOUT = 10.0
-LOOK_INTERVAL = 10.0
-"""Seconds without an acknowledgement until a producer looks for its topics."""
-LOOK_TIMEOUT = 1.0
+_REQUEST_BYTES = 4 << 20
+"""Record batches in one request, at most, unless a single one is larger."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+_SEQUENCES = 1 << 31
+_KNOWN_AGAIN = 5
+"""Record batches of a producer that the leader of a partition knows, if they come twice."""
 
 NO_RIGHTS_ON_GROUP = (
     "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read on groups with the "
     "prefix 'tpc.'; or remember=False, and a checkpoint storage that was set back goes unnoticed)"
 )
 
+_REFUSED = "the brokers refuse user name, password or certificate"
 _CONFIGURATION = {
     "TOPIC_AUTHORIZATION_FAILED": "the principal may not write to the topic (ACL: Write and Describe on the topic, and "
     "Read unless remember=False)",
@@ -46,113 +76,248 @@ _CONFIGURATION = {
     "CLUSTER_AUTHORIZATION_FAILED": "the principal lacks a right on the cluster (ACL: IdempotentWrite)",
     "INVALID_TRANSACTION_TIMEOUT": "the broker's transaction.max.timeout.ms is below the sink's transaction_timeout; "
     "raise the one or lower the other",
-    "UNKNOWN_TOPIC_OR_PART": "the topic does not exist",
-    "_UNKNOWN_TOPIC": "the topic does not exist",
-    "_UNKNOWN_PARTITION": "the topic has no such partition",
-    "_AUTHENTICATION": "the brokers refuse user name, password or certificate",
+    "UNKNOWN_TOPIC_OR_PARTITION": "the topic does not exist",
+    "SASL_AUTHENTICATION_FAILED": _REFUSED,
+    "UNSUPPORTED_SASL_MECHANISM": _REFUSED,
 }
+_TOO_LARGE = (
+    "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, or so are all that go "
+    "together, which options={'batch.size': …} (bytes) bounds"
+)
 _BAD_VALUES = {
-    "MSG_SIZE_TOO_LARGE": "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, "
-    "or so are all that go together, which options={'batch.size': …} (bytes) bounds",
+    "MESSAGE_SIZE_TOO_LARGE": _TOO_LARGE,
+    "RECORD_LIST_TOO_LARGE": _TOO_LARGE,
     "INVALID_RECORD": "the broker refuses a record of this kind in this topic (a compacted topic needs keys)",
     "INVALID_TIMESTAMP": "the timestamp of a record is out of the range that the topic allows",
 }
-
-NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC")
-_PURGED = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")
-_AFTER_A_FAILURE = (*_PURGED, "_STATE")
-"""What librdkafka says of records after one has failed the transaction; of that one it may tell later."""
-
 _FENCED = (
     "the broker has ended this transaction: it was open for longer than the sink's transaction_timeout, or another "
     "attempt or driver of this job has taken its place"
 )
-_NOBODY = "no Kafka broker answers: check that they run, and that this machine reaches them"
-_HINTS = {
-    **dict.fromkeys(("_FATAL", "_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE"), _FENCED),
-    **dict.fromkeys(("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"), _NOBODY),
+_FENCED_BY = {
+    "PRODUCER_FENCED",
+    "INVALID_PRODUCER_EPOCH",
+    "INVALID_TXN_STATE",
+    "INVALID_PRODUCER_ID_MAPPING",
+    "UNKNOWN_PRODUCER_ID",
+    "TRANSACTION_ABORTABLE",
 }
+_NOBODY = "no Kafka broker answers: check that they run, and that this machine reaches them"
+_UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
+_FINAL = (
+    AuthorizationError,
+    IncompatibleBrokerVersion,
+    SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
+    UnsupportedVersionError,
+)
+"""What asking again does not change, of errors that are no answer."""
+
+_MISSING = "UNKNOWN_TOPIC_OR_PARTITION"
+_ASKED_AGAIN = {
+    _MISSING,
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "NOT_LEADER_OR_FOLLOWER",
+    "REQUEST_TIMED_OUT",
+    "REPLICA_NOT_AVAILABLE",
+    "NETWORK_EXCEPTION",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "COORDINATOR_NOT_AVAILABLE",
+    "NOT_COORDINATOR",
+    "NOT_ENOUGH_REPLICAS",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    "CONCURRENT_TRANSACTIONS",
+    "KAFKA_STORAGE_ERROR",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+    "THROTTLING_QUOTA_EXCEEDED",
+}
+_OUT_OF_ORDER, _DUPLICATE = "OUT_OF_ORDER_SEQUENCE_NUMBER", "DUPLICATE_SEQUENCE_NUMBER"
 
 
-def failure(name: str, text: str, what: str) -> Exception:
-    """The exception for a librdkafka error by its name: a SinkError if trying again cannot help."""
+def failure(error: Exception, what: str) -> Exception:
+    """The exception for an error of Kafka's: a SinkError if trying again cannot help."""
+    name = name_of(error)
     if name in _CONFIGURATION:
-        return ConfigurationError(f"{what}: {_CONFIGURATION[name]} ({name}: {text})")
+        return ConfigurationError(f"{what}: {_CONFIGURATION[name]} ({error})")
     if name in _BAD_VALUES:
-        return BadValue(f"{what}: {_BAD_VALUES[name]} ({name}: {text})")
-    hint = f"{_HINTS[name]} " if name in _HINTS else ""
-    return RuntimeError(f"{what}: {hint}({name}: {text})")
+        return BadValue(f"{what}: {_BAD_VALUES[name]} ({name})")
+    if name in _FENCED_BY:
+        return RuntimeError(f"{what}: {_FENCED} ({name})")
+    if isinstance(error, _UNANSWERED):
+        return RuntimeError(f"{what}: {_NOBODY} ({error})")
+    return RuntimeError(f"{what}: {error!r}")
 
 
-class TransactionalProducer(ABC):
+def name_of(error: Exception) -> str:
+    """Kafka's name of an error that a broker has told; of any other, its type's."""
+    return str(getattr(error, "message", "") or type(error).__name__)
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether asking again may help."""
+    if getattr(error, "errno", None):
+        return name_of(error) in _ASKED_AGAIN
+    return isinstance(error, KafkaError) and not isinstance(error, _FINAL)
+
+
+@dataclass
+class _Topic:
+    name: str
+    largest: int
+    """Bytes of a record batch."""
+    leaders: Mapping[int, int] = field(default_factory=dict)
+    turn: int = field(default_factory=lambda: random.randrange(1 << 16))
+    missing_since: float | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.leaders)
+
+    def free(self) -> int:
+        """The partition whose turn it is, of those that have a leader."""
+        led = [number for number, leader in sorted(self.leaders.items()) if leader >= 0] or sorted(self.leaders)
+        return led[self.turn % len(led)]
+
+
+@dataclass
+class _Batch:
+    nth: int
+    data: bytes
+    sequence: int
+    records: int
+    timed: bool
+    """Whether its records have timestamps of their own."""
+    made: float
+
+
+@dataclass
+class _Partition:
+    """Its record batches have sequence numbers in their order, by which the leader takes each once. After one that was
+    not taken, no other is sent until all answers are there; then all of them are sent again."""
+
+    topic: _Topic
+    number: int
+    rows: list[pa.RecordBatch] = field(default_factory=list)
+    bytes: int = 0
+    """Of these rows, at most."""
+    sequence: int = 0
+    made: int = 0
+    """Record batches."""
+    waiting: deque[_Batch] = field(default_factory=deque)
+    under_way: list[_Batch] = field(default_factory=list)
+    failed: list[_Batch] = field(default_factory=list)
+    leader: int = -1
+    """Of what is under way."""
+    retry_at: float = 0.0
+    pause: float = field(default_factory=lambda: _FIRST_PAUSE)
+    added: bool = False
+    known: bool = False
+    """Whether the leader has taken a record batch."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.topic.name, self.number
+
+    @property
+    def unacknowledged(self) -> list[_Batch]:
+        return [*self.failed, *self.under_way, *self.waiting]
+
+    @property
+    def next(self) -> _Batch | None:
+        """That may be sent: a leader knows the last five again, and no more; and it takes any as the first one of a
+        producer that it does not know."""
+        if self.under_way and not self.known:
+            return None
+        if not self.waiting or (self.under_way and self.waiting[0].nth - self.under_way[0].nth >= _KNOWN_AGAIN):
+            return None
+        return self.waiting[0]
+
+    def is_first(self, batch: _Batch) -> bool:
+        """Whether all that was sent before it is acknowledged."""
+        return all(one.nth > batch.nth for one in (*self.under_way, *self.failed))
+
+    def again(self) -> None:
+        """All failed ones, first."""
+        self.waiting.extendleft(sorted(self.failed, key=lambda one: -one.nth))
+        self.failed = []
+
+
+Answered = tuple[int, list[tuple[_Partition, _Batch]], Any]
+"""A node, what was sent there, and the response, or why there is none."""
+
+
+class TransactionalProducer:
     """One transaction of one producer. `transactional_id` names it; `default_topic` is for rows without a topic; `mark`
-    is what the transaction carries for the brokers' memory. `columns.refused` keeps away rows that none can write."""
+    is what the transaction carries for the brokers' memory; `limits`: bytes that a topic takes in one record batch, as
+    far as they are known. `columns.refused` keeps away rows that none can write."""
 
-    def __init__(self, transactional_id: str, default_topic: str | None, mark: Mark | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: ProducerOptions,
+        transactional_id: str,
+        default_topic: str | None,
+        mark: Mark | None = None,
+        limits: Mapping[str, int] | None = None,
+    ) -> None:
         self.transactional_id = transactional_id
         self.default_topic = default_topic
+        self.serialize: Callable[[Any, Any], bytes | None] | None = None
+        self._brokers, self._options, self._limits = cluster, options, limits or {}
         self._mark = mark
-        self._marking: Future[Any] | None = None
+        self._marking: Future[None] | None = None
         self.topic_ids: dict[str, str] = {}
         """Asked for before the first record for a topic, so a topic that is made anew later has another one."""
-        self.sent = self.delivered = self._undelivered = 0
+        self.sent = self.delivered = 0
         self._failure: Exception | None = None
-        self._purged: tuple[str, Exception] | None = None
-        """Of records that librdkafka threw away."""
         self._cluster = ""
-        self._producer: tuple[int, int] | None = None
+        self._identity: Identity | None = None
+        self._adds = False
+        """Whether partitions join the transaction by what is sent to them (KIP-890)."""
         self._witness: tuple[str, int, int] | None = None
-        self._progress, self._next_look, self._missing = -1, 0.0, set[str]()
         self._spans: dict[tuple[str, int], list[int]] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._answers: SimpleQueue[Answered] = SimpleQueue()
+        self._requests: Counter[int] = Counter()
+        """Under way, by node."""
+        self._held = self._encoded = 0
+        """Bytes of rows that wait for others, and of record batches that are not acknowledged."""
+        self._closed = False
 
-    @abstractmethod
+    # ------------------------------------------------------------------ life
     def begin(self, timeout: float) -> None:
         """Fence and abort whoever else has the id, and begin. At most `timeout` seconds."""
+        what = f"begin of {self.transactional_id}"
+        deadline = time.monotonic() + timeout
+        self._cluster = self._ask(what, timeout, self._brokers.cluster_id)
+        self._adds = self._ask(what, deadline - time.monotonic(), lambda: self._brokers.fences)
+        begun = self._ask(
+            what,
+            deadline - time.monotonic(),
+            lambda: self._brokers.begin(self.transactional_id, self._options.transaction_timeout_ms),
+        )
+        self._identity = {
+            "transactional_id": self.transactional_id,
+            "producer_id": begun.producer_id,
+            "producer_epoch": begun.producer_epoch,
+        }
+        if self.default_topic:
+            self._begin_mark(self.default_topic)
 
-    @abstractmethod
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Produce the rows. Waits while the queue is full; raises what a delivery that failed means."""
-
-    @abstractmethod
-    def partitions(self, topic: str, wanted: int) -> int:
-        """How many the topic has, of which a row asks for this one: they may have become more."""
-
-    @abstractmethod
-    def _send_mark(self, mark: Mark, topic: str) -> Any:
-        """Add the mark to the transaction, in a thread of its own: the answer goes to `_check_mark`."""
-
-    @abstractmethod
-    def _check_mark(self, answer: Any) -> None:
-        """Raise what the answer means, if it is an error."""
-
-    @abstractmethod
-    def flush(self, timeout: float) -> None:
-        """Return when every record sent was acknowledged by the broker, or raise what went wrong with one."""
-
-    @abstractmethod
-    def _is_missing(self, topic: str) -> bool:
-        """Whether a broker says, soon, that there is no such topic."""
-
-    @abstractmethod
-    def _poll(self) -> None:
-        """Take what the brokers have told. Waits a tenth of a second for it, at most."""
-
-    @abstractmethod
-    def _commit(self, timeout: float) -> None: ...
-
-    @abstractmethod
-    def abort(self, timeout: float) -> None:
-        """Throw all away."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the producer; an open transaction stays open."""
-
-    def commit(self, timeout: float) -> None:
-        """Flush and commit."""
-        self.flush(timeout)
-        self.end_mark()
-        self._commit(timeout)
+    def _ask(self, what: str, timeout: float, question: Callable[[], Any]) -> Any:
+        """Again, while a coordinator moves or is at work."""
+        deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE / 2
+        while True:
+            try:
+                return question()
+            except KafkaError as error:
+                if not is_passing(error) or time.monotonic() + pause > deadline:
+                    raise failure(error, what) from error
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def seal(self, timeout: float) -> Committable:
         """Flush, and leave the transaction open at the broker for somebody else to finish: by its name there. The proof
@@ -160,125 +325,15 @@ class TransactionalProducer(ABC):
         offset of the first record there, and the one after the last, unless a broker did not tell an offset."""
         self.flush(timeout)
         self.end_mark()
-        deadline = time.monotonic() + _STATISTICS_TIMEOUT
-        while self._producer is None and time.monotonic() < deadline:
-            self._poll()
-            self._raise_failure()
-        return self._sealed()
-
-    def _begin_mark(self, topic: str) -> None:
-        """Once, as soon as there is a topic: the brokers take some time for it, in which records are written."""
-        mark, self._mark = self._mark, None
-        if mark:
-            executor = ThreadPoolExecutor(1, "kafka-mark")
-            self._marking = executor.submit(self._send_mark, mark, topic)
-            executor.shutdown(wait=False)
-
-    def end_mark(self) -> None:
-        """Return when the mark is part of the transaction, or raise why it is not."""
-        marking, self._marking = self._marking, None
-        if marking:
-            self._check_mark(marking.result())
-
-    def _settle(self) -> None:
-        """Before an abort: librdkafka tells the broker nothing if it believes that no partition has joined yet, which a
-        request under way may be about to change."""
-        try:
-            self.flush(_SETTLE_TIMEOUT)
-        except Exception as error:
-            logger.debug("flush before the abort of %s: %s", self.transactional_id, error)
-        self._await_mark()
-
-    def _await_mark(self) -> None:
-        """librdkafka takes no other call on the transaction, and not its own end, before."""
-        if self._marking:
-            wait([self._marking])
-
-    def _topic_has(self, topic: str, id: str) -> None:
-        """librdkafka writes ids in another alphabet of base64 than Kafka does."""
-        self._begin_mark(topic)
-        self.topic_ids[topic] = id.rstrip("=").replace("+", "-").replace("/", "_")
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._marking and self._marking.done():
-            self.end_mark()
-
-    def _cause(self, name: str, error: Exception) -> Exception:
-        """Of this error of librdkafka's; itself, if nothing else is told in time."""
-        deadline = time.monotonic() + _SETTLE_TIMEOUT
-        try:
-            while name in _AFTER_A_FAILURE and self._is_untold() and time.monotonic() < deadline:
-                self._raise_failure()
-                self._poll()
-            self._await_mark()  # with a mark that is refused, all that follows is
-            self._raise_failure()
-        except Exception as cause:
-            return cause
-        return error
-
-    def _is_untold(self) -> bool:
-        """Whether reports of records are to come."""
-        return self.delivered + self._undelivered < self.sent
-
-    def _failed(self, name: str, text: str, topic: str, records: int) -> None:
-        """Remember the first failed delivery."""
-        self._undelivered += records
-        error = failure(name, text, f"{records} record(s) for topic {topic!r} were not taken by the broker")
-        if name in _PURGED:
-            self._purged = self._purged or (name, error)
-        else:
-            self._failure = self._failure or error
-
-    def _delivered_at(self, topic: str, partition: int, offset: int, records: int) -> None:
-        """Of records that follow one another; offset -1 if the broker did not tell it."""
-        self.delivered += records
-        if self._witness is None and offset >= 0:
-            self._witness = topic, partition, offset
-        span = self._spans.setdefault((topic, partition), [offset, offset])
-        span[:] = min(span[0], offset), max(span[1], offset + records)
-
-    def _look_for_topics(self) -> None:
-        """While records wait: librdkafka waits for a topic that was deleted as for a broker, and says nothing. One that
-        is missing at two looks does not come back by itself."""
-        now = time.monotonic()
-        if self.delivered != self._progress:
-            self._progress, self._next_look, self._missing = self.delivered, now + LOOK_INTERVAL, set()
-        if now < self._next_look:
-            return
-        missing = {topic for topic in self.topic_ids if self._is_missing(topic)}
-        for topic in missing & self._missing:
-            self._failure = self._failure or ConfigurationError(f"topic {topic!r} was deleted while rows went there")
-        self._next_look, self._missing = time.monotonic() + LOOK_INTERVAL, missing
-
-    def _is_awaited(self) -> bool:
-        """Whether the brokers may still acknowledge what was sent."""
-        return self.delivered < self.sent and self._failure is None and self._purged is None
-
-    def _check_delivered(self) -> None:
-        self._raise_failure()
-        if self._purged:
-            raise self._cause(*self._purged)
-        if self.delivered != self.sent:
-            raise RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
-
-    def _sealed(self) -> Committable:
-        if self._producer is None or self._witness is None:
-            missing = "its id and epoch" if self._producer is None else "the offset of any record"
-            raise RuntimeError(f"the producer {self.transactional_id} did not tell {missing}")
-        producer_id, producer_epoch = self._producer
+        if self._identity is None or self._witness is None:
+            raise RuntimeError(f"the brokers did not tell the offset of any record of {self.transactional_id}")
         topic, partition, offset = self._witness
         spans: dict[str, list[list[int]]] = {}
         for (name, number), (first, end) in sorted(self._spans.items()):
             spans.setdefault(name, []).append([number, first, end])
         told = all(first >= 0 for first, _ in self._spans.values())
         return Committable(
-            {
-                "transactional_id": self.transactional_id,
-                "producer_id": producer_id,
-                "producer_epoch": producer_epoch,
-            },
+            self._identity,
             {
                 "cluster": self._cluster,
                 "topic": topic,
@@ -289,7 +344,379 @@ class TransactionalProducer(ABC):
             },
         )
 
-    def _learn_producer(self, statistics: Mapping[str, Any]) -> None:
-        eos = statistics.get("eos", {})
-        if self._producer is None and eos.get("producer_id", -1) >= 0:
-            self._producer = eos["producer_id"], eos["producer_epoch"]
+    def commit(self, timeout: float) -> None:
+        """Flush and commit."""
+        self.flush(timeout)
+        self.end_mark()
+        self._ask(f"commit of {self.transactional_id}", timeout, lambda: self._end(commit=True))
+
+    def _end(self, *, commit: bool) -> None:
+        (answer,) = self._brokers.end([self._identity or {}], commit=commit)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer:
+            raise for_code(answer)(self.transactional_id)
+
+    def abort(self, timeout: float) -> None:
+        """Throw all away. What cannot be is left to the sweep, as is one that was sealed."""
+        if self._closed or self._identity is None:
+            return
+        self._settle(min(timeout, _SETTLE_TIMEOUT))
+        try:
+            if self._requests.total() and not self._adds:
+                # what is under way may come after the end of the transaction; behind a newer epoch no leader takes it
+                self._brokers.begin(self.transactional_id, self._options.transaction_timeout_ms)
+            else:
+                self._end(commit=False)
+        except Exception as error:
+            level = logging.WARNING if self.sent or self._marking else logging.DEBUG
+            logger.log(level, "transaction %s is left to the sweep: %s", self.transactional_id, error)
+
+    def _settle(self, timeout: float) -> None:
+        """What is under way would else come behind the abort, and begin another transaction where nothing fences it."""
+        deadline = time.monotonic() + timeout
+        while self._requests.total() and time.monotonic() < deadline:
+            self._hear(0.05)
+        if self._marking:
+            wait([self._marking], MARK_TIMEOUT)
+
+    def close(self) -> None:
+        """An open transaction stays open."""
+        self._closed = True
+        if self._marking:
+            wait([self._marking], MARK_TIMEOUT)
+        self._partitions.clear()
+
+    # ------------------------------------------------------------------ the offset that remembers
+    def _begin_mark(self, topic: str) -> None:
+        """Once, as soon as there is a topic: the brokers take some time for it, in which records are written."""
+        mark, self._mark = self._mark, None
+        if mark:
+            executor = ThreadPoolExecutor(1, "kafka-mark")
+            self._marking = executor.submit(self._send_mark, mark, topic)
+            executor.shutdown(wait=False)
+
+    def _send_mark(self, mark: Mark, topic: str) -> None:
+        identity = self._identity or {}
+        self._ask(
+            f"offset of {self.transactional_id}",
+            MARK_TIMEOUT,
+            lambda: self._brokers.add_offset(identity, mark, topic, by_itself=self._adds),
+        )
+
+    def end_mark(self) -> None:
+        """Return when the mark is part of the transaction, or raise why it is not."""
+        if self._marking:
+            self._marking.result()
+
+    # ------------------------------------------------------------------ rows
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send the rows, or keep them until there are more. Waits while too much is under way; raises what one that
+        failed means."""
+        self._raise_failure()
+        if not batch.num_rows:
+            return
+        for topic, rows in by_topic(batch, self.default_topic):
+            assert topic is not None
+            self._write(topic, rows)
+        self._send()
+
+    def _write(self, name: str, rows: pa.RecordBatch) -> None:
+        wanted = 0
+        if "partition" in rows.schema.names:
+            wanted = pc.max(rows["partition"]).as_py() or 0
+        count = self.partitions(name, wanted)
+        if wanted >= count:
+            raise BadValue(f"topic {name!r} has no partition {wanted}, which a row asks for: it has {count}")
+        of_rows = sizes(rows)
+        largest = int(of_rows.max(initial=0))
+        if largest > self._options.largest:
+            raise failure(for_code(10)(), f"a record of {largest} bytes for topic {name!r}")
+        topic, bytes = self._topics[name], bounds(rows, of_rows)
+        where = partitions_of(rows, count, self._options.partitioner)
+        rows = rows.select([one for one in rows.schema.names if one not in ("topic", "partition")])
+        self.sent += rows.num_rows
+        if (where == where[0]).all():
+            self._keep(topic, int(where[0]), rows, bytes)
+            return
+        order = np.argsort(where, kind="stable")
+        where, bytes = where[order], bytes[order]
+        ends = [*(np.flatnonzero(np.diff(where)) + 1).tolist(), len(where)]
+        for start, end in zip([0, *ends], ends, strict=False):
+            some = rows.take(pa.array(order[start:end]))  # a slice would keep the whole batch in memory
+            self._keep(topic, int(where[start]), some, bytes[start:end])
+
+    def _keep(self, topic: _Topic, number: int, rows: pa.RecordBatch, bytes: Numbers) -> None:
+        """Until there is a record batch of them. Those without a partition go to all in turn, a batch at a time."""
+        ends, start = np.concatenate([[0], np.cumsum(bytes)]), 0
+        while start < rows.num_rows:
+            partition = self._partition(topic, topic.free() if number == FREE else number)
+            room = topic.largest - partition.bytes
+            end = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
+            if end <= start and partition.rows:
+                self._encode(partition)
+                continue
+            end = max(end, start + 1)
+            partition.rows.append(rows.slice(start, end - start))
+            partition.bytes += int(ends[end] - ends[start])
+            self._held += int(ends[end] - ends[start])
+            if end < rows.num_rows:
+                self._encode(partition)
+            start = end
+        if self._held > self._options.buffer_bytes // 2:
+            self._encode_all()
+
+    def _partition(self, topic: _Topic, number: int) -> _Partition:
+        if (topic.name, number) not in self._partitions:
+            self._partitions[topic.name, number] = _Partition(topic, number)
+        return self._partitions[topic.name, number]
+
+    def _encode_all(self) -> None:
+        for partition in self._partitions.values():
+            if partition.rows:
+                self._make_batch(partition)
+        self._make_room()
+
+    def _encode(self, partition: _Partition) -> None:
+        self._make_batch(partition)
+        self._make_room()
+
+    def _make_batch(self, partition: _Partition) -> None:
+        rows = partition.rows[0] if len(partition.rows) == 1 else pa.Table.from_batches(partition.rows)
+        identity = self._identity or {}
+        origin = Origin(identity["producer_id"], identity["producer_epoch"], partition.sequence)
+        data = record_batch(rows, time.time_ns() // 1_000_000, self._options.compression, origin)
+        timed = "timestamp" in rows.schema.names and rows["timestamp"].null_count < rows.num_rows
+        batch = _Batch(partition.made, data, partition.sequence, rows.num_rows, timed, time.monotonic())
+        partition.waiting.append(batch)
+        partition.made += 1
+        partition.sequence = (partition.sequence + rows.num_rows) % _SEQUENCES
+        self._held -= partition.bytes
+        self._encoded += len(data)
+        partition.rows, partition.bytes = [], 0
+        if partition.number == partition.topic.free():
+            partition.topic.turn += 1
+
+    def _make_room(self) -> None:
+        self._send()
+        while self._encoded > self._options.buffer_bytes // 2:
+            self._take(self._patience())
+            self._send()
+
+    def partitions(self, name: str, wanted: int) -> int:
+        """How many the topic has, of which a row asks for this one: they may have become more."""
+        topic = self._topics.get(name)
+        if topic is None or wanted >= topic.count:
+            what = f"partitions of topic {name!r}"
+            deadline = time.monotonic() + _PROPAGATION
+            about = self._ask(what, _METADATA_TIMEOUT, lambda: self._about(name, deadline))
+            if topic is None:
+                self._begin_mark(name)
+                topic = _Topic(name, min(self._options.batch_bytes, self._limit(name)) - HEADER)
+                self.topic_ids[name] = about.id
+            topic.leaders = about.leaders
+            self._topics[name] = topic
+        return topic.count
+
+    def _about(self, name: str, deadline: float) -> Any:
+        if (about := self._brokers.place(name)) is not None:
+            return about
+        if time.monotonic() < deadline:
+            raise for_code(3)(f"topic {name!r}")
+        raise ConfigurationError(f"topic {name!r}: {_CONFIGURATION[_MISSING]} ({_MISSING})")
+
+    def _limit(self, name: str) -> int:
+        try:
+            return self._limits.get(name) or self._brokers.largest_batch(name) or self._options.batch_bytes
+        except KafkaError:
+            return self._options.batch_bytes
+
+    # ------------------------------------------------------------------ requests
+    def flush(self, timeout: float) -> None:
+        """Return when every record sent was acknowledged by the broker, or raise what went wrong with one."""
+        deadline = time.monotonic() + timeout
+        self._raise_failure()
+        self._encode_all()
+        self._send()
+        while any(one.unacknowledged for one in self._partitions.values()):
+            if time.monotonic() > deadline:
+                raise self._late()
+            self._take(self._patience())
+            self._send()
+        if self.delivered != self.sent:
+            raise self._late()
+
+    def _patience(self) -> float:
+        """Seconds until there is something to send again, at most a tenth."""
+        due = [one.retry_at for one in self._partitions.values() if one.failed and not one.under_way]
+        return max(0.0, min([0.1, *(at - time.monotonic() for at in due)]))
+
+    def _late(self) -> Exception:
+        return RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
+
+    def _send(self) -> None:
+        """Whatever may be sent now."""
+        self._take(0)
+        now = time.monotonic()
+        by_leader: defaultdict[int, list[_Partition]] = defaultdict(list)
+        self._try_again(now)
+        ready = [one for one in self._partitions.values() if one.waiting and not one.failed]
+        if not self._adds:
+            self._add([one for one in ready if not one.added])
+        for partition in ready:
+            leader = partition.topic.leaders.get(partition.number, -1)
+            if partition.under_way and leader != partition.leader:
+                continue
+            partition.leader = leader
+            if leader >= 0:
+                by_leader[leader].append(partition)
+            else:
+                self._fail(partition, partition.waiting.popleft(), now)
+        for leader, partitions in by_leader.items():
+            while self._requests[leader] < self._options.in_flight and (taken := _taken(partitions)):
+                self._produce(leader, taken)
+
+    def _try_again(self, now: float) -> None:
+        due = [one for one in self._partitions.values() if one.failed and not one.under_way and now >= one.retry_at]
+        for topic in {one.topic.name: one.topic for one in due}.values():
+            self._look(topic)
+        for partition in due:
+            partition.again()
+
+    def _look(self, topic: _Topic) -> None:
+        """For its leaders. A topic that was deleted is waited for in vain; one that was made anew has lost what went
+        there."""
+        now = time.monotonic()
+        try:
+            about = self._brokers.place(topic.name)
+        except KafkaError as error:
+            if not is_passing(error):
+                raise failure(error, f"partitions of topic {topic.name!r}") from error
+            return
+        if about is None:
+            topic.missing_since = topic.missing_since or now
+        else:
+            topic.missing_since, topic.leaders = None, {**topic.leaders, **about.leaders}
+        if topic.missing_since is not None and now - topic.missing_since > LOOK_INTERVAL:
+            raise ConfigurationError(f"topic {topic.name!r} was deleted while rows went there")
+        if about is not None and about.id != self.topic_ids[topic.name]:
+            raise RuntimeError(f"topic {topic.name!r} was deleted and made anew while rows went there")
+
+    def _add(self, partitions: Iterable[_Partition]) -> None:
+        """To the transaction, before the first record."""
+        new = list(partitions)
+        if not new:
+            return
+        places = [one.place for one in new]
+        identity = self._identity or {}
+        self._ask(
+            f"partitions of {self.transactional_id}",
+            _METADATA_TIMEOUT,
+            lambda: self._brokers.add_partitions(identity, places),
+        )
+        for one in new:
+            one.added = True
+
+    def _produce(self, leader: int, taken: list[tuple[_Partition, _Batch]]) -> None:
+        by_name: dict[str, list[tuple[int, bytes]]] = {}
+        for partition, batch in taken:
+            partition.under_way.append(batch)
+            by_name.setdefault(partition.topic.name, []).append((partition.number, batch.data))
+        self._requests[leader] += 1
+        self._brokers.produce(
+            leader,
+            self.transactional_id,
+            by_name,
+            self._options.request_timeout_ms,
+            lambda answer: self._answers.put((leader, taken, answer)),
+            adds=self._adds,
+        )
+
+    def _take(self, timeout: float) -> None:
+        """All answers that are there, as `_hear`. Raises what has failed."""
+        self._hear(timeout)
+        self._raise_failure()
+        oldest = time.monotonic() - self._options.transaction_timeout_ms / 1000
+        if any(batch.made < oldest for one in self._partitions.values() for batch in one.unacknowledged):
+            raise self._late()
+
+    def _hear(self, timeout: float) -> None:
+        """Waits for the first answer, and takes all that are there."""
+        try:
+            answered = self._answers.get(timeout=timeout)
+            while True:
+                self._settled(*answered)
+                answered = self._answers.get_nowait()
+        except Empty:
+            pass
+
+    def _settled(self, leader: int, taken: list[tuple[_Partition, _Batch]], answer: Any) -> None:
+        self._requests[leader] -= 1
+        told = {}
+        if not isinstance(answer, Exception):
+            told = {(of.name, one.index): one for of in answer.responses for one in of.partition_responses}
+        for partition, batch in taken:
+            partition.under_way.remove(batch)
+            about = told.get(partition.place)
+            if about is None:
+                self._refused(partition, batch, answer if isinstance(answer, Exception) else KafkaConnectionError())
+            elif about.error_code:
+                self._refused(partition, batch, for_code(about.error_code)(about.error_message or ""))
+            else:
+                self._taken(partition, batch, about.base_offset, about.log_append_time_ms)
+
+    def _taken(self, partition: _Partition, batch: _Batch, offset: int, appended_at: int) -> None:
+        """Offset -1 if the broker did not tell it."""
+        partition.known = True
+        self._encoded -= len(batch.data)
+        self.delivered += batch.records
+        partition.pause = _FIRST_PAUSE
+        if self._witness is None and offset >= 0:
+            self._witness = *partition.place, offset
+        span = self._spans.setdefault(partition.place, [offset, offset])
+        span[:] = min(span[0], offset), max(span[1], offset + batch.records)
+        if batch.timed and appended_at >= 0:
+            self._failure = self._failure or ConfigurationError(
+                f"topic {partition.topic.name!r} puts its own time in place of the records' timestamps "
+                "(message.timestamp.type = LogAppendTime): set CreateTime, or leave the column `timestamp` out"
+            )
+
+    def _refused(self, partition: _Partition, batch: _Batch, error: Exception) -> None:
+        name = name_of(error)
+        if name == _DUPLICATE:
+            self._taken(partition, batch, -1, -1)
+        elif is_passing(error) or (name == _OUT_OF_ORDER and not partition.is_first(batch)):
+            logger.info("%s of %s: %s", partition.place, self.transactional_id, error)
+            self._fail(partition, batch, time.monotonic())
+        elif name == "INVALID_TIMESTAMP" and not batch.timed:
+            self._failure = self._failure or ConfigurationError(
+                f"topic {partition.topic.name!r} takes no records of the time that this machine's clock shows: set the "
+                "clock (or the topic's message.timestamp.after.max.ms and message.timestamp.before.max.ms)"
+            )
+        else:
+            what = f"{batch.records} record(s) for topic {partition.topic.name!r} were not taken by the broker"
+            self._failure = self._failure or failure(error, what)
+
+    def _fail(self, partition: _Partition, batch: _Batch, now: float) -> None:
+        if not partition.failed:
+            partition.retry_at = now + partition.pause
+            partition.pause = min(2 * partition.pause, _LONGEST_PAUSE)
+        partition.failed.append(batch)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._marking and self._marking.done():
+            self.end_mark()
+
+
+def _taken(partitions: Iterable[_Partition]) -> list[tuple[_Partition, _Batch]]:
+    """What goes into one request: of each partition one record batch, since a leader takes no more."""
+    found: list[tuple[_Partition, _Batch]] = []
+    bytes = 0
+    for partition in partitions:
+        batch = partition.next
+        if batch and (not found or bytes + len(batch.data) <= _REQUEST_BYTES):
+            found.append((partition, partition.waiting.popleft()))
+            bytes += len(batch.data)
+    return found

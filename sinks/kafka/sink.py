@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
-from confluent_kafka.serialization import SerializationContext
+import pyarrow.compute as pc
+from confluent_kafka.serialization import MessageField, SerializationContext
 from kafka.errors import (
     GroupAuthorizationFailedError,
     KafkaError,
@@ -24,14 +25,12 @@ from sinks.base import Sink, TwoPhaseCommitSink
 from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, without
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
-from sinks.kafka import columns, dead_letters, doctor, letters, librdkafka, memory
+from sinks.kafka import columns, dead_letters, doctor, letters, memory
 from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster
 from sinks.kafka.memory import Mark
-from sinks.kafka.native import NativeProducer
-from sinks.kafka.options import admin_options, option_problems, producer_options
+from sinks.kafka.options import client_options, consumer_options, option_problems, producer_options, replaced
 from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, made_anew, of_commit, places_of
-from sinks.kafka.plain import PlainProducer
 from sinks.kafka.producer import NO_RIGHTS_ON_GROUP, TransactionalProducer
 from sinks.progress import progress
 from sinks.sql.evolution import STEPS, SchemaEvolution
@@ -61,8 +60,6 @@ SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | N
 _ENDED_TOGETHER = 1000
 """Requests that are under way at once."""
 _WITNESS_THREADS = 8
-_MESSAGE_MAX_BYTES = 1_000_000
-"""librdkafka's own."""
 _OVERHEAD = 128
 """Bytes of a record batch of one record, beside key, value and headers, at most."""
 _LONGEST_PAUSE = 0.1
@@ -106,8 +103,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         """Set up the sink; nothing is connected yet.
 
         * `topic`: for rows without one of their own. `name` (default: the topic, or "kafka") is the sink's uid.
-        * `options`: any of librdkafka's (`security.protocol`, `sasl.…`, `ssl.…`, `compression.type`, `partitioner` …).
-          The partitioner is Java's murmur2 unless they say otherwise.
+        * `options`: by librdkafka's names: `security.protocol`, `sasl.…`, `ssl.…`, `compression.type`, `partitioner` …
+          (docs/kafka.md has all). The partitioner is Java's murmur2 unless they say otherwise.
         * `transaction_timeout`: seconds from a task's first record until the broker aborts a transaction that is still
           open. What it aborts after the decision is written again, so nothing is lost; it must be below the broker's
           transaction.max.timeout.ms (15 minutes by default).
@@ -125,8 +122,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
           those of confluent-kafka's schema registry client (Avro, Protobuf, JSON Schema): it is called with each value
           (a struct is a dict) and a SerializationContext, and returns bytes.
         * `timeout`: seconds that a request to a broker may take.
-        * `admin`: kafka-python's options for the driver's client, where it needs others than the tasks. All
-          options travel to the executors, so they have to be picklable.
+        * `admin`: options of kafka-python's client, which connects to the brokers. All options travel to the
+          executors, so they have to be picklable.
         * `remember`: whether transactions carry an offset of the consumer group `tpc.JOB.SINK`, by which a start knows
           that checkpoint storage was set back. It needs the right to read the topic and groups of that prefix.
         * `dead_letters`: a sink for rows that no topic takes; `max_dead_letters`: how many a checkpoint may have of
@@ -146,7 +143,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         self.create_topic, self.timeout = create_topic, timeout
         self.value_serializer = value_serializer
         self.remember = remember
-        problems = option_problems(options or {}, transaction_timeout)
+        problems = list(option_problems(options or {}, transaction_timeout))
         if value_format not in (None, *_TRANSFORMS):
             problems.append(f"value_format is one of {', '.join(map(repr, _TRANSFORMS))} or None, not {value_format!r}")
         formats = {"value_format": value_format, "key_format": key_format}
@@ -164,9 +161,14 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             problems.append("what a value_serializer refuses fails the checkpoint: it takes no dead_letters")
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
-        self._producer_options = producer_options(bootstrap_servers, options or {}, transaction_timeout)
+        for option in options or {}:
+            if why := replaced(option):
+                logger.warning("sink %r: the option %s changes nothing: %s", self.name, option, why)
+        self._producer_options = producer_options(options or {}, transaction_timeout)
         self._options, self._admin = dict(options or {}), dict(admin or {})
-        self._largest = int(self._producer_options.get("message.max.bytes", _MESSAGE_MAX_BYTES))
+        self._largest = self._producer_options.largest
+        self._limits: dict[str, int] = {}
+        """Bytes of a record batch that a topic takes."""
         self._cluster: Cluster | None = None
         self._reached_by = math.inf
         self._values: Values | None = None
@@ -200,13 +202,13 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         schema = _columns(schema)
         serialized = [one.column for one in self._serialized] + (["value"] if self.value_serializer else [])
         columns.check(self.name, schema, self.topic, serialized)
-        self._check_brokers(schema)
+        self._check_brokers()
         for one in self._serialized:
             one.check(_TYPES[one.column](schema), self._schemas_in_topic(one.proof))
-        if self.dead_letters and self.topic:
-            limit = "max.message.bytes"
-            found = self._brokers.configs("TOPIC", self.topic, [limit]).get(limit)
-            self._largest = min(self._largest, int(found) - _OVERHEAD) if found else self._largest
+        if self.topic and (limit := self._brokers.largest_batch(self.topic)):
+            self._limits = {self.topic: limit}
+            if self.dead_letters:
+                self._largest = min(self._producer_options.largest, limit - _OVERHEAD)
 
     @property
     def _serialized(self) -> Sequence[Values]:
@@ -233,7 +235,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         found = [one.proof[named] for one in written if not made_anew(one, ids)]
         return {one["id"]: one["hash"] for one in found}
 
-    def _check_brokers(self, schema: pa.Schema) -> None:
+    def _check_brokers(self) -> None:
         try:
             self._check_topic()
             self._brokers.ongoing("tpc.")
@@ -243,7 +245,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 "address, the security options, and that the brokers run"
             ) from error
         name = f"tpc.check.{token(self.name)}"
-        producer = self._producer(name, schema, Mark(name, "", -1) if self.remember else None)
+        producer = self._producer(name, Mark(name, "", -1) if self.remember else None)
         try:
             producer.begin(self.timeout)
             try:
@@ -287,16 +289,13 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
     @property
     def _brokers(self) -> Cluster:
         if self._cluster is None:
-            configured = admin_options(self.bootstrap_servers, self._options, self._admin)
+            configured = client_options(self.bootstrap_servers, self._options, self._admin)
             self._cluster = Cluster(configured, self.timeout, self._reached_by)
         return self._cluster
 
-    def _producer(self, transactional_id: str, schema: pa.Schema, mark: Mark | None) -> TransactionalProducer:
-        configured = self._producer_options
-        functions = any(callable(value) for value in configured.values())
-        if self.value_serializer or functions or columns.by_record(schema) or librdkafka.unusable():
-            return PlainProducer(configured, transactional_id, self.topic, mark, self.value_serializer)
-        return NativeProducer(configured, transactional_id, self.topic, mark)
+    def _producer(self, transactional_id: str, mark: Mark | None) -> TransactionalProducer:
+        how = self._producer_options, transactional_id, self.topic, mark, self._limits
+        return TransactionalProducer(self._brokers, *how)
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> TransactionalProducer:
@@ -305,7 +304,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         round = TransactionId.parse(context.transaction_id).round
         mark = Mark(_group(context.job, self.name), context.lineage, context.checkpoint_id, round)
         marked = self.remember and context.exactly_once
-        producer = self._producer(pooled, _columns(context.schema), mark if marked else None)
+        producer = self._producer(pooled, mark if marked else None)
+        producer.serialize = self.value_serializer and self.value_serializer()
         try:
             producer.begin(self.timeout)
         except BaseException:
@@ -320,7 +320,21 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             raise BadValue(f"sink {self.name!r}: row {bad.row + 1} of a batch: {bad.error}").because(
                 bad.error, bad.error_class
             )
-        transaction.write(rows)
+        transaction.write(self._serialized_by(transaction.serialize, rows) if transaction.serialize else rows)
+
+    def _serialized_by(self, serialize: Callable[[Any, Any], bytes | None], rows: pa.RecordBatch) -> pa.RecordBatch:
+        values, topics = rows["value"].to_pylist(), [self.topic] * rows.num_rows
+        if "topic" in rows.schema.names:
+            topics = pc.coalesce(rows["topic"], pa.scalar(self.topic, pa.string())).to_pylist()
+
+        def serialized(value: Any, topic: str | None) -> bytes | None:
+            try:
+                return None if value is None else serialize(value, SerializationContext(str(topic), MessageField.VALUE))
+            except Exception as error:
+                raise BadValue(f"the serializer refuses a value for topic {topic!r}: {error!r}") from error
+
+        made = pa.array(map(serialized, values, topics), pa.binary())
+        return rows.set_column(rows.schema.get_field_index("value"), "value", made)
 
     def _as_records(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Refusal]]:
         """Rows as they are produced, and which of them cannot be."""
@@ -368,7 +382,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
 
     @property
     def _delivery_timeout(self) -> float:
-        return float(self._producer_options["transaction.timeout.ms"]) / 1000
+        return self._producer_options.transaction_timeout_ms / 1000
 
     # ------------------------------------------------------------------ on the driver
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
@@ -583,7 +597,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
 
     def diagnose(self, job: str) -> Iterable[Finding]:
         try:
-            self._check_brokers(pa.schema([("value", pa.binary())]))
+            self._check_brokers()
         except ConfigurationError as error:
             what, _, mend = str(error).partition(". ")
             yield Finding.error(what, mend or "see what the message names")
@@ -591,7 +605,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 return
         else:
             yield Finding.ok("a transaction was begun and aborted")
-        yield from doctor.of_brokers(self._brokers, int(self._producer_options["transaction.timeout.ms"]))
+        yield from doctor.of_brokers(self._brokers, self._producer_options.transaction_timeout_ms)
         if self.topic:
             yield from doctor.of_topic(self._brokers, self.topic)
         for one in self._serialized:
@@ -623,7 +637,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         """Of what a consumer gets of the topic now, from its end on."""
         if self.topic is None:
             return None
-        options = self._producer_options
+        options = consumer_options(self.bootstrap_servers, self._options)
         return letters.find_letters(self._brokers, options, self.topic, (job, sink), most, self.timeout)
 
     # ------------------------------------------------------------------ life

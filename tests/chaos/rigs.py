@@ -480,10 +480,11 @@ def _topic(services: Services, mode: str) -> Iterator[Target]:
     system = services.system("kafka")
     topic = f"chaos_{uuid.uuid4().hex[:12]}"
     with ExitStack() as stack:
-        stack.enter_context(system.server.topic(3, name=topic))
+        any_time = {"message.timestamp.after.max.ms": str(2**63 - 1)}  # of a clock that was set forth
+        stack.enter_context(system.server.topic(3, any_time, name=topic))
         target = KafkaTarget(system, topic)
         if mode == "dead-letters":
-            dead = stack.enter_context(system.server.topic(3, name=f"{topic}_dead"))
+            dead = stack.enter_context(system.server.topic(3, any_time, name=f"{topic}_dead"))
             target = KafkaWithDeadLetters(system, topic, dead)
         yield stack.enter_context(closing(target))
 

@@ -20,7 +20,7 @@ LINEAGE = "0badcafe"
 
 
 def sink_of(kafka: KafkaService, topic: str | None, user: str | None = None, **options: Any) -> KafkaSink:
-    """A sink with the service's security options; those of librdkafka may be given as `options=`."""
+    """A sink with the service's security options; others may be given as `options=`."""
     security = {k: v for k, v in kafka.client_options(user).items() if k != "bootstrap.servers"}
     own: Mapping[str, Any] = options.pop("options", {})
     return KafkaSink(kafka.bootstrap, topic, options={**security, **own}, **options)

@@ -1,4 +1,4 @@
-"""KafkaSink passes the conformance kit, by the native way and record by record."""
+"""KafkaSink passes the conformance kit, without headers and with them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Contract(SinkContract):
         return [json.loads(message.value() or b"") for message in read(self.options, sink.topic)]
 
 
-class TestNative(Contract, SinkConformance):
+class TestRows(Contract, SinkConformance):
     kind = AsRecords
 
 
-@pytest.mark.large  # test_sink.py has this producer beside the native one
-class TestPlain(Contract):
+@pytest.mark.large
+class TestRowsWithHeaders(Contract):
     kind = AsRecordsWithHeaders

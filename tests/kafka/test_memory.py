@@ -48,7 +48,6 @@ def set_offset(kafka: KafkaService, sink: KafkaSink, job: str, offset: TopicPart
 
 
 # ---------------------------------------------------------------------- the offset in the transaction
-@pytest.mark.usefixtures("way")
 def test_what_is_committed_is_remembered_and_what_is_aborted_changes_nothing(sink: KafkaSink) -> None:
     assert sink.committed_checkpoints("job") is None
     for n in (4, 5):
@@ -68,7 +67,6 @@ def test_a_commit_that_is_under_way_is_waited_for(sink: KafkaSink) -> None:
         assert sink.committed_checkpoints("job") == {LINEAGE: n}
 
 
-@pytest.mark.usefixtures("way")
 def test_it_is_asked_again_while_markers_are_written(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then the group has the offset of before, as if nothing were committed."""
     answers = [["tpc.job"], ["tpc.job"], []]

@@ -52,6 +52,7 @@ FORMAT = tuple(
 FILE_SINK = ("tests/test_custom_sink.py",)
 KAFKA_CRASHES = ("tests/kafka/test_crashes.py",)
 LETTERS = ("tests/kafka/test_dead_letters.py",)
+PRODUCER = ("tests/kafka/test_producer.py",)
 DEAD_LETTERS = ("tests/test_task.py", "tests/postgres/test_dead_letters.py")
 ROW_HASHES = tuple(
     f"tests/spark/test_arrow.py::test_{name}"
@@ -818,16 +819,72 @@ MUTANTS = (
     Mutant(
         "Kafka: partitions are counted once for a task",
         "sinks/kafka",
-        "        if wanted >= partitions:\n            error,",
-        "        if not partitions:\n            error,",
+        "if topic is None or wanted >= topic.count:",
+        "if topic is None:",
         ("tests/kafka/test_sink.py::test_partitions_that_become_more_meanwhile",),
     ),
     Mutant(
-        "Kafka: what is thrown away after a failure is its cause",
+        "Kafka: what follows a record batch that was not taken fails the task",
         "sinks/kafka",
-        "while name in _AFTER_A_FAILURE and",
-        "while False and",
-        ("tests/kafka/test_sink.py::test_small_records_that_are_too_large_together",),
+        "(name == _OUT_OF_ORDER and not partition.is_first(batch))",
+        "False",
+        PRODUCER,
+    ),
+    Mutant(
+        "Kafka: a leader that has lost what it had acknowledged is asked for ever",
+        "sinks/kafka",
+        "(name == _OUT_OF_ORDER and not partition.is_first(batch))",
+        "name == _OUT_OF_ORDER",
+        PRODUCER,
+    ),
+    Mutant(
+        "Kafka: more record batches are under way than a leader knows again",
+        "sinks/kafka",
+        "_KNOWN_AGAIN = 5",
+        "_KNOWN_AGAIN = 50",
+        PRODUCER,
+    ),
+    Mutant(
+        "Kafka: what was not taken is sent again behind what follows it",
+        "sinks/kafka",
+        "self.waiting.extendleft(sorted(self.failed, key=lambda one: -one.nth))",
+        "self.waiting.extend(self.failed)",
+        PRODUCER,
+    ),
+    Mutant(
+        "Kafka: record batches go out before their partition is in the transaction",
+        "sinks/kafka",
+        "        if not self._adds:\n",
+        "        if False:\n",
+        PRODUCER,
+    ),
+    Mutant(
+        "Kafka: nothing bounds what is under way",
+        "sinks/kafka",
+        "while self._encoded > self._options.buffer_bytes // 2:",
+        "while False:",
+        PRODUCER,
+    ),
+    Mutant(
+        "Kafka: a topic that is made anew under a task takes the rest of its rows",
+        "sinks/kafka",
+        "if about is not None and about.id != self.topic_ids[topic.name]:",
+        "if False:",
+        PRODUCER,
+    ),
+    Mutant(
+        "Kafka: elements of a list of headers that is null are written",
+        "sinks/kafka",
+        "return lists.flatten(), np",
+        "return lists.values, np",
+        ("tests/kafka/test_record_batch.py",),
+    ),
+    Mutant(
+        "Kafka: a null key is an empty one",
+        "sinks/kafka",
+        "pc.fill_null(pc.binary_length(column), -1)",
+        "pc.fill_null(pc.binary_length(column), 0)",
+        ("tests/kafka/test_record_batch.py",),
     ),
     Mutant(
         "Kafka: what was deleted from an open transaction is decided",
@@ -1378,8 +1435,8 @@ MUTANTS = (
     Mutant(
         "Kafka: nobody tells that a topic was deleted while rows went there",
         "sinks/kafka",
-        "for topic in missing & self._missing:",
-        "for topic in ():",
+        "if topic.missing_since is not None and now - topic.missing_since > LOOK_INTERVAL:",
+        "if False:",
         ("tests/kafka/test_sink.py::test_a_topic_that_is_deleted_while_rows_go_there_is_told",),
     ),
     Mutant(

@@ -1,0 +1,293 @@
+"""From Arrow columns to Kafka's record batches (message format 2), without a Python object per record.
+
+The records of a batch are, one after another, a few numbers, the key, a number, the value, and the headers. Arrow puts
+these columns together row by row; the data of the column that comes of it is what a batch holds.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+
+Numbers = npt.NDArray[np.int64]
+Rows: TypeAlias = "pa.RecordBatch | pa.Table"
+
+_TRANSACTIONAL = 0x10
+_NONE = 1
+"""The length of what is null, -1, as a varint."""
+HEADER = 61
+"""Bytes of a batch before its records."""
+
+
+class Varints(NamedTuple):
+    """Numbers as Kafka writes them: zigzag, seven bits in a byte."""
+
+    bytes: npt.NDArray[np.uint8]
+    """The first of all numbers, the second, …"""
+    lengths: Numbers
+
+
+Part = Varints | int
+"""A number for each row; or one byte that is the same for all."""
+
+
+def varints(numbers: Numbers) -> Varints:
+    zigzag = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
+    width = max(1, -(-int(zigzag.max(initial=0)).bit_length() // 7))
+    lengths = np.ones(len(numbers), np.int64)
+    for more in range(1, width):
+        lengths += zigzag >= np.uint64(1 << 7 * more)
+    made = np.empty((width, len(numbers)), np.uint8)
+    for at in range(width):
+        made[at] = (zigzag >> np.uint64(7 * at)) & np.uint64(0x7F)
+        if at + 1 < width:
+            made[at] |= np.where(lengths > at + 1, np.uint8(0x80), np.uint8(0))
+    return Varints(made, lengths)
+
+
+# ---------------------------------------------------------------------- columns
+def milliseconds(moments: pa.Array) -> pa.Array:
+    """From 1970, rounded, which is what Kafka keeps of points in time, in whatever zone."""
+    counts = moments.cast(pa.timestamp("us", moments.type.tz)).view(pa.int64())
+    whole = (counts.fill_null(0).to_numpy() + 500) // 1000
+    return pa.array(whole, mask=counts.is_null().to_numpy(zero_copy_only=False))
+
+
+def by_topic(batch: pa.RecordBatch, default: str | None) -> Iterator[tuple[str | None, pa.RecordBatch]]:
+    """The rows of each topic of the column `topic`, in their order; `default` where it is null or absent."""
+    if "topic" not in batch.schema.names:
+        yield default, batch
+        return
+    topics = pc.fill_null(batch["topic"], default) if default is not None else batch["topic"]
+    for topic in pc.unique(topics).to_pylist():
+        rows = pc.is_null(topics) if topic is None else pc.equal(topics, topic)
+        yield topic, batch.filter(rows)
+
+
+def sizes(rows: pa.RecordBatch) -> Numbers:
+    """Bytes of key, value and headers of each row."""
+    total = np.zeros(rows.num_rows, np.int64)
+    for name in ("key", "value"):
+        if name in rows.schema.names:
+            total += np.maximum(_lengths(rows[name]), 0)
+    if "headers" in rows.schema.names:
+        each, ends = _flat(rows["headers"])
+        of = sum(np.maximum(_lengths(each.field(name)), 0) for name in ("key", "value"))
+        total += np.diff(np.concatenate([[0], np.cumsum(of)])[ends])
+    return total
+
+
+def bounds(rows: pa.RecordBatch, sizes: Numbers) -> Numbers:
+    """Bytes that each row takes in a batch, at most. `sizes` are those of the rows."""
+    names = rows.schema.names
+    most = sizes + (16 + (9 if "timestamp" in names else 0) + (4 if "key" in names else 0))
+    if "headers" in names:
+        most += 5 + 10 * np.diff(_flat(rows["headers"])[1])
+    return most
+
+
+def _lengths(column: pa.Array) -> Numbers:
+    """In bytes; -1 of null."""
+    found: Numbers = pc.fill_null(pc.binary_length(column), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _flat(lists: pa.Array) -> tuple[pa.Array, Numbers]:
+    """All elements, and where those of each list begin, and the last end."""
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return lists.flatten(), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _column(rows: Rows, name: str) -> list[pa.Array] | None:
+    """In pieces."""
+    if name not in rows.schema.names:
+        return None
+    column = rows[name]
+    return [one.cast(pa.binary()) for one in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])]
+
+
+def _array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+# ---------------------------------------------------------------------- records
+def _texts(count: int, *parts: Part) -> pa.Array:
+    """For each row its numbers, one after the other."""
+    ends = np.zeros(count + 1, np.int32)
+    np.cumsum(np.broadcast_to(sum(_size(part) for part in parts), count), out=ends[1:])
+    data = np.empty(int(ends[-1]), np.uint8)
+    at = ends[:-1].astype(np.int64)
+    for part in parts:
+        if isinstance(part, int):
+            data[at] = part
+        else:
+            for nth, one in enumerate(part.bytes):
+                some = part.lengths > nth
+                if some.all():
+                    data[at + nth] = one
+                else:
+                    data[at[some] + nth] = one[some]
+        at = at + _size(part)
+    return _binary(ends, pa.py_buffer(data))
+
+
+def _size(part: Part) -> Numbers | int:
+    return 1 if isinstance(part, int) else part.lengths
+
+
+def _binary(ends: npt.NDArray[np.int32], data: Any) -> pa.Array:
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), data])
+
+
+def _join(count: int, *columns: list[pa.Array]) -> pa.Array:
+    """Row by row, of columns in pieces; null is nothing. To take from all of them is three times as fast as Arrow's own
+    join."""
+    order = np.arange(count, dtype=np.int32)[:, None] + count * np.arange(len(columns), dtype=np.int32)
+    return pa.concat_arrays([piece for column in columns for piece in column]).take(pa.array(order.ravel()))
+
+
+def _bounds_of(column: pa.Array) -> npt.NDArray[np.int32]:
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1 + column.offset)[column.offset :]
+
+
+def _headers(lists: pa.Array) -> tuple[Part, pa.Array | None]:
+    """How many each row has, and all of them. Each is encoded once; a row's are a slice of them all."""
+    each, ends = _flat(lists)
+    if not len(each):
+        return 0, None
+    key, value = each.field("key").cast(pa.binary()), each.field("value").cast(pa.binary())
+    lengths = [_texts(len(each), varints(_lengths(one))) for one in (key, value)]
+    joined = _join(len(each), [lengths[0]], [key], [lengths[1]], [value])
+    return varints(np.diff(ends)), _binary(_bounds_of(joined)[4 * ends], joined.buffers()[2])
+
+
+def _records(rows: Rows, deltas: Numbers | None) -> list[Any]:
+    """The records' section, in pieces; `deltas` are of the timestamps."""
+    count = rows.num_rows
+    key, value = _column(rows, "key"), _column(rows, "value")
+    has, headers = _headers(_array(rows["headers"])) if "headers" in rows.schema.names else (0, None)
+    timestamp: Part = 0 if deltas is None else varints(deltas)
+    place = varints(np.arange(count, dtype=np.int64))
+    lengths = [None if column is None else _lengths(pa.chunked_array(column)) for column in (key, value)]
+    key_length, value_length = (_NONE if some is None else varints(some) for some in lengths)
+    length: Numbers = np.ones(count, np.int64)
+    for part in (timestamp, place, key_length, value_length, has):
+        length += _size(part)
+    for some in (*lengths, None if headers is None else _lengths(headers)):
+        if some is not None:
+            length += np.maximum(some, 0)
+    # A row without headers ends with a 0, which stands at the beginning of the next one here.
+    first: list[Part] = [0] if headers is None else []
+    first += [varints(length), 0, timestamp, place, key_length]
+    if key is None:
+        columns = [[_texts(count, *first, value_length)]]
+    else:
+        columns = [[_texts(count, *first)], key, [_texts(count, value_length)]]
+    columns += [] if value is None else [value]
+    columns += [] if headers is None else [[_texts(count, has)], [headers]]
+    joined = _join(count, *columns)
+    data = joined.buffers()[2].slice(0, int(_bounds_of(joined)[-1]))
+    return [data] if headers is not None else [data.slice(1), b"\0"]
+
+
+# ---------------------------------------------------------------------- batches
+@dataclass(frozen=True)
+class Compression:
+    """By one of Kafka's names for it; `level` None is the codec's own."""
+
+    name: str = "none"
+    level: int | None = None
+
+    @property
+    def number(self) -> int:
+        return NAMES.index(self.name)
+
+    def of(self, pieces: list[Any]) -> list[Any]:
+        if self.name == "none":
+            return pieces
+        data = b"".join(pieces)
+        if self.name == "snappy":
+            return list(_snappy(data, self._codec("snappy")))
+        if self.name == "lz4":
+            return list(_lz4(data, self._codec("lz4_raw")))
+        return [self._codec(self.name).compress(data)]
+
+    def _codec(self, name: str) -> Any:
+        return pa.Codec(name, compression_level=self.level)
+
+
+NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+"""By their numbers in a batch."""
+
+_SNAPPY_BLOCK = 32 << 10
+_XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+_LZ4_BLOCK = 64 << 10
+_LZ4_FRAME = bytes.fromhex("04224d18604082")
+"""Version 1, blocks of 64 KiB that do not depend on others, and a checksum of that. Java reads no blocks that do, which
+Arrow's own frames have."""
+_LZ4_RAW = 1 << 31
+
+
+def _snappy(data: Any, codec: Any) -> Iterator[bytes]:
+    """In the frame of Java's library."""
+    yield _XERIAL
+    for at in range(0, len(data), _SNAPPY_BLOCK):
+        made = codec.compress(memoryview(data)[at : at + _SNAPPY_BLOCK], asbytes=True)
+        yield struct.pack(">i", len(made))
+        yield made
+
+
+def _lz4(data: Any, codec: Any) -> Iterator[bytes]:
+    yield _LZ4_FRAME
+    for at in range(0, len(data), _LZ4_BLOCK):
+        block = memoryview(data)[at : at + _LZ4_BLOCK]
+        made = codec.compress(block, asbytes=True)
+        if len(made) < len(block):
+            yield struct.pack("<I", len(made))
+            yield made
+        else:
+            yield struct.pack("<I", len(block) | _LZ4_RAW)
+            yield bytes(block)
+    yield struct.pack("<I", 0)
+
+
+class Origin(NamedTuple):
+    """The producer of a transaction, and the sequence number of the first record there."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+_PLAIN = Origin(-1, -1, -1)
+
+
+def record_batch(rows: Rows, now: int, compression: Compression | None = None, origin: Origin | None = None) -> bytes:
+    """One batch of at least one row: columns `value`, `key` (string or binary), `headers`, `timestamp`, each optional.
+    `now` is the timestamp of rows without one, in milliseconds. With an `origin` it is part of a transaction."""
+    compression = compression or Compression()
+    first = last = now
+    deltas = None
+    if "timestamp" in rows.schema.names:
+        moments = pc.fill_null(milliseconds(_array(rows["timestamp"])), now).to_numpy(zero_copy_only=False)
+        first, last = int(moments[0]), int(moments.max())
+        deltas = moments - first
+    plain = _records(rows, deltas)
+    pieces = compression.of(plain)
+    if sum(map(len, pieces)) > sum(map(len, plain)):  # of random bytes, which `bounds` has no room for
+        compression, pieces = Compression(), plain
+    attributes = compression.number | (_TRANSACTIONAL if origin else 0)
+    count = rows.num_rows
+    rest = struct.pack(">hiqqqhii", attributes, count - 1, first, last, *(origin or _PLAIN), count)
+    crc, length = crc32c(rest), 9 + len(rest) + sum(map(len, pieces))
+    for piece in pieces:
+        crc = crc32c(piece, crc)
+    return b"".join((struct.pack(">qiibI", 0, length, -1, 2, crc), rest, *pieces))
