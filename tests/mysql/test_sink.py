@@ -144,6 +144,7 @@ def test_in_doubt_leaves_other_sinks_databases_and_people_alone(
 
 
 # ---------------------------------------------------------------------- lost, held, unknown, ask again
+@pytest.mark.parametrize("mysql", ["mysql_server", "mariadb"], indirect=True, ids=["MySQL", "MariaDB"])
 def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(db: Observer, mysql: MySQLService) -> None:
     """Of a task that hangs, or whose host is cut off, between XA PREPARE and the end of its session."""
     sink = make(db, strategy="xa", lock_timeout=1)
