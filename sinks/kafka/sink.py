@@ -252,6 +252,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
                 producer.end_mark()
             finally:
                 producer.abort(self.timeout)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"sink {self.name!r}: {error}") from None
         except RuntimeError as error:
             raise ConfigurationError(f"sink {self.name!r}: no transaction could be begun: {error}") from error
         finally:
