@@ -60,7 +60,7 @@ class CheckpointConfig:
     retained_checkpoints: complete checkpoints kept in storage; at least 2.
     externalized_cleanup: what `CheckpointCoordinator.cancel` does with the checkpoints in storage.
     storage: where complete checkpoints are recorded; the coordinator's own argument does the same.
-    savepoint_dir: the storage of savepoints, where none is named; a driver that serves HTTP saves nowhere else.
+    savepoint_dir: the storage of savepoints, where none is named; for those that operators ask for, the only one.
     checkpoint_location: Spark's own, as `CheckpointCoordinator.write_stream` sets it; needed with Spark Connect.
     state_backend: where Spark keeps the state of aggregations and joins; None leaves the session's setting.
     max_concurrent_checkpoints: 1, since foreachBatch returns only when all of a batch is visible: that allows replay.
@@ -150,8 +150,9 @@ class CheckpointConfig:
     def _check_texts(self) -> None:
         if self.require not in (None, "exactly-once"):
             raise ValueError(f"require must be 'exactly-once' or nothing, not {self.require!r}")
-        if self.metrics_address and not re.fullmatch(r"([^\s/]+:)?\d{1,5}", self.metrics_address):
-            raise ValueError(f"metrics_address must be PORT or HOST:PORT, not {self.metrics_address!r}")
+        address = self.metrics_address
+        if address and not (re.fullmatch(r"([^\s/]+:)?\d{1,5}", address) and int(address.split(":")[-1]) < 1 << 16):
+            raise ValueError(f"metrics_address must be PORT or HOST:PORT, not {address!r}")
 
     def _check_replay(self) -> None:
         if self.replay is Replay.SPOOL and not self.exactly_once:

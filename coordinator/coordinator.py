@@ -289,12 +289,19 @@ class CheckpointCoordinator:
     def _take_asked(self, how: str, target: str | None, begin: Callable[[], None]) -> dict[str, Any]:
         """What an operator has asked for; `begin` is called between two batches, and may raise to refuse."""
         place, query = place_for(target, [self.config.savepoint_dir] if self.config.savepoint_dir else []), self.query
+
+        def begin_with_it() -> None:
+            if self._lifecycle.calling is not query or not query.isActive or self.protocol.newest is None:
+                raise SavepointError("the query has ended, or was started again, since this was asked for: ask again")
+            begin()
+
         if how == "trigger":
             with opened(place) as storage, self._one_at_a_time:
-                begin()
+                begin_with_it()
                 return self._save(storage).summary()
-        savepoint = self._save_and_stop(query, place, begin)
+        savepoint = self._save_and_stop(query, place, begin_with_it)
         if how == "cancel":
+            self.protocol.fence.require_newest("cancel")  # which claims a generation
             self.cancel(query)
         return savepoint.summary()
 
@@ -316,7 +323,7 @@ class CheckpointCoordinator:
         if address and self._stop_metrics is _nothing:
             try:
                 self._stop_metrics = serve(self.statistics, address)
-            except OSError as error:
+            except (OSError, ValueError, OverflowError) as error:  # taken, or no name and port of this machine
                 logger.warning("job %s: nobody can read its metrics at %s: %s", self.job, address, error)
 
     def newest_checkpoint(self) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -65,22 +66,33 @@ class Heartbeat:
         number, over, due = 0, False, time.monotonic() + self._interval
         told: Mapping[str, Any] = {}
         while not over:
-            over = ended.wait(min(self._contact_interval or self._interval, max(0, due - time.monotonic())))
-            if not over and not query.isActive:
-                over, self._reason = True, "the query was stopped, or failed outside of the coordinator"
+            over = ended.wait(min(self._contact_interval or self._interval, max(0.1, due - time.monotonic())))
             is_due = over or time.monotonic() >= due
-            try:
+            level = logging.INFO if is_due else logging.DEBUG
+            with self._tried("a sign of life could not be given", level):
+                if not over and not query.isActive:
+                    over = is_due = True
+                    self._reason = "the query was stopped, or failed outside of the coordinator"
+                if is_due:
+                    due = time.monotonic() + self._interval
                 now = {} if over else self._now()
                 if is_due or now != told:
                     number, due = number + 1, time.monotonic() + self._interval
                     self._store.sign(generation, number, self._interval, self._reason, now)
                     told = now
+            with self._tried("the history of its checkpoints could not be written", level):
                 self._flush()
-                if self._contact_interval and not over:
+            if self._contact_interval and not over:
+                with self._tried("what operators ask could not be looked for", level):
                     self._look()
-            except Exception:
-                level = logging.INFO if is_due else logging.DEBUG
-                logger.log(level, "job %s: a sign of life could not be given", self._store.job, exc_info=True)
+
+    @contextmanager
+    def _tried(self, otherwise: str, level: int) -> Iterator[None]:
+        """What fails is told, and keeps nothing else from being done."""
+        try:
+            yield
+        except Exception:
+            logger.log(level, "job %s: %s", self._store.job, otherwise, exc_info=True)
 
 
 class State(str, Enum):

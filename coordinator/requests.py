@@ -105,7 +105,8 @@ class Requests:
         """Wait for what is being done; the store is closed."""
         self._ended = True
         self._wait()
-        atexit.unregister(self._wait)
+        if self._worker is not threading.current_thread():  # else the answer is yet to be put
+            atexit.unregister(self._wait)
 
     def _wait(self) -> None:
         if self._worker.is_alive() and self._worker is not threading.current_thread():
@@ -133,12 +134,16 @@ class Requests:
         except CheckpointError as error:
             return {"error": reason(error)}
 
+        begun = False
+
         def begin() -> None:
+            nonlocal begun
             self._require_newest()
             request.require_fresh(self._store.storage.clock())
             self._store.put_note("begun", id, {})
             if self._store.note("request", id) is None:
                 raise SavepointError("the request was withdrawn")
+            begun = True
 
         logger.info("job %s: %s asks for a savepoint (%s)", self._store.job, request.sign.who, request.how)
         try:
@@ -146,6 +151,8 @@ class Requests:
         except (Superseded, StorageBehind):
             raise
         except Exception as error:
+            if isinstance(error, StorageError) and not begun:
+                raise  # another driver may do it meanwhile, and its answer counts
             logger.warning("job %s: a request was not done: %s", self._store.job, reason(error))
             return {"error": reason(error)}
 

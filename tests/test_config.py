@@ -40,6 +40,7 @@ def test_times(given: Any, seconds: float) -> None:
         ({"unaligned": True}, "no alignment to wait for"),
         ({"metrics_address": "localhost"}, "metrics_address must be PORT or HOST:PORT, not 'localhost'"),
         ({"metrics_address": "http://localhost:9464"}, "must be PORT or HOST:PORT"),
+        ({"metrics_address": "99999"}, "must be PORT or HOST:PORT"),
     ],
 )
 def test_values_out_of_range(option: dict[str, Any], reason: str) -> None:

@@ -152,7 +152,9 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
         )
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != checksum:
         raise CorruptRecord(f"{where} was changed after it was written: its checksum does not match. {mend}")
-    return dict(body)
+    if not isinstance(body, dict):
+        raise CorruptRecord(f"{where} is not a record of this library. {mend}")
+    return body
 
 
 @dataclass(frozen=True)
@@ -426,7 +428,9 @@ class CheckpointStore:
             return None
         body = unseal(data, self._where(key))
         self._require_own(str(body.get("job")), key)
-        return dict(body.get("note", {}))
+        if not isinstance(note := body.get("note"), dict):
+            raise CorruptRecord(f"{self._where(key)} is no note of this library")
+        return note
 
     def delete_note(self, folder: str, id: str) -> None:
         self._calls.delete(f"{self._root}/{folder}/{id}")

@@ -314,8 +314,15 @@ def test_storage_that_fails_when_the_answer_is_put(job: Job, target: str, monkey
 
 @pytest.mark.parametrize(
     "data",
-    [b"\xff", b"[" * 50_000, seal({"job": "other", "note": {}}), seal({"job": "job", "note": {"how": "burn"}})],
-    ids=["no record", "deep", "of another job", "of another kind"],
+    [
+        b"\xff",
+        b"[" * 50_000,
+        seal({"job": "other", "note": {}}),
+        seal({"job": "job", "note": {"how": "burn"}}),
+        seal({"job": "job", "note": "evil"}),
+        seal([1, 2]),  # type: ignore[arg-type]
+    ],
+    ids=["no record", "deep", "of another job", "of another kind", "no mapping", "a list"],
 )
 def test_a_bad_request_is_told_of_and_others_are_done(job: Job, target: str, data: bytes) -> None:
     store = store_of(job.storage)
@@ -327,6 +334,32 @@ def test_a_bad_request_is_told_of_and_others_are_done(job: Job, target: str, dat
         assert ask_driver(store, "trigger")["checkpoint"] == 0
     assert "error" in (store.note("answer", id) or {})
     assert store.notes("request") == []
+
+
+def test_a_foreign_object_beside_the_history_keeps_no_request_from_being_done(job: Job, target: str) -> None:
+    job.storage.put_if_absent(f"{token('job')}/statistics/x", b"evil")
+    with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        assert ask_driver(store_of(job.storage), "trigger")["checkpoint"] == 0
+
+
+def test_a_query_that_was_started_again_meanwhile_is_not_stopped(job: Job, target: str) -> None:
+    """The request was for the one before."""
+    held, store = Held(0), store_of(job.storage)
+    with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held]) as coordinator:
+        running = threading.Thread(target=job.quiet(1).run, args=[coordinator])
+        running.start()
+        assert held.reached.wait(120)
+        id = asked(store, "stop")
+        eventually(lambda: "checkpoint-requests" in [thread.name for thread in threading.enumerate()])
+        time.sleep(0.5)
+        coordinator._lifecycle.calling = another = job.quiet(1)
+        held.go_on.set()
+        running.join(120)
+        eventually(lambda: store.note("answer", id) is not None)
+        assert "was started again" in (store.note("answer", id) or {})["error"]
+        assert another is coordinator.query
+    assert list_savepoints(target) == []
 
 
 # ---------------------------------------------------------------------- where to
