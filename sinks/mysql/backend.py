@@ -49,7 +49,7 @@ from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import SORTED_BYTES
-from sinks.sql.server import LEDGER_COLUMNS, PooledServer, Row, is_silent, no_ledger
+from sinks.sql.server import LEDGER_COLUMNS, PooledServer, Row, no_ledger
 from sinks.sql.staging import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
@@ -200,9 +200,6 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
     def answers(self, connection: Connection) -> bool:
         connection.ping(reconnect=False)
         return True
-
-    def seems_open(self, connection: Connection) -> bool:
-        return is_silent(connection._sock.fileno())  # type: ignore[attr-defined]
 
     def can_be_lent(self, connection: Connection) -> bool:
         return connection.open

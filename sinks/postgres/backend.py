@@ -29,7 +29,7 @@ from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import HOMES
-from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, PooledServer, Row, is_silent, no_ledger
+from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, PooledServer, Row, no_ledger
 from sinks.sql.staging import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
@@ -130,9 +130,6 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
 
     def answers(self, connection: Connection) -> bool:
         return bool(connection.execute("SELECT 1"))
-
-    def seems_open(self, connection: Connection) -> bool:
-        return is_silent(connection.fileno())
 
     def can_be_lent(self, connection: Connection) -> bool:
         idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import selectors
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -172,7 +170,7 @@ class PooledServer(Server[C]):
             )
         self._parameters = dict(parameters)
         self._lock_timeout = lock_timeout
-        self._idle: list[tuple[C, float]] = []
+        self._idle: list[C] = []
         self._in_task = False
 
     @abstractmethod
@@ -183,10 +181,6 @@ class PooledServer(Server[C]):
     @abstractmethod
     def answers(self, connection: C) -> bool:
         """Whether a connection that was idle still has its server. The driver's errors mean no."""
-
-    def seems_open(self, connection: C) -> bool:
-        """The same of one that was idle for a few seconds at most. Default: it is asked."""
-        return self.answers(connection)
 
     def can_be_lent(self, connection: C) -> bool:
         """Whether it is open, and not inside a transaction. Default: it is, since `transaction` has ended each."""
@@ -219,34 +213,31 @@ class PooledServer(Server[C]):
     def give(self, connection: C) -> None:
         """Into the pool, unless that is full or the connection cannot be lent again."""
         if self.can_be_lent(connection) and len(self._idle) < IDLE_CONNECTIONS:
-            self._idle.append((connection, time.monotonic()))
+            self._idle.append(connection)
         else:
             disconnect(connection)
 
     def _reusable(self) -> C | None:
         while (found := _popped(self._idle)) is not None:
-            connection, since = found
             with contextlib.suppress(Exception):
-                soon = time.monotonic() - since < _REST_SECONDS
-                if self.seems_open(connection) if soon else self.answers(connection):
-                    return connection
-            disconnect(connection)
+                if self.answers(found):
+                    return found
+            disconnect(found)
         return None
 
     def close(self) -> None:
         while (found := _popped(self._idle)) is not None:
-            connection, _ = found
             if self.RESTS and self._in_task:
-                _rest(self._place, connection)
+                _rest(self._place, found)
             else:
-                disconnect(connection)
+                disconnect(found)
 
     def _rested(self) -> C | None:
         while self.RESTS and (found := _popped(_resting.get(self._place, []))) is not None:
             connection, timer = found
             timer.cancel()
             with contextlib.suppress(Exception):
-                if self.seems_open(connection):
+                if self.answers(connection):
                     return connection  # type: ignore[no-any-return]
             disconnect(connection)
         return None
@@ -306,13 +297,6 @@ def _popped(entries: list[E]) -> E | None:
     with contextlib.suppress(IndexError):
         return entries.pop()
     return None
-
-
-def is_silent(channel: int) -> bool:
-    """Whether nothing is there to be read from an idle connection: a server that closes one, or dies, says so."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel, selectors.EVENT_READ)
-        return not selector.select(0)
 
 
 def no_ledger(table: str) -> ConfigurationError:
