@@ -80,7 +80,6 @@ class CheckpointProtocol:
         self.fence = Fence(store)
         self.newest: Complete | None = None
         """As this driver knows it."""
-        """As in `Claim`."""
         self._spool, self._heartbeat = spool, heartbeat
         self.run_id: str | None = None
         """Of the query's run that this driver was started by."""

@@ -65,7 +65,7 @@ Answer = int | Exception
 """An error code of the broker (0: done), or why it could not be asked."""
 
 
-_UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
+UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
 
 
 class _Client:
@@ -87,7 +87,7 @@ class _Client:
 
     def explained(self, error: Exception) -> Exception:
         """Of the same type, which tells whether to ask again."""
-        if not isinstance(error, _UNANSWERED):
+        if not isinstance(error, UNANSWERED):
             return error
         told = ", ".join(map(str, error.args))
         again: Exception = type(error)(

@@ -120,7 +120,8 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
     if (found := _partitioner(options)) not in PARTITIONERS:
         yield f"partitioner is one of {', '.join(PARTITIONERS)}, not {found!r}: or give rows a column `partition`"
     lowest, highest = _LEVELS.get(_compression(options), (-1, 12))
-    if not _is_level(level := options.get("compression.level", -1)) or not (lowest <= int(level) <= highest):
+    level = str(options.get("compression.level", -1))
+    if not level.removeprefix("-").isdecimal() or not lowest <= int(level) <= highest:
         yield f"compression.level of {_compression(options)} is from {lowest} to {highest}, not {level!r}"
     if transaction_timeout < 1:
         yield "transaction_timeout is in seconds and at least 1"
@@ -133,10 +134,6 @@ def replaced(name: str) -> str | None:
 
 _LEVELS = {"gzip": (-1, 9), "lz4": (-1, 12), "zstd": (-1, 22)}
 """-1: the codec's own."""
-
-
-def _is_level(given: Any) -> bool:
-    return str(given).removeprefix("-").isdigit()
 
 
 def _compression(options: Mapping[str, Any]) -> str:

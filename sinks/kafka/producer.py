@@ -24,9 +24,6 @@ from kafka.errors import (
     IncompatibleBrokerVersion,
     KafkaConnectionError,
     KafkaError,
-    KafkaTimeoutError,
-    NodeNotReadyError,
-    RequestTimedOutError,
     SaslAuthenticationFailedError,
     UnsupportedSaslMechanismError,
     UnsupportedVersionError,
@@ -34,7 +31,7 @@ from kafka.errors import (
 )
 
 from sinks.errors import BadValue, ConfigurationError
-from sinks.kafka.cluster import Cluster
+from sinks.kafka.cluster import UNANSWERED, Cluster
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import ProducerOptions
 from sinks.kafka.partitions import FREE, partitions_of
@@ -103,7 +100,6 @@ _FENCED_BY = {
     "TRANSACTION_ABORTABLE",
 }
 _NOBODY = "no Kafka broker answers: check that they run, and that this machine reaches them"
-_UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
 _FINAL = (
     AuthorizationError,
     IncompatibleBrokerVersion,
@@ -145,7 +141,7 @@ def failure(error: Exception, what: str) -> Exception:
         return BadValue(f"{what}: {_BAD_VALUES[name]} ({name})")
     if name in _FENCED_BY:
         return RuntimeError(f"{what}: {_FENCED} ({name})")
-    if isinstance(error, _UNANSWERED):
+    if isinstance(error, UNANSWERED):
         return RuntimeError(f"{what}: {_NOBODY} ({error})")
     return RuntimeError(f"{what}: {error!r}")
 
@@ -537,7 +533,6 @@ class TransactionalProducer:
         deadline = time.monotonic() + timeout
         self._raise_failure()
         self._encode_all()
-        self._send()
         while any(one.unacknowledged for one in self._partitions.values()):
             if time.monotonic() > deadline:
                 raise self._late()

@@ -29,7 +29,7 @@ from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import HOMES
-from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, PooledServer, Row, no_ledger
+from sinks.sql.server import KEEPALIVES, LEDGER_COLUMNS, PERCENT_ENCODED, PooledServer, Row, no_ledger
 from sinks.sql.staging import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
@@ -96,8 +96,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
             "application_name": f"tpc {name}"[:63],
             "connect_timeout": 10,
             "tcp_user_timeout": 60_000,
-            "keepalives_idle": 20,
-            "keepalives_interval": 10,
+            **KEEPALIVES,
             "client_encoding": "UTF8",  # of the text inside COPY BINARY too, so not the user's to choose
         }
         super().__init__(defaults | given | {"client_encoding": "UTF8"}, name=name, lock_timeout=lock_timeout)

@@ -109,14 +109,8 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
     def create(self, connection: C, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
         """Create the table, with the keys as primary key. Raises ConfigurationError with the server's words."""
         keys = self.merge.keys
-        columns = []
-        for field in fields:
-            is_key = field.name in keys
-            try:
-                kind = self.declared(connection, field, key=is_key)
-            except SchemaMismatch as unfit:
-                raise SchemaMismatch(f'column "{field.name}": {unfit}') from None
-            columns.append(self.column(field.name, kind, nullable=field.nullable and not is_key))
+        kinds = declarations(fields, lambda field: self.declared(connection, field, key=field.name in keys))
+        columns = [self.column(f.name, kind, nullable=f.nullable and f.name not in keys) for f, kind in kinds]
         if keys:
             columns.append(f"PRIMARY KEY ({self.quoted(keys)})")
         try:

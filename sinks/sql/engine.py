@@ -12,6 +12,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from sinks.sql.questions import MYSQL, SORTED_BYTES
+from sinks.sql.server import KEEPALIVES
 
 LOCK_SECONDS = 10
 
@@ -60,8 +61,7 @@ def make_engine(
     """`silence`: seconds that a host, or another writer of SQLite, may keep a connection waiting, `answer`: that a
     statement may take in MySQL, and if all are `short`, in PostgreSQL too. What the URL says of them comes first.
     `session`: more to run on each new connection; `options`: of `create_engine`."""
-    probes = {"keepalives_idle": 20, "keepalives_interval": 10}
-    libpq = {"connect_timeout": 10, "tcp_user_timeout": silence * 1000, **probes}
+    libpq = {"connect_timeout": 10, "tcp_user_timeout": silence * 1000, **KEEPALIVES}
     of_mysql = {"connect_timeout": 10, "read_timeout": answer, "write_timeout": answer}
     bounds: dict[str, dict[str, int]] = {
         "pysqlite": {"timeout": silence},

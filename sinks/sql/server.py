@@ -22,6 +22,8 @@ IDLE_CONNECTIONS = 4
 PERCENT_ENCODED = (
     "write '@', ':', '/', '?', '#' and '%' in user, password and database as %40, %3A, %2F, %3F, %23 and %25"
 )
+KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10}
+"""libpq's parameters, in seconds, by which a peer that went without a word is noticed."""
 _INSERTED_TOGETHER = 1000
 
 Opaque: TypeAlias = Any

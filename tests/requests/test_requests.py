@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,20 +226,31 @@ def test_what_is_withdrawn_is_not_done(job: Job, target: str) -> None:
     assert len(list_savepoints(target)) == 1
 
 
+@contextmanager
+def amid_a_batch(job: Job, coordinator: CheckpointCoordinator, held: Held, how: str) -> Iterator[str]:
+    """In this block the driver has come to a request, whose id this is, and waits for the batch under way."""
+    running = threading.Thread(target=job.quiet(1).run, args=[coordinator])
+    running.start()
+    assert held.reached.wait(120)
+    id = asked(store_of(job.storage), how)
+    eventually(lambda: "checkpoint-requests" in [thread.name for thread in threading.enumerate()])
+    time.sleep(0.5)
+    yield id
+    held.go_on.set()
+    running.join(120)
+
+
+def answer_to(store: CheckpointStore, id: str) -> Mapping[str, Any]:
+    eventually(lambda: store.note("answer", id) is not None)
+    return store.note("answer", id) or {}
+
+
 def test_what_is_withdrawn_while_the_driver_waits_for_its_batch(job: Job, target: str) -> None:
-    held, store = Held(0), store_of(job.storage)
-    with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held]) as coordinator:
-        running = threading.Thread(target=job.quiet(1).run, args=[coordinator])
-        running.start()
-        assert held.reached.wait(120)
-        id = asked(store, "stop")
-        eventually(lambda: "checkpoint-requests" in [thread.name for thread in threading.enumerate()])
-        time.sleep(0.5)
-        store.delete_note("request", id)
-        held.go_on.set()
-        running.join(120)
-        eventually(lambda: store.note("answer", id) is not None)
-        assert "was withdrawn" in (store.note("answer", id) or {})["error"]
+    store = store_of(job.storage)
+    with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held := Held(0)]) as coordinator:
+        with amid_a_batch(job, coordinator, held, "stop") as id:
+            store.delete_note("request", id)
+        assert "was withdrawn" in answer_to(store, id)["error"]
         assert coordinator.query.isActive
     assert list_savepoints(target) == []
 
@@ -345,19 +357,11 @@ def test_a_foreign_object_beside_the_history_keeps_no_request_from_being_done(jo
 
 def test_a_query_that_was_started_again_meanwhile_is_not_stopped(job: Job, target: str) -> None:
     """The request was for the one before."""
-    held, store = Held(0), store_of(job.storage)
-    with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held]) as coordinator:
-        running = threading.Thread(target=job.quiet(1).run, args=[coordinator])
-        running.start()
-        assert held.reached.wait(120)
-        id = asked(store, "stop")
-        eventually(lambda: "checkpoint-requests" in [thread.name for thread in threading.enumerate()])
-        time.sleep(0.5)
-        coordinator._lifecycle.calling = another = job.quiet(1)
-        held.go_on.set()
-        running.join(120)
-        eventually(lambda: store.note("answer", id) is not None)
-        assert "was started again" in (store.note("answer", id) or {})["error"]
+    store = store_of(job.storage)
+    with job.coordinator(config={"savepoint_dir": target} | FAST, listeners=[held := Held(0)]) as coordinator:
+        with amid_a_batch(job, coordinator, held, "stop") as id:
+            coordinator._lifecycle.calling = another = job.quiet(1)
+        assert "was started again" in answer_to(store, id)["error"]
         assert another is coordinator.query
     assert list_savepoints(target) == []
 
