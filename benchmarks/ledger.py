@@ -1,6 +1,6 @@
 """What a checkpoint asks a system beside its rows, in milliseconds: `python -m benchmarks.ledger [RUNS] [SYSTEM …]`.
 
-Each participant looks at its table under a lock, and each checkpoint at the ledger (docs/protocol.md#three-memories).
+Each participant looks at its table under a lock, and each checkpoint at the ledger (docs/failures.md#three-memories).
 To Kafka each participant sends an offset, and each checkpoint asks for the group's. Systems: postgres, mysql, kafka.
 """
 

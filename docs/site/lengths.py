@@ -1,0 +1,76 @@
+"""How long pages, sentences and lines may be, so that the documentation stays one that busy people read.
+
+`python docs/site/lengths.py` shows the words of each page. `make docs` and tests/test_docs.py fail over a limit. Code,
+figures and addresses of links do not count.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+PAGE = 1500
+OTHERS = {"README.md": 700}
+"""Pages with a limit of their own."""
+TOTAL = 30_000
+"""Of docs/."""
+SENTENCE = 35
+LINE = 120
+
+_CODE = re.compile(r"^(```|````).*?^\1[^\n]*$|(?:(?<=\n\n)|\A)(?: {4}[^\n]*(?:\n|\Z)\n?)+", re.M | re.S)
+_IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+|^#+ ", re.M)
+_END = re.compile(r"[.!?][\"')*`]*\s+(?=[\"'(*`]*[A-Z0-9`])")
+
+
+def blocks(page: str) -> Iterator[str]:
+    """Paragraphs, headings, items of lists and cells of tables."""
+    prose = _LINK.sub(r"\1", _IMAGE.sub("", _CODE.sub("\n", page)))
+    for paragraph in re.split(r"\n\s*\n|(?=^#+ )|(?<=\|)\n|\n(?=\|)", prose, flags=re.M):
+        if paragraph.lstrip().startswith("|"):
+            yield from re.split(r"(?<!\\)\|", paragraph)
+        else:
+            yield from _ITEM.split(paragraph)
+
+
+def words(text: str) -> int:
+    """Those with a letter in them; a piece of code is one word."""
+    return sum(bool(re.search(r"[^\W\d_]", word)) for word in re.sub(r"`[^`]*`", "code", text).split())
+
+
+def sentences(page: str) -> list[str]:
+    found = (" ".join(sentence.split()) for block in blocks(page) for sentence in _END.split(block))
+    return [sentence for sentence in found if sentence]
+
+
+def too_long(path: Path) -> list[str]:
+    page, limit = path.read_text(), OTHERS.get(path.name, PAGE)
+    count = sum(map(words, blocks(page)))
+    findings = [f"{count} words, at most {limit}"] if count > limit else []
+    findings += [f"a sentence of {words(each)} words: {each}" for each in sentences(page) if words(each) > SENTENCE]
+    lines = [line for line in _CODE.sub("\n", page).splitlines() if len(line) > LINE and not line.startswith("|")]
+    findings += [f"a line of {len(line)} characters: {line}" for line in lines]
+    return [f"{path.relative_to(ROOT)}: {finding}" for finding in findings]
+
+
+def total() -> int:
+    return sum(words(block) for path in PAGES if path.parent.name == "docs" for block in blocks(path.read_text()))
+
+
+def findings() -> list[str]:
+    found = [finding for path in PAGES for finding in too_long(path)]
+    return found + ([f"docs/: {total()} words, at most {TOTAL}"] if total() > TOTAL else [])
+
+
+if __name__ == "__main__":
+    for each in PAGES:
+        print(f"{sum(map(words, blocks(each.read_text()))):6} {each.relative_to(ROOT)}")
+    print(f"{total():6} docs/")
+    print(*findings(), sep="\n")
+    sys.exit(bool(findings()))
