@@ -107,7 +107,7 @@ class _Counter:
             found = self.cluster.fetch(*place, offset, _FETCH_BYTES)
             start = 0
             if found.error_code == OffsetOutOfRangeError.errno:
-                start = self.cluster.log_starts(place[0], [place[1]])[place[1]]
+                start = self.cluster.starts([place])[place]
             if start > offset:
                 advance(min(start, span.end) - offset)
                 offset = start

@@ -63,7 +63,8 @@ _LONGEST_PAUSE = 0.5
 
 Answer = int | Exception
 """An error code of the broker (0: done), or why it could not be asked."""
-
+Where = tuple[str, int]
+"""Topic and partition."""
 
 UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
 
@@ -457,24 +458,18 @@ class Cluster:
             for place, about in found.items()
         }
 
-    def log_starts(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-        """The offset that each partition begins with."""
-        return self._offsets_of(topic, partitions, OffsetSpec.EARLIEST)
-
-    def log_starts_of(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    def starts(self, places: Iterable[Where]) -> dict[Where, int]:
         """The offset that each topic and partition begins with."""
-        found = self.admin.list_partition_offsets({TopicPartition(*place): OffsetSpec.EARLIEST for place in places})
-        return {(place.topic, place.partition): int(about.offset) for place, about in found.items()}
+        return self._offsets(places, OffsetSpec.EARLIEST)
 
-    def log_ends(self, topic: str, partitions: Sequence[int], *, committed: bool) -> dict[int, int]:
-        """The offset after the last record of each partition; or after what readers of what is `committed` get."""
+    def ends(self, places: Iterable[Where], *, committed: bool) -> dict[Where, int]:
+        """The offset after the last record; or after what readers of what is `committed` get."""
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return self._offsets_of(topic, partitions, OffsetSpec.LATEST, isolation_level=level)
+        return self._offsets(places, OffsetSpec.LATEST, isolation_level=level)
 
-    def _offsets_of(self, topic: str, partitions: Sequence[int], spec: Any, **more: Any) -> dict[int, int]:
-        wanted = {TopicPartition(topic, one): spec for one in partitions}
-        found = self.admin.list_partition_offsets(wanted, **more)
-        return {place.partition: int(about.offset) for place, about in found.items()}
+    def _offsets(self, places: Iterable[Where], spec: Any, **more: Any) -> dict[Where, int]:
+        found = self.admin.list_partition_offsets({TopicPartition(*place): spec for place in places}, **more)
+        return {(place.topic, place.partition): int(about.offset) for place, about in found.items()}
 
     def fetch(self, topic: str, partition: int, offset: int, most: int = 1) -> Any:
         """What the partition's leader answers to a Fetch at this offset, with read_committed: `error_code`,

@@ -1,21 +1,25 @@
-"""Dead letters of a KafkaSink: which rows no topic takes, told before they are produced; and letters as records."""
+"""Dead letters of a KafkaSink: which rows no topic takes, told before they are produced; letters as records; and the
+newest letters in a topic, read as a consumer with read_committed sees them, to its end and no further."""
 
 from __future__ import annotations
 
-import base64
-import json
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Message
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from sinks.dead_letters import Refusal
+from sinks.dead_letters import FoundLetters, Refusal
+from sinks.errors import SinkError
+from sinks.kafka.cluster import Cluster
 from sinks.kafka.columns import refusals
 from sinks.kafka.record_batch import by_topic, sizes
-from sinks.spark_types import schema_of_json
+from sinks.progress import progress
 
 RECORDS = pa.schema(
     [
@@ -40,30 +44,31 @@ _HEADERS = {
 
 
 _ROW, _ROW_SCHEMA = "exactly_once.row", "exactly_once.row_schema"
-"""Columns beside the raw key and value, if these are there; and the types of all, if Spark has names for them."""
+"""The whole row, where the value is the row's own; and the types of its columns, if Spark has names for them."""
 _ANY = "utf-8", "surrogateescape"
 """For texts of Spark, which may be no UTF-8. What is none becomes JSON that no text column takes."""
+
+_HELD_UP = 5.0
+"""Seconds that the end of a transaction is waited for that holds readers up."""
+_PAUSE = 0.05
+_WINDOW = 2_000
+"""Offsets of a partition that are looked at first for the newest letters; then ten times as many, and so on."""
+_TOGETHER = 500
 
 
 def records(letters: pa.RecordBatch) -> pa.RecordBatch:
     """Letters as columns of a KafkaSink: raw key and value, or, without a value, the whole row as JSON."""
-    value = pc.if_else(letters["value"].is_valid(), letters["value"], letters["row"].cast(pa.binary()))
-    texts = {column: letters[column].cast(pa.string()).to_pylist() for column in set(_HEADERS.values())}
+    rows = letters["row"].cast(pa.binary())
+    value = pc.if_else(letters["value"].is_valid(), letters["value"], rows)
+    texts = {name: letters[column].cast(pa.string()).cast(pa.binary()) for name, column in _HEADERS.items()}
+    texts[_ROW] = pc.if_else(letters["value"].is_valid(), rows, None)
+    texts[_ROW_SCHEMA] = letters["row_schema"].cast(pa.binary())
+    told = zip(*(column.to_pylist() for column in texts.values()), strict=True)
     headers = [
-        [{"key": name, "value": texts[column][at].encode()} for name, column in _HEADERS.items()]
-        + [{"key": name, "value": text.encode(*_ANY)} for name, text in _about_row(letters, at)]
-        for at in range(letters.num_rows)
+        [{"key": name, "value": text} for name, text in zip(texts, each, strict=True) if text is not None]
+        for each in told
     ]
     return pa.RecordBatch.from_arrays([letters["key"], value, pa.array(headers, RECORDS[2].type)], schema=RECORDS)
-
-
-def _about_row(letters: pa.RecordBatch, at: int) -> Iterator[tuple[str, str]]:
-    if letters["value"][at].is_valid:
-        there = [name for name in ("key", "value") if letters[name][at].is_valid]
-        row = letters["row"].cast(pa.binary())[at].as_py().decode(*_ANY)
-        yield _ROW, _joined({name: text for name, text in members(row).items() if name not in there})
-    if letters["row_schema"][at].is_valid:
-        yield _ROW_SCHEMA, letters["row_schema"][at].as_py()
 
 
 def letter_of(message: Message) -> dict[str, Any] | None:
@@ -77,49 +82,10 @@ def letter_of(message: Message) -> dict[str, Any] | None:
     }
     letter |= {name: int(letter[name]) for name in ("checkpoint", "partition", "row_number")}
     letter["time"] = datetime.fromisoformat(letter["time"].replace("Z", "+00:00"))
-    schema = headers.get(_ROW_SCHEMA)
-    key, value = message.key(), message.value()
-    letter |= {"key": key, "value": value if _ROW in headers else None, "row_schema": schema and schema.decode()}
-    row = _row(headers[_ROW].decode(*_ANY), letter) if _ROW in headers else (value or b"").decode(*_ANY)
-    letter["row"] = row.encode("utf-8", "backslashreplace").decode()
-    return letter
-
-
-def _row(others: str, letter: Mapping[str, Any]) -> str:
-    """All columns as JSON again, as they were."""
-    if letter["row_schema"] is None:
-        return others
-    known = members(others)
-    return _joined(
-        {
-            one.name: known[one.name] if one.name in known else _text(letter[one.name], one.type)
-            for one in schema_of_json(json.loads(letter["row_schema"]))
-        }
-    )
-
-
-def _text(raw: bytes, kind: pa.DataType) -> str:
-    text = raw.decode(*_ANY) if pa.types.is_string(kind) else base64.b64encode(raw).decode()
-    return json.dumps(text, ensure_ascii=False)
-
-
-def members(text: str) -> dict[str, str]:
-    """Of a JSON object without spaces between its parts, each value as it is written.
-
-    >>> members('{"a":1.10,"b":{"c":[1,2]}}')
-    {'a': '1.10', 'b': '{"c":[1,2]}'}
-    """
-    found, decode, at = dict[str, str](), json.JSONDecoder().raw_decode, 1
-    while text[at] != "}":
-        name, colon = decode(text, at)
-        _, end = decode(text, colon + 1)
-        found[name] = text[colon + 1 : end]
-        at = end + (text[end] == ",")
-    return found
-
-
-def _joined(members: Mapping[str, str]) -> str:
-    return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{text}" for name, text in members.items()) + "}"
+    schema, value = headers.get(_ROW_SCHEMA), message.value() or b""
+    row = headers.get(_ROW, value).decode(*_ANY).encode("utf-8", "backslashreplace").decode()
+    raw = message.value() if _ROW in headers else None
+    return letter | {"key": message.key(), "value": raw, "row": row, "row_schema": schema and schema.decode()}
 
 
 def refused(
@@ -153,3 +119,100 @@ def _partitions(batch: pa.RecordBatch, default_topic: str | None, partitions: Ca
             for place in rows["place of the row"].to_pylist():
                 counts[place] = count
     return pa.array(counts, pa.int64())
+
+
+# ---------------------------------------------------------------------- read again
+Ends = Mapping[int, int]
+"""By partition."""
+
+
+def find_letters(
+    cluster: Cluster, options: Mapping[str, Any], topic: str, of: tuple[str, str], most: int, timeout: float
+) -> FoundLetters:
+    """Those `of` a job and a sink, the last `most` of each partition. `options` are librdkafka's; `timeout`: seconds
+    without any answer."""
+    if (about := cluster.topic(topic)) is None:
+        return FoundLetters((), (f"there is no topic {topic!r}",))
+    starts, ends, gaps = _stable(cluster, topic, [one["partition_index"] for one in about["partitions"]])
+    if "compact" in cluster.configs("TOPIC", topic, ["cleanup.policy"]).get("cleanup.policy", ""):
+        gaps.append(f"topic {topic!r} is compacted, which removes letters with a key that a later one has")
+    window = _WINDOW
+    with closing(_consumer(options)) as consumer:
+        while True:
+            firsts = {at: max(starts[at], end - window) for at, end in ends.items()}
+            found: dict[int, deque[Mapping[str, Any]]] = {at: deque(maxlen=most) for at in ends}
+            for message in _read(consumer, topic, firsts, ends, timeout):
+                letter = letter_of(message)
+                if letter is not None and (letter["job"], letter["sink"]) == of:
+                    found[message.partition() or 0].append(letter)
+            if all(firsts[at] == starts[at] or len(found[at]) == most for at in ends):
+                return FoundLetters([letter for letters in found.values() for letter in letters], tuple(gaps))
+            window *= 10
+
+
+def _stable(cluster: Cluster, topic: str, partitions: list[int]) -> tuple[Ends, Ends, list[str]]:
+    """The first offset of each partition; where readers stop now; and what they do not get: what was removed, and what
+    comes before the end as it was at first."""
+    places = [(topic, at) for at in partitions]
+    ends, deadline = cluster.ends(places, committed=False), time.monotonic() + _HELD_UP
+    while (stable := cluster.ends(places, committed=True)) != ends and time.monotonic() < deadline:
+        if all(stable[one] >= ends[one] for one in places):
+            break
+        time.sleep(_PAUSE)
+    starts = cluster.starts(places)
+    gaps = [
+        f"{topic}-{at} begins at offset {start}: retention, or somebody, has removed records"
+        for (_, at), start in starts.items()
+        if start
+    ]
+    gaps += [
+        f"readers of {topic}-{at} are held up at offset {stable[topic, at]} by a transaction that is open"
+        for (_, at), end in ends.items()
+        if stable[topic, at] < end
+    ]
+    return {at: starts[topic, at] for at in partitions}, {at: stable[topic, at] for at in partitions}, gaps
+
+
+def _read(consumer: Consumer, topic: str, firsts: Ends, ends: Ends, timeout: float) -> Iterator[Message]:
+    """Committed records of these offsets. Markers and what was aborted are in between, so the end is told by what comes
+    after it, or by the end of the partition. Raises `SinkError` if nothing comes."""
+    left = {at for at, end in ends.items() if firsts[at] < end}
+    consumer.assign([TopicPartition(topic, at, firsts[at]) for at in left])
+    heard, last = time.monotonic(), None
+    with progress(f"read topic {topic}", sum(ends[at] - firsts[at] for at in left), "offsets") as advance:
+        while left:
+            for message in consumer.consume(_TOGETHER, timeout=_PAUSE):
+                error, at, offset = message.error(), message.partition(), message.offset()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    last = error
+                    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                        raise SinkError(f"the principal may not read topic {topic!r} (ACL: Read on the topic)")
+                    continue
+                heard = time.monotonic()
+                if at not in left or offset is None:
+                    continue
+                if error is None and offset < ends[at]:
+                    yield message
+                if offset + (error is None) >= ends[at]:
+                    left.discard(at)
+                    advance(ends[at] - firsts[at])
+                    consumer.incremental_unassign([TopicPartition(topic, at)])
+            if time.monotonic() - heard > timeout:
+                at, why = min(left), f": {last}" if last else ""
+                raise SinkError(f"{topic}-{at} could not be read to offset {ends[at]} in time{why}")
+    consumer.unassign()
+
+
+def _consumer(options: Mapping[str, Any]) -> Consumer:
+    return Consumer(
+        {
+            **options,
+            "group.id": "tpc.dead-letters",  # of no member, and nothing is committed to it: no right is needed for it
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 20,
+            "log_level": 0,
+        }
+    )

@@ -56,37 +56,27 @@ _NUMBERS = {
 _COMPRESSION = ("compression.type", "compression.codec", "compression.level")
 _USED = (*_SECURITY, *_FILES, *_NUMBERS, *_COMPRESSION, "partitioner")
 
-_AT_ONCE = "a record batch is sent as soon as it is full, and the last ones with the last row"
-_BY_BYTES = "batch.size and queue.buffering.max.kbytes bound bytes, whatever the number of records"
-_AS_LONG = "a task tries as long as transaction_timeout says"
-_CONNECTIONS = "connections are kafka-python's: admin={…} takes its options"
-_REPLACED = {
-    "linger.ms": _AT_ONCE,
-    "queue.buffering.max.ms": _AT_ONCE,
-    "batch.num.messages": _BY_BYTES,
-    "queue.buffering.max.messages": _BY_BYTES,
-    "message.timeout.ms": _AS_LONG,
-    "delivery.timeout.ms": _AS_LONG,
-    "retries": _AS_LONG,
-    "message.send.max.retries": _AS_LONG,
-    "retry.backoff.": _AS_LONG,
-    "socket.": _CONNECTIONS,
-    "reconnect.backoff.": _CONNECTIONS,
-    "broker.": _CONNECTIONS,
-    "connections.max.idle.ms": _CONNECTIONS,
-    "topic.metadata.": _CONNECTIONS,
-    "metadata.": _CONNECTIONS,
-    "api.version.": _CONNECTIONS,
-    "client.dns.lookup": _CONNECTIONS,
-    "log": "the sink logs to sinks.kafka",
-    "debug": "the loggers sinks.kafka and kafka tell more at level DEBUG",
-    "statistics.interval.ms": "the sink keeps no statistics of a client",
-    "stats_cb": "the sink keeps no statistics of a client",
-    "error_cb": "errors are logged to sinks.kafka, and fail the task",
-    "delivery.report.only.error": "the sink counts the deliveries",
-    "sticky.partitioning.linger.ms": "rows without keys go to the partitions in turn, a record batch at a time",
-}
-"""Options, and beginnings of options, that change nothing, and why."""
+_IGNORED = (
+    *("linger.ms", "queue.buffering.max.", "batch.num.messages", "sticky.partitioning.", "delivery.report."),
+    *("message.timeout.ms", "delivery.timeout.ms", "retries", "message.send.max.retries", "retry.backoff."),
+    *(
+        "socket.",
+        "reconnect.",
+        "broker.",
+        "connections.",
+        "topic.metadata.",
+        "metadata.",
+        "api.version.",
+        "client.dns.",
+    ),
+    *("log", "debug", "statistics.", "stats_cb", "error_cb"),
+)
+"""Beginnings of librdkafka's options that change nothing."""
+IGNORED = (
+    "it is librdkafka's. Here a record batch goes out when it is full (batch.size) or has the last row, a task tries "
+    "as long as transaction_timeout says, connections are kafka-python's (admin={…} takes its options), and the "
+    "loggers sinks.kafka and kafka tell of them"
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +99,7 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
     """What is wrong with them: those that the sink sets itself, that nobody knows, and values that cannot be."""
     yield from (f"the option {name} is not to be set: {why}" for name, why in _OURS.items() if name in options)
     for name in options:
-        if name not in (*_USED, *_OURS) and replaced(name) is None:
+        if name not in (*_USED, *_OURS) and not is_ignored(name):
             known = ", ".join(sorted(_USED))
             yield f"there is no option {name}: there are {known}, and kafka-python's, which admin={{…}} takes"
     for name in _NUMBERS:
@@ -127,9 +117,8 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
         yield "transaction_timeout is in seconds and at least 1"
 
 
-def replaced(name: str) -> str | None:
-    """Why an option changes nothing, if it is one of those."""
-    return next((why for one, why in _REPLACED.items() if name == one or name.startswith(one)), None)
+def is_ignored(name: str) -> bool:
+    return name not in _USED and name.startswith(_IGNORED)
 
 
 _LEVELS = {"gzip": (-1, 9), "lz4": (-1, 12), "zstd": (-1, 22)}

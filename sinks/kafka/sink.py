@@ -25,11 +25,18 @@ from sinks.base import Sink, TwoPhaseCommitSink
 from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, without
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
-from sinks.kafka import columns, dead_letters, doctor, letters, memory
+from sinks.kafka import columns, dead_letters, doctor, memory
 from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster
 from sinks.kafka.memory import Mark
-from sinks.kafka.options import client_options, consumer_options, option_problems, producer_options, replaced
+from sinks.kafka.options import (
+    IGNORED,
+    client_options,
+    consumer_options,
+    is_ignored,
+    option_problems,
+    producer_options,
+)
 from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, made_anew, of_commit, places_of
 from sinks.kafka.producer import NO_RIGHTS_ON_GROUP, TransactionalProducer
 from sinks.progress import progress
@@ -162,8 +169,8 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         for option in options or {}:
-            if why := replaced(option):
-                logger.warning("sink %r: the option %s changes nothing: %s", self.name, option, why)
+            if is_ignored(option):
+                logger.warning("sink %r: the option %s changes nothing: %s", self.name, option, IGNORED)
         self._producer_options = producer_options(options or {}, transaction_timeout)
         self._options, self._admin = dict(options or {}), dict(admin or {})
         self._largest = self._producer_options.largest
@@ -412,7 +419,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         coordinator does not know of it, and would commit the rest. Or all of it is ended."""
         places = {place for one in committables for place in places_of(one)}
         open_in = self._if_told(lambda: self._brokers.open_in(places))
-        starts = self._if_told(lambda: self._brokers.log_starts_of(places))
+        starts = self._if_told(lambda: self._brokers.starts(places))
         found: dict[int, str] = {}
         for at, one in enumerate(committables):
             producer = one.transaction["producer_id"], one.transaction["producer_epoch"]
@@ -640,7 +647,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
         if self.topic is None:
             return None
         options = consumer_options(self.bootstrap_servers, self._options)
-        return letters.find_letters(self._brokers, options, self.topic, (job, sink), most, self.timeout)
+        return dead_letters.find_letters(self._brokers, options, self.topic, (job, sink), most, self.timeout)
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:

@@ -15,7 +15,7 @@ from confluent_kafka import Message, Producer, TopicPartition
 from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, letters
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
-from sinks.kafka import letters as reading
+from sinks.kafka import dead_letters as reading
 from sinks.kafka.dead_letters import letter_of, records
 from sinks.spark_types import schema_to_json
 from sinks.sqlalchemy import SqlAlchemySink
@@ -127,7 +127,7 @@ def test_a_row_without_a_topic_goes_to_the_dead_letters_topic(tmp_path: Path, ka
     headers = dict(found[b"k"].headers())
     assert (headers["__streams.errors.exception"], headers["exactly_once.row"]) == (
         b"NoTopic",
-        b'{"topic":null,"partition":0}',
+        b'{"topic":null,"key":"aw==","partition":0,"value":"v"}',
     )
     told = dead.find_letters("job", "many", 9)
     dead.close()

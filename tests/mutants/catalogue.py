@@ -1314,15 +1314,15 @@ MUTANTS = (
     Mutant(
         "Kafka: letters that a transaction holds up are passed over",
         "sinks/kafka",
-        "return cluster.log_starts(topic, partitions), stable, told",
-        "return cluster.log_starts(topic, partitions), stable, []",
+        "if stable[topic, at] < end\n",
+        "if stable[topic, at] < 0\n",
         LETTERS,
     ),
     Mutant(
         "Kafka: letters that were removed are passed over",
         "sinks/kafka",
-        "for at, start in begins.items() if start]",
-        "for at, start in begins.items() if start < 0]",
+        "        if start\n",
+        "        if start < 0\n",
         LETTERS,
     ),
     Mutant(
@@ -1335,8 +1335,8 @@ MUTANTS = (
     Mutant(
         "Kafka: the oldest letters are taken for the newest",
         "sinks/kafka",
-        "self.found[at] = letters + self.found.get(at, deque())",
-        "self.found[at] = self.found.get(at, letters) + letters",
+        "deque(maxlen=most) for at in ends}",
+        "deque() for at in ends}",
         LETTERS,
     ),
     # ------------------------------------------------------------------ partitions and schemas of Kafka
