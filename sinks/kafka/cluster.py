@@ -74,7 +74,10 @@ class _Client:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._servers = ", ".join(options["bootstrap_servers"])
-        self._client = KafkaAdminClient(**options)
+        try:
+            self._client = KafkaAdminClient(**options)
+        except KafkaError as error:
+            raise self.explained(error) from error
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -268,13 +271,12 @@ class Cluster:
         return self._send([(request(name), nodes[name]) for name in names])
 
     # ------------------------------------------------------------------ what a producer asks
-    def begin(self, transactional_id: str, timeout_ms: int) -> Any:
-        """Fence and abort whoever else has the id: `producer_id` and `producer_epoch` of the one that has it now."""
-        new = {"producer_id": -1, "producer_epoch": -1}
-        request = InitProducerIdRequest(
-            transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, min_version=2, **new
-        )
-        return self._ask_coordinator(transactional_id, request, lambda answer: [answer.error_code])
+    def begin(self, transactional_id: str, timeout_ms: int) -> Identity:
+        """Fence and abort whoever else has the id, and begin its next transaction."""
+        new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
+        request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
+        found = self._ask_coordinator(transactional_id, request, lambda answer: [answer.error_code])
+        return new | {"producer_id": found.producer_id, "producer_epoch": found.producer_epoch}
 
     def add_partitions(self, identity: Identity, places: Iterable[tuple[str, int]]) -> None:
         """To the transaction, which does not add them by itself."""

@@ -14,6 +14,7 @@ from kafka.errors import OffsetOutOfRangeError, for_code
 from kafka.record import MemoryRecords
 
 from sinks.kafka.cluster import Answer, Cluster
+from sinks.kafka.errors import NotYetKnown
 from sinks.transaction import CommitOutcome, Committable
 
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING = 47, 48, 49
@@ -30,10 +31,6 @@ ASK_THE_WITNESS = {
 """The coordinator has ended this transaction, either way, or forgotten it."""
 
 NOT_ALLOWED = {TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED}
-
-
-class NotYetKnown(Exception):
-    """The outcome cannot be told now: ask again."""
 
 
 def made_anew(committable: Committable, ids: Mapping[str, str | None]) -> str | None:

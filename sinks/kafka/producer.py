@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -19,19 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from kafka.errors import (
-    AuthorizationError,
-    IncompatibleBrokerVersion,
-    KafkaConnectionError,
-    KafkaError,
-    SaslAuthenticationFailedError,
-    UnsupportedSaslMechanismError,
-    UnsupportedVersionError,
-    for_code,
-)
+from kafka.errors import KafkaConnectionError, KafkaError, UnknownTopicOrPartitionError, for_code
 
 from sinks.errors import BadValue, ConfigurationError
-from sinks.kafka.cluster import UNANSWERED, Cluster
+from sinks.kafka.cluster import Cluster
+from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import ProducerOptions
 from sinks.kafka.partitions import FREE, partitions_of
@@ -43,11 +35,8 @@ logger = logging.getLogger(__name__)
 LOOK_INTERVAL = 10.0
 """Seconds until a topic that is missing counts as deleted."""
 
-MARK_TIMEOUT = 30.0
-"""Seconds that the brokers may take to add a group's offset to a transaction."""
-
-_METADATA_TIMEOUT = 30.0
-"""Seconds that a broker may take to tell about a topic."""
+_REQUEST_TIMEOUT = 30.0
+"""Seconds that the brokers may take to tell about a topic, or to add partitions or an offset to a transaction."""
 _PROPAGATION = 5.0
 """Seconds until all brokers know of a topic that was just made."""
 _SETTLE_TIMEOUT = 5.0
@@ -58,104 +47,7 @@ _SEQUENCES = 1 << 31
 _KNOWN_AGAIN = 5
 """Record batches of a producer that the leader of a partition knows, if they come twice."""
 
-NO_RIGHTS_ON_GROUP = (
-    "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read on groups with the "
-    "prefix 'tpc.'; or remember=False, and a checkpoint storage that was set back goes unnoticed)"
-)
-
-_REFUSED = "the brokers refuse user name, password or certificate"
-_CONFIGURATION = {
-    "TOPIC_AUTHORIZATION_FAILED": "the principal may not write to the topic (ACL: Write and Describe on the topic, and "
-    "Read unless remember=False)",
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "the principal may not use the transactional id (ACL: Write and Describe "
-    "on transactional ids with the prefix 'tpc.')",
-    "GROUP_AUTHORIZATION_FAILED": NO_RIGHTS_ON_GROUP,
-    "CLUSTER_AUTHORIZATION_FAILED": "the principal lacks a right on the cluster (ACL: IdempotentWrite)",
-    "INVALID_TRANSACTION_TIMEOUT": "the broker's transaction.max.timeout.ms is below the sink's transaction_timeout; "
-    "raise the one or lower the other",
-    "UNKNOWN_TOPIC_OR_PARTITION": "the topic does not exist",
-    "SASL_AUTHENTICATION_FAILED": _REFUSED,
-    "UNSUPPORTED_SASL_MECHANISM": _REFUSED,
-}
-_TOO_LARGE = (
-    "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, or so are all that go "
-    "together, which options={'batch.size': …} (bytes) bounds"
-)
-_BAD_VALUES = {
-    "MESSAGE_SIZE_TOO_LARGE": _TOO_LARGE,
-    "RECORD_LIST_TOO_LARGE": _TOO_LARGE,
-    "INVALID_RECORD": "the broker refuses a record of this kind in this topic (a compacted topic needs keys)",
-    "INVALID_TIMESTAMP": "the timestamp of a record is out of the range that the topic allows",
-}
-_FENCED = (
-    "the broker has ended this transaction: it was open for longer than the sink's transaction_timeout, or another "
-    "attempt or driver of this job has taken its place"
-)
-_FENCED_BY = {
-    "PRODUCER_FENCED",
-    "INVALID_PRODUCER_EPOCH",
-    "INVALID_TXN_STATE",
-    "INVALID_PRODUCER_ID_MAPPING",
-    "UNKNOWN_PRODUCER_ID",
-    "TRANSACTION_ABORTABLE",
-}
-_NOBODY = "no Kafka broker answers: check that they run, and that this machine reaches them"
-_FINAL = (
-    AuthorizationError,
-    IncompatibleBrokerVersion,
-    SaslAuthenticationFailedError,
-    UnsupportedSaslMechanismError,
-    UnsupportedVersionError,
-)
-"""What asking again does not change, of errors that are no answer."""
-
-_MISSING = "UNKNOWN_TOPIC_OR_PARTITION"
-_ASKED_AGAIN = {
-    _MISSING,
-    "LEADER_NOT_AVAILABLE",
-    "NOT_LEADER_FOR_PARTITION",
-    "NOT_LEADER_OR_FOLLOWER",
-    "REQUEST_TIMED_OUT",
-    "REPLICA_NOT_AVAILABLE",
-    "NETWORK_EXCEPTION",
-    "COORDINATOR_LOAD_IN_PROGRESS",
-    "COORDINATOR_NOT_AVAILABLE",
-    "NOT_COORDINATOR",
-    "NOT_ENOUGH_REPLICAS",
-    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
-    "CONCURRENT_TRANSACTIONS",
-    "KAFKA_STORAGE_ERROR",
-    "FENCED_LEADER_EPOCH",
-    "UNKNOWN_LEADER_EPOCH",
-    "THROTTLING_QUOTA_EXCEEDED",
-}
 _OUT_OF_ORDER, _DUPLICATE = "OUT_OF_ORDER_SEQUENCE_NUMBER", "DUPLICATE_SEQUENCE_NUMBER"
-
-
-def failure(error: Exception, what: str) -> Exception:
-    """The exception for an error of Kafka's: a SinkError if trying again cannot help."""
-    name = name_of(error)
-    if name in _CONFIGURATION:
-        return ConfigurationError(f"{what}: {_CONFIGURATION[name]} ({error})")
-    if name in _BAD_VALUES:
-        return BadValue(f"{what}: {_BAD_VALUES[name]} ({name})")
-    if name in _FENCED_BY:
-        return RuntimeError(f"{what}: {_FENCED} ({name})")
-    if isinstance(error, UNANSWERED):
-        return RuntimeError(f"{what}: {_NOBODY} ({error})")
-    return RuntimeError(f"{what}: {error!r}")
-
-
-def name_of(error: Exception) -> str:
-    """Kafka's name of an error that a broker has told; of any other, its type's."""
-    return str(getattr(error, "message", "") or type(error).__name__)
-
-
-def is_passing(error: Exception) -> bool:
-    """Whether asking again may help."""
-    if getattr(error, "errno", None):
-        return name_of(error) in _ASKED_AGAIN
-    return isinstance(error, KafkaError) and not isinstance(error, _FINAL)
 
 
 @dataclass
@@ -166,10 +58,6 @@ class _Topic:
     leaders: Mapping[int, int] = field(default_factory=dict)
     turn: int = field(default_factory=lambda: random.randrange(1 << 16))
     missing_since: float | None = None
-
-    @property
-    def count(self) -> int:
-        return len(self.leaders)
 
     def free(self) -> int:
         """The partition whose turn it is, of those that have a leader."""
@@ -286,34 +174,20 @@ class TransactionalProducer:
     # ------------------------------------------------------------------ life
     def begin(self, timeout: float) -> None:
         """Fence and abort whoever else has the id, and begin. At most `timeout` seconds."""
-        what = f"begin of {self.transactional_id}"
-        deadline = time.monotonic() + timeout
-        self._cluster = self._ask(what, timeout, self._brokers.cluster_id)
-        self._adds = self._ask(what, deadline - time.monotonic(), lambda: self._brokers.fences)
-        begun = self._ask(
-            what,
-            deadline - time.monotonic(),
-            lambda: self._brokers.begin(self.transactional_id, self._options.transaction_timeout_ms),
-        )
-        self._identity = {
-            "transactional_id": self.transactional_id,
-            "producer_id": begun.producer_id,
-            "producer_epoch": begun.producer_epoch,
-        }
+
+        def begun() -> Identity:
+            self._cluster, self._adds = self._brokers.cluster_id(), self._brokers.fences
+            return self._brokers.begin(self.transactional_id, self._options.transaction_timeout_ms)
+
+        self._identity = self._ask(f"begin of {self.transactional_id}", timeout, begun)
         if self.default_topic:
             self._begin_mark(self.default_topic)
 
     def _ask(self, what: str, timeout: float, question: Callable[[], Any]) -> Any:
-        """Again, while a coordinator moves or is at work."""
-        deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE / 2
-        while True:
-            try:
-                return question()
-            except KafkaError as error:
-                if not is_passing(error) or time.monotonic() + pause > deadline:
-                    raise failure(error, what) from error
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        try:
+            return patiently(question, timeout)
+        except KafkaError as error:
+            raise failure(error, what) from error
 
     def seal(self, timeout: float) -> Committable:
         """Flush, and leave the transaction open at the broker for somebody else to finish: by its name there. The proof
@@ -374,13 +248,13 @@ class TransactionalProducer:
         while self._requests.total() and time.monotonic() < deadline:
             self._hear(0.05)
         if self._marking:
-            wait([self._marking], MARK_TIMEOUT)
+            wait([self._marking], _REQUEST_TIMEOUT)
 
     def close(self) -> None:
         """An open transaction stays open."""
         self._closed = True
         if self._marking:
-            wait([self._marking], MARK_TIMEOUT)
+            wait([self._marking], _REQUEST_TIMEOUT)
         self._partitions.clear()
 
     # ------------------------------------------------------------------ the offset that remembers
@@ -393,12 +267,8 @@ class TransactionalProducer:
             executor.shutdown(wait=False)
 
     def _send_mark(self, mark: Mark, topic: str) -> None:
-        identity = self._identity or {}
-        self._ask(
-            f"offset of {self.transactional_id}",
-            MARK_TIMEOUT,
-            lambda: self._brokers.add_offset(identity, mark, topic, by_itself=self._adds),
-        )
+        identity, what = self._identity or {}, f"offset of {self.transactional_id}"
+        self._ask(what, _REQUEST_TIMEOUT, lambda: self._brokers.add_offset(identity, mark, topic, by_itself=self._adds))
 
     def end_mark(self) -> None:
         """Return when the mark is part of the transaction, or raise why it is not."""
@@ -446,7 +316,8 @@ class TransactionalProducer:
         """Until there is a record batch of them. Those without a partition go to all in turn, a batch at a time."""
         ends, start = np.concatenate([[0], np.cumsum(bytes)]), 0
         while start < rows.num_rows:
-            partition = self._partition(topic, topic.free() if number == FREE else number)
+            chosen = topic.free() if number == FREE else number
+            partition = self._partitions.setdefault((topic.name, chosen), _Partition(topic, chosen))
             room = topic.largest - partition.bytes
             end = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
             if end <= start and partition.rows:
@@ -460,22 +331,17 @@ class TransactionalProducer:
                 self._encode(partition)
             start = end
         if self._held > self._options.buffer_bytes // 2:
-            self._encode_all()
+            self._encode(*self._partitions.values())
 
-    def _partition(self, topic: _Topic, number: int) -> _Partition:
-        if (topic.name, number) not in self._partitions:
-            self._partitions[topic.name, number] = _Partition(topic, number)
-        return self._partitions[topic.name, number]
-
-    def _encode_all(self) -> None:
-        for partition in self._partitions.values():
+    def _encode(self, *partitions: _Partition) -> None:
+        """The rows that they have, and wait while too much is under way."""
+        for partition in partitions:
             if partition.rows:
                 self._make_batch(partition)
-        self._make_room()
-
-    def _encode(self, partition: _Partition) -> None:
-        self._make_batch(partition)
-        self._make_room()
+        self._send()
+        while self._encoded > self._options.buffer_bytes // 2:
+            self._take(self._patience())
+            self._send()
 
     def _make_batch(self, partition: _Partition) -> None:
         rows = partition.rows[0] if len(partition.rows) == 1 else pa.Table.from_batches(partition.rows)
@@ -493,33 +359,27 @@ class TransactionalProducer:
         if partition.number == partition.topic.free():
             partition.topic.turn += 1
 
-    def _make_room(self) -> None:
-        self._send()
-        while self._encoded > self._options.buffer_bytes // 2:
-            self._take(self._patience())
-            self._send()
-
     def partitions(self, name: str, wanted: int) -> int:
         """How many the topic has, of which a row asks for this one: they may have become more."""
         topic = self._topics.get(name)
-        if topic is None or wanted >= topic.count:
+        if topic is None or wanted >= len(topic.leaders):
             what = f"partitions of topic {name!r}"
             deadline = time.monotonic() + _PROPAGATION
-            about = self._ask(what, _METADATA_TIMEOUT, lambda: self._about(name, deadline))
+            about = self._ask(what, _REQUEST_TIMEOUT, lambda: self._about(name, deadline))
             if topic is None:
                 self._begin_mark(name)
                 topic = _Topic(name, min(self._options.batch_bytes, self._limit(name)) - HEADER)
                 self.topic_ids[name] = about.id
             topic.leaders = about.leaders
             self._topics[name] = topic
-        return topic.count
+        return len(topic.leaders)
 
     def _about(self, name: str, deadline: float) -> Any:
         if (about := self._brokers.place(name)) is not None:
             return about
         if time.monotonic() < deadline:
-            raise for_code(3)(f"topic {name!r}")
-        raise ConfigurationError(f"topic {name!r}: {_CONFIGURATION[_MISSING]} ({_MISSING})")
+            raise UnknownTopicOrPartitionError(f"topic {name!r}")
+        raise ConfigurationError(f"topic {name!r}: {NO_TOPIC}")
 
     def _limit(self, name: str) -> int:
         try:
@@ -532,7 +392,7 @@ class TransactionalProducer:
         """Return when every record sent was acknowledged by the broker, or raise what went wrong with one."""
         deadline = time.monotonic() + timeout
         self._raise_failure()
-        self._encode_all()
+        self._encode(*self._partitions.values())
         while any(one.unacknowledged for one in self._partitions.values()):
             if time.monotonic() > deadline:
                 raise self._late()
@@ -597,19 +457,12 @@ class TransactionalProducer:
         if about is not None and about.id != self.topic_ids[topic.name]:
             raise RuntimeError(f"topic {topic.name!r} was deleted and made anew while rows went there")
 
-    def _add(self, partitions: Iterable[_Partition]) -> None:
+    def _add(self, partitions: Sequence[_Partition]) -> None:
         """To the transaction, before the first record."""
-        new = list(partitions)
-        if not new:
-            return
-        places = [one.place for one in new]
-        identity = self._identity or {}
-        self._ask(
-            f"partitions of {self.transactional_id}",
-            _METADATA_TIMEOUT,
-            lambda: self._brokers.add_partitions(identity, places),
-        )
-        for one in new:
+        if places := [one.place for one in partitions]:
+            identity, what = self._identity or {}, f"partitions of {self.transactional_id}"
+            self._ask(what, _REQUEST_TIMEOUT, lambda: self._brokers.add_partitions(identity, places))
+        for one in partitions:
             one.added = True
 
     def _produce(self, leader: int, taken: list[tuple[_Partition, _Batch]]) -> None:

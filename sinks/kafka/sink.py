@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,7 @@ from sinks.errors import BadValue, CommittedError, ConfigurationError, Transacti
 from sinks.kafka import columns, dead_letters, doctor, memory
 from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster
+from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, NotYetKnown, patiently
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import (
     IGNORED,
@@ -37,8 +38,8 @@ from sinks.kafka.options import (
     option_problems,
     producer_options,
 )
-from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, NotYetKnown, made_anew, of_commit, places_of
-from sinks.kafka.producer import NO_RIGHTS_ON_GROUP, TransactionalProducer
+from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, made_anew, of_commit, places_of
+from sinks.kafka.producer import TransactionalProducer
 from sinks.progress import progress
 from sinks.sql.evolution import STEPS, SchemaEvolution
 from sinks.transaction import (
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Transform = Callable[["DataFrame"], "DataFrame"]
-Answered = TypeVar("Answered")
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
 _ENDED_TOGETHER = 1000
@@ -69,7 +69,6 @@ _ENDED_TOGETHER = 1000
 _WITNESS_THREADS = 8
 _OVERHEAD = 128
 """Bytes of a record batch of one record, beside key, value and headers, at most."""
-_LONGEST_PAUSE = 0.1
 
 
 class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
@@ -582,16 +581,7 @@ class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
             raise ConfigurationError(f"sink {self.name!r}: {NO_RIGHTS_ON_GROUP}") from error
 
     def _patiently(self, question: Callable[[], Answered]) -> Answered:
-        """Ask again, within `timeout`, while a coordinator moves or is at work."""
-        deadline, pause = min(time.monotonic() + self.timeout, self._reached_by), 0.002
-        while True:
-            try:
-                return question()
-            except (NotYetKnown, KafkaError) as error:
-                if not getattr(error, "retriable", True) or time.monotonic() > deadline:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        return patiently(question, min(self.timeout, self._reached_by - time.monotonic()))
 
     def _remembered(self, job: str) -> Mapping[str, tuple[int, int]]:
         """What is decided reaches the group with the brokers' markers, some milliseconds after EndTxn."""

@@ -45,8 +45,8 @@ class Brokers:
     def cluster_id(self) -> str:
         return "cluster"
 
-    def begin(self, transactional_id: str, timeout_ms: int) -> Any:
-        return SimpleNamespace(producer_id=7, producer_epoch=3)
+    def begin(self, transactional_id: str, timeout_ms: int) -> dict[str, Any]:
+        return {"transactional_id": transactional_id, "producer_id": 7, "producer_epoch": 3}
 
     def place(self, topic: str) -> Place | None:
         return Place(self.id, dict(self.leaders)) if self.id else None

@@ -1,0 +1,102 @@
+"""What errors of Kafka mean for who writes, and whether to ask again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kafka.errors import UnknownBrokerIdError
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
+
+from sinks.errors import BadValue, ConfigurationError
+
+Answered = TypeVar("Answered")
+
+NO_RIGHTS_ON_GROUP = (
+    "the principal may not use the consumer group that remembers the job's checkpoints (ACL: Read on groups with the "
+    "prefix 'tpc.'; or remember=False, and a checkpoint storage that was set back goes unnoticed)"
+)
+NO_TOPIC = "the topic does not exist"
+_REFUSED = "the brokers refuse user name, password or certificate"
+_TOO_LARGE = (
+    "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, or so are all that go "
+    "together, which options={'batch.size': …} (bytes) bounds"
+)
+_FENCED = (
+    "the broker has ended this transaction: it was open for longer than the sink's transaction_timeout, or another "
+    "attempt or driver of this job has taken its place"
+)
+_MEANINGS: dict[str, tuple[type[Exception], str]] = {
+    "TOPIC_AUTHORIZATION_FAILED": (
+        ConfigurationError,
+        "the principal may not write to the topic (ACL: Write and Describe on the topic, and Read unless "
+        "remember=False)",
+    ),
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": (
+        ConfigurationError,
+        "the principal may not use the transactional id (ACL: Write and Describe on transactional ids with the prefix "
+        "'tpc.')",
+    ),
+    "GROUP_AUTHORIZATION_FAILED": (ConfigurationError, NO_RIGHTS_ON_GROUP),
+    "CLUSTER_AUTHORIZATION_FAILED": (
+        ConfigurationError,
+        "the principal lacks a right on the cluster (ACL: IdempotentWrite)",
+    ),
+    "INVALID_TRANSACTION_TIMEOUT": (
+        ConfigurationError,
+        "the broker's transaction.max.timeout.ms is below the sink's transaction_timeout; raise the one or lower the "
+        "other",
+    ),
+    "UNKNOWN_TOPIC_OR_PARTITION": (ConfigurationError, NO_TOPIC),
+    "SASL_AUTHENTICATION_FAILED": (ConfigurationError, _REFUSED),
+    "UNSUPPORTED_SASL_MECHANISM": (ConfigurationError, _REFUSED),
+    "MESSAGE_SIZE_TOO_LARGE": (BadValue, _TOO_LARGE),
+    "RECORD_LIST_TOO_LARGE": (BadValue, _TOO_LARGE),
+    "INVALID_RECORD": (
+        BadValue,
+        "the broker refuses a record of this kind in this topic (a compacted topic needs keys)",
+    ),
+    "INVALID_TIMESTAMP": (BadValue, "the timestamp of a record is out of the range that the topic allows"),
+    "PRODUCER_FENCED": (RuntimeError, _FENCED),
+    "INVALID_PRODUCER_EPOCH": (RuntimeError, _FENCED),
+    "INVALID_TXN_STATE": (RuntimeError, _FENCED),
+    "INVALID_PRODUCER_ID_MAPPING": (RuntimeError, _FENCED),
+    "UNKNOWN_PRODUCER_ID": (RuntimeError, _FENCED),
+    "TRANSACTION_ABORTABLE": (RuntimeError, _FENCED),
+}
+
+
+class NotYetKnown(Exception):
+    """The outcome cannot be told now: ask again."""
+
+    retriable = True
+
+
+def failure(error: Exception, what: str) -> Exception:
+    """The exception for an error of Kafka's: a SinkError if trying again cannot help."""
+    name = name_of(error)
+    if name in _MEANINGS:
+        kind, meaning = _MEANINGS[name]
+        return kind(f"{what}: {meaning} ({error if kind is ConfigurationError else name})")
+    return RuntimeError(f"{what}: {error!r}")
+
+
+def name_of(error: Exception) -> str:
+    """Kafka's name of an error that a broker has told; of any other, its type's."""
+    return str(getattr(error, "message", "") or type(error).__name__)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether asking again may help."""
+    return isinstance(error, UnknownBrokerIdError) or bool(getattr(error, "retriable", False))
+
+
+def patiently(question: Callable[[], Answered], seconds: float) -> Answered:
+    """Ask again for so long, while a coordinator moves or is at work."""
+    again = Retrying(
+        retry=retry_if_exception(is_passing),
+        wait=wait_exponential(multiplier=0.003, max=0.2),
+        stop=stop_after_delay(seconds),
+        reraise=True,
+    )
+    return again(question)
