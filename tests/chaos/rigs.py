@@ -23,6 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sinks.base import TwoPhaseCommitSink
 from sinks.dead_letters import Refusal
 from sinks.kafka import KafkaSink
+from sinks.kafka.errors import patiently
 from sinks.kafka.producer import TransactionalProducer
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.connection import Connection, parameters, query, quoted
@@ -335,12 +336,17 @@ class KafkaTarget(Target):
             self._reader = None
 
     def in_doubt(self, job: str) -> list[str]:
-        admin = KafkaAdminClient(bootstrap_servers=self.system.server.bootstrap)
-        try:
-            listed = admin.list_transactions(state_filters=["Ongoing"])
-            return [one.transactional_id for ones in listed.values() for one in ones]
-        finally:
-            admin.close()
+        listed = self._asked(lambda admin: admin.list_transactions(state_filters=["Ongoing"]))
+        return [one.transactional_id for ones in listed.values() for one in ones]
+
+    def _asked(self, question: Callable[[KafkaAdminClient], Any]) -> Any:
+        """Of a client that knows no coordinator from before; again, while one moves."""
+
+        def once() -> Any:
+            with closing(KafkaAdminClient(bootstrap_servers=self.system.server.bootstrap)) as admin:
+                return question(admin)
+
+        return patiently(once, 30)
 
     def roll_back(self, job: str, rng: random.Random) -> None:
         sink = KafkaSink(self.system.server.bootstrap, self.topic, name="kafka")
@@ -356,20 +362,12 @@ class KafkaTarget(Target):
             return None
         settled(self.system.server.bootstrap)
         group, place = f"tpc.{token(job)}.{token(self.name)}", KafkaPartition(self.topic, 0)
-        admin = KafkaAdminClient(bootstrap_servers=self.system.server.bootstrap)
-        try:
-            now = admin.list_group_offsets(group)[group].get(place)
-        finally:
-            admin.close()
+        now = self._asked(lambda admin: admin.list_group_offsets(group)[group].get(place))
         if now is None:
             return None
 
         def put(offset: int) -> None:
-            admin = KafkaAdminClient(bootstrap_servers=self.system.server.bootstrap)
-            try:
-                admin.alter_group_offsets(group, {place: now._replace(offset=offset)})
-            finally:
-                admin.close()
+            self._asked(lambda admin: admin.alter_group_offsets(group, {place: now._replace(offset=offset)}))
 
         put(rng.randint(max(1, now.offset - 3), now.offset))
         return lambda: put(now.offset)

@@ -294,7 +294,7 @@ def test_what_may_come_late_is_fenced_where_no_broker_does_it(monkeypatch: pytes
     producer = made(brokers)
     brokers.produce = lambda *_, **__: None  # type: ignore[method-assign]
     begun: list[str] = []
-    brokers.begin = lambda id, _: begun.append(id)  # type: ignore[method-assign,assignment]
+    brokers.begin = lambda id, _: begun.append(id) or {}  # type: ignore[method-assign,assignment,func-returns-value]
     producer.write(rows(1, 2))
     with pytest.raises(RuntimeError):
         producer.flush(0.1)

@@ -18,7 +18,7 @@ from kafka.errors import KafkaError
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, cluster, producer
-from sinks.kafka.outcome import NotYetKnown
+from sinks.kafka.errors import NotYetKnown
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.record_batch import NAMES
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
