@@ -56,7 +56,7 @@ spark-%: .cache/pyspark/% $(READY) | java
 # On each of these Pythons that is on the PATH: what needs no Spark, and one job of Spark that is killed.
 PYTHONS ?= 3.10 3.11 3.12 3.13
 ON_EACH_PYTHON := tests/test_structure.py tests/test_config.py tests/protocol/test_protocol.py tests/protocol/test_rules.py \
-	tests/cli tests/postgres/test_encode.py tests/kafka/test_messages.py tests/mysql/test_types.py \
+	tests/cli tests/postgres/test_encode.py tests/kafka/test_record_batch.py tests/mysql/test_types.py \
 	tests/spark/test_spark.py::test_driver_and_executors_killed_and_restarted
 
 test-pythons: $(addprefix python-,$(PYTHONS))
