@@ -22,16 +22,28 @@ TOTAL = 30_000
 SENTENCE = 35
 LINE = 120
 
-_CODE = re.compile(r"^(```|````).*?^\1[^\n]*$|(?:(?<=\n\n)|\A)(?: {4}[^\n]*(?:\n|\Z)\n?)+", re.M | re.S)
 _IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+|^#+ ", re.M)
 _END = re.compile(r"[.!?][\"')*`]*\s+(?=[\"'(*`]*[A-Z0-9`])")
 
 
+def without_code(page: str) -> str:
+    lines, fence, before = [""], "", ""
+    for line in page.splitlines():
+        if fence or line.startswith("```"):
+            fence = "" if line == fence else fence or line[: len(line) - len(line.lstrip("`"))]
+        elif line.startswith("    ") and (before == "" or before.startswith(("#", "    "))):
+            lines.append("")
+        else:
+            lines.append(line)
+        before = line
+    return "\n".join(lines)
+
+
 def blocks(page: str) -> Iterator[str]:
     """Paragraphs, headings, items of lists and cells of tables."""
-    prose = _LINK.sub(r"\1", _IMAGE.sub("", _CODE.sub("\n", page)))
+    prose = _LINK.sub(r"\1", _IMAGE.sub("", without_code(page)))
     for paragraph in re.split(r"\n\s*\n|(?=^#+ )|(?<=\|)\n|\n(?=\|)", prose, flags=re.M):
         if paragraph.lstrip().startswith("|"):
             yield from re.split(r"(?<!\\)\|", paragraph)
@@ -54,7 +66,7 @@ def too_long(path: Path) -> list[str]:
     count = sum(map(words, blocks(page)))
     findings = [f"{count} words, at most {limit}"] if count > limit else []
     findings += [f"a sentence of {words(each)} words: {each}" for each in sentences(page) if words(each) > SENTENCE]
-    lines = [line for line in _CODE.sub("\n", page).splitlines() if len(line) > LINE and not line.startswith("|")]
+    lines = [line for line in without_code(page).splitlines() if len(line) > LINE and not line.startswith("|")]
     findings += [f"a line of {len(line)} characters: {line}" for line in lines]
     return [f"{path.relative_to(ROOT)}: {finding}" for finding in findings]
 
