@@ -24,10 +24,11 @@ from kafka.errors import KafkaConnectionError, KafkaError, UnknownTopicOrPartiti
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
+from sinks.kafka.joining import Numbers
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import ProducerOptions
 from sinks.kafka.partitions import FREE, partitions_of
-from sinks.kafka.record_batch import HEADER, Numbers, Origin, bounds, by_topic, record_batch, sizes
+from sinks.kafka.record_batch import HEADER, Origin, bounds, by_topic, record_batch, sizes
 from sinks.transaction import Committable, Identity
 
 logger = logging.getLogger(__name__)

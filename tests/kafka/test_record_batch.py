@@ -15,6 +15,7 @@ from kafka.codec import has_gzip
 from kafka.partitioner.default import murmur2 as murmur2_of_one
 from kafka.record import MemoryRecords
 
+from sinks.kafka.joining import varints
 from sinks.kafka.partitions import FREE, murmur2, partitions_of
 from sinks.kafka.record_batch import (
     HEADER,
@@ -25,7 +26,6 @@ from sinks.kafka.record_batch import (
     by_topic,
     record_batch,
     sizes,
-    varints,
 )
 
 NOW = 1_770_000_000_000

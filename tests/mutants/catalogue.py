@@ -1397,6 +1397,20 @@ MUTANTS = (
         _avro("a_null_struct_of_fields_that_may_not_be_null"),
     ),
     Mutant(
+        "Avro: a null in a union is taken for its other type",
+        "sinks/kafka",
+        "np.where(there, 2 * (1 - null), 2 * null)",
+        "np.where(there, 2 * (1 - null), 2 * (1 - null))",
+        ("tests/kafka/test_by_columns.py",),
+    ),
+    Mutant(
+        "Avro, Protobuf: text that is no UTF-8 is written at once",
+        "sinks/kafka",
+        "            data.cast(pa.string())",
+        "            data.cast(pa.binary())",
+        ("tests/kafka/test_by_columns.py",),
+    ),
+    Mutant(
         "Protobuf: the number of a field that was removed is given away",
         "sinks/kafka",
         "max([0, *used, *(field.number for field in once)]) + 1",

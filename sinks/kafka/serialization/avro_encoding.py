@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.arrow.types import is_list, is_text
 from sinks.extras import needs_extra
+from sinks.kafka.joining import Bytes, varints
 from sinks.kafka.serialization import avro
 from sinks.kafka.serialization.avro import Schema, null_first, nullable
+from sinks.kafka.serialization.by_columns import Mask, Parts, RowByRow, floats, only, text, valid, whole_numbers
 from sinks.kafka.serialization.schema import Encode, Format, Merged, ValidationError, once
 
 with needs_extra("avro"):
@@ -43,6 +46,9 @@ class Avro(Format):
     def shown(self, text: str) -> str:
         return json.dumps(json.loads(text))
 
+    def at_once(self, text: str, rows: pa.StructArray) -> Parts:
+        return _record(_parsed(text)[0], rows, valid(rows))
+
     def encoder(self, text: str, value: pa.StructType) -> Encode:
         schema, strict = _parsed(text)
         plain = _plain(value) or _same
@@ -54,6 +60,51 @@ class Avro(Format):
             fastavro.schemaless_writer(out, schema, row, disable_tuple_notation=True)
 
         return encode
+
+
+def _record(schema: Schema, rows: pa.StructArray, where: Mask) -> Parts:
+    """Of the rows that are there."""
+    columns = {field.name: column for field, column in zip(rows.type, rows.flatten(), strict=True)}
+    parts: Parts = []
+    for field in schema["fields"]:
+        column = columns.get(field["name"])
+        if column is None and null_first(field["type"]) and field.get("default") is None:
+            parts.append(only(where, 0))
+        elif column is None:
+            raise RowByRow
+        else:
+            parts += _union(field["type"], column, where)
+    return parts
+
+
+def _union(schema: Schema, column: pa.Array, where: Mask) -> Parts:
+    if not isinstance(schema, list):
+        if not valid(column)[where].all():
+            raise RowByRow
+        return _value(schema, column, where)
+    null = schema.index("null") if len(schema) == 2 and "null" in schema else -1
+    if null < 0:
+        raise RowByRow
+    there = where & valid(column)
+    branch = np.where(there, 2 * (1 - null), 2 * null).astype(np.uint8)
+    which = Bytes(branch[None], np.ones(len(column), np.int64))
+    return [only(where, which), *_value(schema[1 - null], column, there)]
+
+
+def _value(schema: Schema, column: pa.Array, where: Mask) -> Parts:
+    kind = schema["type"] if isinstance(schema, dict) else schema
+    if kind == "record":
+        return _record(schema, column, where)
+    if kind in ("int", "long"):
+        return [only(where, varints(whole_numbers(column)))]
+    if kind == "boolean":
+        return [only(where, Bytes(whole_numbers(column).astype(np.uint8)[None], np.ones(len(column), np.int64)))]
+    if kind in ("float", "double"):
+        return [only(where, floats(column, pa.float32() if kind == "float" else pa.float64()))]
+    if kind in ("string", "bytes") and not (isinstance(schema, dict) and "logicalType" in schema):
+        count, data = text(column, zigzag=True)
+        return [only(where, count), data]
+    raise RowByRow
 
 
 def _validate(row: Any, schema: Schema) -> None:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as t
 
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
+from sinks.kafka.joining import rows_of
+from sinks.kafka.serialization.by_columns import RowByRow
 from sinks.kafka.serialization.schema import Format
+
+logger = logging.getLogger(__name__)
 
 MAGIC = b"\0"
 """What Confluent's wire format begins with, before four bytes of the schema's id."""
+
+_AT_ONCE = 1 << 30
+"""Bytes of columns: what is made of them has offsets of 32 bits."""
+_AGREES: dict[tuple[str, pa.DataType], bool] = {}
+"""Whether the first rows of a schema and type were the same bytes at once and row by row."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +49,33 @@ class Writer:
         merged = self.format.merged(self.text, column.type, "", lambda: ())
         if lacking := [*merged.unfit, *(change.statement for change in merged.changes)]:
             raise SchemaMismatch(f"the schema number {self.schema_id} does not take the rows: {'; '.join(lacking)}")
-        encode = self.format.encoder(self.text, column.type)
-        prefix = MAGIC + self.schema_id.to_bytes(4, "big") + self.format.prefix
+        known = self.text, column.type
+        at_once = self._at_once(column) if _AGREES.get(known, True) else None
+        if at_once is not None and known in _AGREES:
+            return at_once, []
+        made, refused = self._row_by_row(column)
+        if at_once is not None:
+            _AGREES[known] = not refused and at_once.equals(made)
+            if not _AGREES[known]:
+                logger.warning("rows of %s are written one by one: all at once, they would be other bytes", column.type)
+        return made, refused
+
+    @property
+    def _prefix(self) -> bytes:
+        return MAGIC + self.schema_id.to_bytes(4, "big") + self.format.prefix
+
+    def _at_once(self, column: pa.StructArray) -> pa.Array | None:
+        if column.nbytes > _AT_ONCE:
+            return None
+        try:
+            parts = self.format.at_once(self.text, column)
+        except RowByRow:
+            return None
+        made = rows_of(len(column), [*self._prefix, *parts]).cast(pa.large_binary())
+        return pc.if_else(column.is_valid(), made, None) if column.null_count else made
+
+    def _row_by_row(self, column: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
+        encode, prefix = self.format.encoder(self.text, column.type), self._prefix
         out, refused = BytesIO(), list[Refusal]()
         ends, valid = np.zeros(len(column) + 1, np.int64), np.ones(len(column), bool)
         for at, row in enumerate(_rows(column)):

@@ -6,12 +6,25 @@ from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.arrow.types import is_list, is_moment
 from sinks.extras import needs_extra
+from sinks.kafka.joining import Numbers, Part, plain_varints
 from sinks.kafka.serialization import protobuf
+from sinks.kafka.serialization.by_columns import (
+    Mask,
+    Parts,
+    RowByRow,
+    floats,
+    length,
+    only,
+    text,
+    valid,
+    whole_numbers,
+)
 from sinks.kafka.serialization.schema import Encode, Format, Merged, ValidationError, once
 
 with needs_extra("protobuf"):
@@ -54,6 +67,9 @@ class Protobuf(Format):
     def shown(self, text: str) -> str:
         return protobuf.shown(text)
 
+    def at_once(self, text: str, rows: pa.StructArray) -> Parts:
+        return _fields(protobuf.root(text), rows)
+
     def encoder(self, text: str, value: pa.StructType) -> Encode:
         convert = _message(value, protobuf.root(text))
 
@@ -61,6 +77,64 @@ class Protobuf(Format):
             out.write(convert(row).SerializeToString(deterministic=True))  # entries of maps in one order
 
         return encode
+
+
+def _fields(descriptor: Descriptor, rows: pa.StructArray) -> Parts:
+    columns = {field.name: column for field, column in zip(rows.type, rows.flatten(), strict=True)}
+    parts: Parts = []
+    for field in sorted(descriptor.fields, key=lambda field: field.number):
+        if field.name in columns:
+            parts += _optional(field, columns[field.name])
+    return parts
+
+
+def _optional(field: FieldDescriptor, column: pa.Array) -> Parts:
+    """Nothing where it is null."""
+    if not field.has_presence:  # as arrays and maps
+        raise RowByRow
+    there = valid(column)
+    if t.is_struct(column.type):
+        return _delimited(field, _fields(field.message_type, column), there)
+    if is_moment(column.type):
+        return _delimited(field, _moment(whole_numbers(column)), there)
+    if field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES) and not t.is_decimal(column.type):
+        count, data = text(column, zigzag=False)
+        return [*_tag(field.number, 2, there), only(there, count), data]
+    wire, number = _number(field, column)
+    return [*_tag(field.number, wire, there), only(there, number)]
+
+
+def _number(field: FieldDescriptor, column: pa.Array) -> tuple[int, Part]:
+    if field.type in (FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64):
+        return 0, plain_varints(whole_numbers(column))
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return 1, floats(column, pa.float64())
+    if field.type == FieldDescriptor.TYPE_FLOAT:
+        return 5, floats(column, pa.float32())
+    raise RowByRow
+
+
+def _delimited(field: FieldDescriptor, parts: Parts, there: Mask) -> Parts:
+    """A message: its bytes' number, and these."""
+    parts = [one if isinstance(one, pa.Array) else only(there, one) for one in parts]
+    lengths = np.broadcast_to(length(parts), len(there)).astype(np.int64)
+    return [*_tag(field.number, 2, there), only(there, plain_varints(lengths)), *parts]
+
+
+def _moment(micros: Numbers) -> Parts:
+    """Seconds and nanoseconds, of which 0 is left out."""
+    seconds, rest = np.divmod(micros, _SECOND)
+    if not ((seconds >= _FIRST) & (seconds <= _LAST)).all():
+        raise RowByRow
+    parts: Parts = []
+    for number, counts in ((1, seconds), (2, 1000 * rest)):
+        parts += [*_tag(number, 0, counts != 0), only(counts != 0, plain_varints(counts))]
+    return parts
+
+
+def _tag(number: int, wire: int, where: Mask) -> list[Part]:
+    made = plain_varints(np.array([number << 3 | wire], np.int64)).bytes[:, 0]
+    return [only(where, int(byte)) for byte in made]
 
 
 def _message(kind: pa.StructType, descriptor: Descriptor) -> Convert:

@@ -14,6 +14,7 @@ import pyarrow.types as t
 
 from sinks.arrow.types import is_list
 from sinks.diagnosis import SchemaChange
+from sinks.kafka.serialization.by_columns import Parts
 
 
 class ValidationError(ValueError):
@@ -68,6 +69,11 @@ class Format(ABC):
     @abstractmethod
     def shown(self, text: str) -> str:
         """The schema as people write it."""
+
+    @abstractmethod
+    def at_once(self, text: str, rows: pa.StructArray) -> Parts:
+        """What `encoder` makes of all rows, if their columns are plain. Raises RowByRow if they are not, or if a row is
+        to be refused."""
 
     @abstractmethod
     def encoder(self, text: str, value: pa.StructType) -> Encode:

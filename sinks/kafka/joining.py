@@ -1,0 +1,105 @@
+"""The bytes of many rows at once: numbers and texts of each, one after another, without a Python object per row."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Bytes(NamedTuple):
+    """Some bytes of each row, few as those of a number."""
+
+    bytes: npt.NDArray[np.uint8]
+    """The first of all rows, the second, …"""
+    lengths: Numbers
+
+
+Part = Bytes | int
+"""A number for each row; or one byte that is the same for all."""
+
+
+def varints(numbers: Numbers) -> Bytes:
+    """Zigzag, as Kafka and Avro have them."""
+    return plain_varints((numbers << 1) ^ (numbers >> 63))
+
+
+def plain_varints(numbers: Numbers) -> Bytes:
+    """As Protobuf has them: a negative one takes ten bytes."""
+    unsigned = numbers.view(np.uint64)
+    width = max(1, -(-int(unsigned.max(initial=0)).bit_length() // 7))
+    lengths = np.ones(len(numbers), np.int64)
+    for more in range(1, width):
+        lengths += unsigned >= np.uint64(1 << 7 * more)
+    made = np.empty((width, len(numbers)), np.uint8)
+    for at in range(width):
+        made[at] = (unsigned >> np.uint64(7 * at)) & np.uint64(0x7F)
+        if at + 1 < width:
+            made[at] |= np.where(lengths > at + 1, np.uint8(0x80), np.uint8(0))
+    return Bytes(made, lengths)
+
+
+def lengths_of(column: pa.Array) -> Numbers:
+    """In bytes; -1 of null."""
+    found: Numbers = pc.fill_null(pc.binary_length(column), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def texts(count: int, *parts: Part) -> pa.Array:
+    """For each row its numbers, one after the other."""
+    ends = np.zeros(count + 1, np.int32)
+    np.cumsum(np.broadcast_to(sum(size(part) for part in parts), count), out=ends[1:])
+    data = np.empty(int(ends[-1]), np.uint8)
+    at = ends[:-1].astype(np.int64)
+    for part in parts:
+        if isinstance(part, int):
+            data[at] = part
+        else:
+            for nth, one in enumerate(part.bytes):
+                some = part.lengths > nth
+                if some.all():
+                    data[at + nth] = one
+                else:
+                    data[at[some] + nth] = one[some]
+        at = at + size(part)
+    return binary(ends, pa.py_buffer(data))
+
+
+def size(part: Part) -> Numbers | int:
+    return 1 if isinstance(part, int) else part.lengths
+
+
+def binary(ends: npt.NDArray[np.int32], data: Any) -> pa.Array:
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), data])
+
+
+def join(count: int, *columns: list[pa.Array]) -> pa.Array:
+    """Row by row, of columns in pieces; null is nothing. To take from all of them is three times as fast as Arrow's own
+    join."""
+    order = np.arange(count, dtype=np.int32)[:, None] + count * np.arange(len(columns), dtype=np.int32)
+    return pa.concat_arrays([piece for column in columns for piece in column]).take(pa.array(order.ravel()))
+
+
+def ends_of(column: pa.Array) -> npt.NDArray[np.int32]:
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1 + column.offset)[column.offset :]
+
+
+def rows_of(count: int, parts: list[Part | pa.Array]) -> pa.Array:
+    """For each row its numbers and bytes, one after the other; null is nothing."""
+    columns, numbers = list[pa.Array](), list[Part]()
+    for part in parts:
+        if isinstance(part, pa.Array):
+            columns += [texts(count, *numbers), part] if numbers else [part]
+            numbers = []
+        else:
+            numbers.append(part)
+    columns += [texts(count, *numbers)] if numbers else []
+    if len(columns) == 1:
+        return columns[0]
+    joined = join(count, *([one] for one in columns))
+    return binary(ends_of(joined)[:: len(columns)].copy(), joined.buffers()[2])
