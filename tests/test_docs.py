@@ -1,5 +1,5 @@
-"""README and docs/: links lead somewhere. The Python can be copied: it parses, imports what is there, and passes
-arguments that exist."""
+"""README, CHANGELOG and docs/: links lead somewhere; pages and sentences are short. The Python can be copied: it
+parses, imports what is there, and passes arguments that exist."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 from benchmarks import chart
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LENGTHS = runpy.run_path(str(ROOT / "docs" / "site" / "lengths.py"))
+PAGES: list[Path] = LENGTHS["PAGES"]
 OURS = ("coordinator", "sinks", "sinks.kafka", "sinks.mysql", "sinks.postgres", "sinks.sqlalchemy", "sinks.testing")
 PUBLIC = {name: getattr(module, name) for module in map(importlib.import_module, OURS) for name in module.__all__}
 
@@ -65,3 +67,43 @@ def test_links_lead_somewhere(page: Path) -> None:
         path = page.parent / target if target else page
         assert path.exists(), f"{target} is not there"
         assert not anchor or anchor in headings(path), f"{target} has no heading #{anchor}"
+
+
+def test_pages_sentences_and_lines_are_short() -> None:
+    assert LENGTHS["findings"]() == []
+
+
+PAGE = """# A title
+
+A sentence of five words. [A link](https://example.org/long) and `some code` are words.
+- An item, on
+  two lines
+
+    indented code = 1
+
+| a cell | 1,234 |
+|---|---|
+
+```python
+code = 1
+```
+"""
+
+
+def test_words_and_sentences_are_counted_without_code_and_figures() -> None:
+    found = [sentence for sentence in LENGTHS["sentences"](PAGE) if LENGTHS["words"](sentence)]
+    assert found == [
+        "A title",
+        "A sentence of five words",
+        "A link and `some code` are words.",
+        "An item, on two lines",
+        "a cell",
+    ]
+    assert [LENGTHS["words"](sentence) for sentence in found] == [2, 5, 6, 5, 2]
+
+
+def test_what_is_too_long_is_found() -> None:
+    words, sentence, line = LENGTHS["too_long"]("word " * 50, limit=49)
+    assert words == "50 words, at most 49"
+    assert sentence.startswith("a sentence of 50 words: word")
+    assert line.startswith("a line of 250 characters: word")

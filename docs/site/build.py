@@ -1,7 +1,8 @@
 """`make docs`: the site of the documentation, in build/docs/site.
 
 Its pages are README.md, CHANGELOG.md and docs/. A file of the code that they point at becomes a page as well. Ends with
-status 1 if a link leads nowhere, or if a page would make a browser load something from another host.
+status 1 if a link leads nowhere, if a page is too long (lengths.py), or if one would make a browser load something from
+another host.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import lengths
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "docs"
@@ -110,7 +113,7 @@ def main() -> int:
     stage()
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
     status = subprocess.run(command, cwd=BUILD, check=False).returncode
-    found = loaded_from_elsewhere()
+    found = lengths.findings() + loaded_from_elsewhere()
     print(*found, sep="\n", end="\n" if found else "")
     if not (status or found):
         print(f"{SITE.relative_to(ROOT)}/index.html: {len(list(SITE.rglob('*.html')))} pages")

