@@ -79,8 +79,10 @@ def _code(path: Path) -> str:
 
 def _listing(folder: Path) -> str:
     lines = [f"# {folder.relative_to(ROOT)}/", "", "| file | |", "|---|---|"]
-    for path in sorted(folder.glob("*.py")):
-        summary = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0].replace("\n", " ")
+    for path in sorted({*folder.glob("*.py"), *folder.glob("*.txt")}):
+        text = path.read_text()
+        summary = (ast.get_docstring(ast.parse(text)) or "") if path.suffix == ".py" else text
+        summary = summary.partition("\n\n")[0].replace("\n", " ")
         lines.append(f"| `{path.name}` | {summary.replace('|', '&#124;')} |")
     return "\n".join(lines) + "\n"
 

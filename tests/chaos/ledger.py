@@ -35,7 +35,7 @@ def append(path: Path, line: Line) -> None:
 
 
 def report(lines: Sequence[Line]) -> str:
-    """The tables of docs/proof.md."""
+    """The tables of a results file; docs/proof.md has totals of them."""
     groups = _groups(lines, "sink") | _groups(lines, "tier")
     parts = [_origin(lines), _totals(_groups(lines, "tier", "sink", "mode")), _totals(groups | {"in all": lines})]
     for title, kind in (
