@@ -10,7 +10,7 @@ import pytest
 
 from sinks.kafka import KafkaSink
 from sinks.testing import Ability, SinkConformance, SinkContract
-from sinks.testing.servers.kafka import KafkaService
+from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.transaction import Committable, Identity
 from tests.kafka.play import AsRecords, AsRecordsWithHeaders
 from tests.kafka.reading import read, settled
@@ -49,3 +49,18 @@ class TestRows(Contract, SinkConformance):
 @pytest.mark.large
 class TestRowsWithHeaders(Contract):
     kind = AsRecordsWithHeaders
+
+
+@pytest.fixture(scope="module")
+def kafka_3() -> Iterator[KafkaServer]:
+    with KafkaServer(version="3.9.1") as server:
+        yield server
+
+
+@pytest.mark.large
+class TestRowsInKafka3(Contract, SinkConformance):
+    kind = AsRecords
+
+    @pytest.fixture
+    def kafka(self, kafka_3: KafkaServer) -> KafkaServer:
+        return kafka_3

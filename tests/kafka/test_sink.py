@@ -454,10 +454,17 @@ def test_an_aborted_task_cannot_go_on(
     assert values(kafka, kafka_topic) == []
 
 
-@pytest.fixture(scope="module")
-def upgraded() -> Iterator[KafkaServer]:
-    """A cluster that came from Kafka 3, where nobody has raised transaction.version yet."""
-    with KafkaServer(features={"transaction.version": "0"}) as server:
+LARGE = pytest.mark.large
+
+
+@pytest.fixture(
+    scope="module",
+    params=["not finalised", pytest.param("3.9.1", marks=LARGE), pytest.param("3.3.2", marks=LARGE)],
+)
+def upgraded(request: pytest.FixtureRequest) -> Iterator[KafkaServer]:
+    """A cluster that came from Kafka 3, where nobody has raised transaction.version yet; and Kafka 3."""
+    old = request.param != "not finalised"
+    with KafkaServer(version=request.param) if old else KafkaServer(features={"transaction.version": "0"}) as server:
         yield server
 
 

@@ -53,7 +53,13 @@ from sinks.testing.servers.maven import cache_folder, java, maven_jars
 logger = logging.getLogger(__name__)
 
 VERSION = "4.2.1"
-JARS = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")
+
+
+def jars_of(version: str) -> tuple[str, ...]:
+    return f"org.apache.kafka:kafka_2.13:{version}", "org.slf4j:slf4j-simple:1.7.36"
+
+
+JARS = jars_of(VERSION)
 
 STOP_TIMEOUT = 30.0
 """Seconds until a broker that does not end after SIGTERM gets SIGKILL: the last one of several waits in vain for a
@@ -111,7 +117,7 @@ class KafkaServer(KafkaService):
     `settings` are those of server.properties and go to every broker; unlike the default, topics are not made by
     themselves. Several brokers are each a controller too, so that any one of three may be missing; topics then have
     three replicas, of which two must be in sync. `features` are the cluster's levels of features, where they are not to
-    be the newest: `{"transaction.version": "0"}`.
+    be the newest: `{"transaction.version": "0"}`; `version` is a release of Kafka, from 3.3 on.
 
     When `users` are named, clients come in by SASL_SSL with SCRAM-SHA-512: `client_options(user)`. These users may do
     what `allow` gave them and nothing else, the superuser `admin` may do all. Among themselves the brokers use an open
@@ -125,9 +131,11 @@ class KafkaServer(KafkaService):
         users: Sequence[str] = (),
         jvm: Sequence[str] = SMALL_JVM,
         features: Mapping[str, str] | None = None,
+        version: str = VERSION,
     ) -> None:
         self.settings = dict(settings or {})
         self.features = dict(features or {})
+        self.version = version
         self.jvm = tuple(jvm)
         self.bootstrap = ""
         self._count = brokers
@@ -241,7 +249,7 @@ class KafkaServer(KafkaService):
         common = _settings(self._count) | {"controller.quorum.voters": voters}
         if self._passwords:
             common |= _security(home)
-        program = _program(home, self.jvm)
+        program = _program(home, self.jvm, self.version)
         for node in nodes:
             broker = KafkaBroker(node, clients[node], home / str(node), program, self._credentials(ADMIN), self._watch)
             listeners = {"CLIENT": clients[node], "INTERNAL": internals[node], "CONTROLLER": controllers[node]}
@@ -255,7 +263,7 @@ class KafkaServer(KafkaService):
         """Those with which a cluster of these features and users begins, as Kafka's tool writes them. They are kept, if
         there are no users: the tool takes half as long as a broker's start."""
         features = [f"{feature}={level}" for feature, level in self.features.items()]
-        kept = cache_folder() / "-".join(["kafka", VERSION, *features, "bootstrap.checkpoint"])
+        kept = cache_folder() / "-".join(["kafka", self.version, *features, "bootstrap.checkpoint"])
         if not self._passwords and kept.exists():
             return kept.read_bytes()
         options = [option for feature in features for option in ("--feature", feature)]
@@ -443,12 +451,12 @@ def archive_classes() -> None:
     new.replace(class_archive())
 
 
-def _program(home: Path, jvm: Sequence[str]) -> list[str]:
+def _program(home: Path, jvm: Sequence[str], version: str) -> list[str]:
     """The command line up to the class to run."""
     archive = class_archive()
     return [
         java(),
-        *([f"-XX:SharedArchiveFile={archive}", *SILENT_JVM] if archive.exists() else ()),
+        *([f"-XX:SharedArchiveFile={archive}", *SILENT_JVM] if version == VERSION and archive.exists() else ()),
         *jvm,
         "-XX:-UsePerfData",  # would leave a file in /tmp after SIGKILL
         f"-Djava.io.tmpdir={home}",
@@ -456,7 +464,7 @@ def _program(home: Path, jvm: Sequence[str]) -> list[str]:
         "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
         "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",  # else a thousand lines at each start
         "-cp",
-        os.pathsep.join(map(str, maven_jars(*JARS))),
+        os.pathsep.join(map(str, maven_jars(*jars_of(version)))),
     ]
 
 
