@@ -16,6 +16,7 @@ class Ability(Enum):
 
     TWO_PHASE = "pre-commit and commit in two phases; without it, only at-least-once mode is tested"
     SIDE_BY_SIDE = "hold two open transactions at once (a system with one writer makes the second wait)"
+    DIRECTLY = "make the rows of a task visible by itself (at-least-once mode)"
     EMPTY = "pre-commit a transaction of no rows (in a job, none is without)"
     NULLS = "store null in `name` and `amount`"
     TELL_OPEN = "tell an open transaction from a pre-committed one, nor abort it while its task writes"

@@ -238,6 +238,7 @@ class SinkConformance(SinkContract):
     def test_at_least_once_loses_nothing_when_killed_again_and_again(self, sink: Sink, tmp_path: Path) -> None:
         """Nor does it leave anything in doubt; and exactly-once can take over from it."""
         input = example_input()
+        self.needs(Ability.DIRECTLY)
         careless = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, commit_timeout=30)
         clause = Clause.AT_LEAST_ONCE
         in_write = self.driver(Hooked(sink, "write", nth=2), tmp_path, input[:2], config=careless)

@@ -197,6 +197,7 @@ class TwoPhases(SinkTests):
     # ------------------------------------------------------------------ beside the two phases
     @at_least_once
     def test_commit_directly_makes_rows_visible_now(self, sink: Sink) -> None:
+        self.needs(Ability.DIRECTLY)
         before = self.leftovers(sink)
         transaction = self.begun(sink, exactly_once=False)
         self.write(sink, transaction, rows(0, 5))

@@ -1,0 +1,228 @@
+"""Appends to Delta tables, by deltalake (delta-rs)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as at
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from sinks.arrow.types import is_text
+from sinks.base import Sink
+from sinks.delta.statistics import partitions, statistics
+from sinks.errors import BadValue, ConfigurationError
+from sinks.lake.files import ObjectFiles, files_at
+from sinks.lake.memory import Memory
+from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, LakeTransaction, app_of
+from sinks.transaction import Checkpoint
+
+_FEATURES = {
+    "appendOnly",
+    "changeDataFeed",
+    "checkConstraints",
+    "columnMapping",
+    "deletionVectors",
+    "generatedColumns",
+    "identityColumns",
+    "invariants",
+    "timestampNtz",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+"""Of tables, which an append either need not know or `_problems` looks at."""
+_COMPUTED = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
+_FORGETS = "delta.setTransactionRetentionDuration"
+
+
+class DeltaSink(LakeSink):
+    """Appends rows to a Delta table, whose every checkpoint is one entry of its log."""
+
+    system = "Delta Lake"
+    LOG = "log"
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
+        create_table: bool = False,
+        schema_evolution: Evolution = "none",
+        name: str | None = None,
+        transform: Callable[..., Any] | None = None,
+        dead_letters: Sink | None = None,
+        max_dead_letters: int | float = 1000,
+    ) -> None:
+        """`uri` is a folder, or `s3://`, `gs://`, `az://`; `storage_options` are deltalake's, and environment variables
+        do as well. With `create_table` a table that is not there is made of the first batch, with `partition_by`."""
+        self._uri = os.fspath(uri).rstrip("/")
+        super().__init__(
+            name=name or self._uri.rpartition("/")[2],
+            schema_evolution=schema_evolution,
+            create_table=create_table,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
+        if "@" in urlsplit(self._uri).netloc:
+            raise ConfigurationError(f"sink {self.name!r}: credentials belong into storage_options, not into the URI")
+        if urlsplit(self._uri).scheme in ("", "file"):
+            self._uri = os.path.abspath(unquote(urlsplit(self._uri).path))
+        self._options = dict(storage_options or {})
+        self._partition_by = list(partition_by)
+
+    def __str__(self) -> str:
+        return self._uri
+
+    # ------------------------------------------------------------------ the table
+    def _look(self) -> LakeTable | None:
+        try:
+            if self._handle is None:
+                self._handle = DeltaTable(self._uri, storage_options=self._options)
+            else:
+                self._handle.update_incremental()
+        except TableNotFoundError:
+            self._handle = None
+            return None
+        except Exception:
+            self._handle = None  # it may have been replaced
+            raise
+        columns, parts = _arrow(self._handle.schema()), self._handle.metadata().partition_columns
+        layout = hashlib.sha256(f"{columns}{parts}".encode()).hexdigest()[:16]
+        return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, layout, tuple(parts))
+
+    def _create(self, schema: pa.Schema) -> None:
+        plain = pa.schema([field.remove_metadata() for field in schema])
+        options: Any = {"storage_options": self._options, "partition_by": self._partition_by or None}
+        DeltaTable.create(self._uri, plain, mode="ignore", name=None, **options)
+
+    def _problems(self) -> Iterable[str]:
+        table: DeltaTable = self._handle
+        settings = table.metadata().configuration
+        for name in sorted(settings):
+            if name.startswith("delta.constraints."):
+                yield f"it has a CHECK constraint, {name[18:]!r}, which nobody would ask: drop it"
+        if settings.get("delta.columnMapping.mode", "none") != "none":
+            yield "its columns are mapped (delta.columnMapping.mode): files of this sink have them by their names"
+        if _FORGETS in settings:
+            yield f"{_FORGETS} lets its log forget what was committed: unset it"
+        unknown = {*(table.protocol().writer_features or ())} - _FEATURES
+        if unknown:
+            yield f"it has features that this sink does not know: {', '.join(sorted(unknown))}"
+        for field in json.loads(table.schema().to_json())["fields"]:
+            computed = [key for key in _COMPUTED if key in field["metadata"]]
+            if computed:
+                yield f"column {field['name']!r} has {computed[0]}, which the table's writers have to compute"
+        columns, parts = _arrow(table.schema()), table.metadata().partition_columns
+        for name in parts:
+            kind = columns.field(name).type
+            if not (is_text(kind) or at.is_integer(kind) or at.is_date(kind) or at.is_boolean(kind)):
+                yield f"partition column {name!r} is neither a text, an integer, a date nor a boolean"
+        if self._partition_by and self._partition_by != parts:
+            yield f"it is partitioned by {parts}, and partition_by is {self._partition_by}"
+
+    def _add_columns(self, fields: Sequence[pa.Field]) -> None:
+        added = Schema.from_arrow(pa.schema([field.remove_metadata() for field in fields])).fields
+        self._handle.alter.add_columns(added)
+
+    def weaknesses(self) -> Sequence[str]:
+        files = self._open_files()
+        if files.folder is not None:
+            return (
+                f"{self._uri} is a local folder, where deltalake does not fsync its log: a power failure may lose rows",
+            )
+        if not files.puts_once(f"_tpc/probe-{time.time_ns()}"):
+            return (f"the store of {self._uri} ignores the condition of a put: two writers may overwrite each other",)
+        return ()
+
+    # ------------------------------------------------------------------ in the task
+    def _open_files(self) -> ObjectFiles:
+        return files_at(self._uri, self._options)
+
+    def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
+        for name in self._planned().details:
+            texts = batch[name] if name in batch.schema.names else None
+            if texts is not None and is_text(texts.type) and pc.any(pc.equal(texts, "")).as_py():
+                why = f"an empty text in the partition column {name!r}, which Delta reads as NULL"
+                raise BadValue(f"{self._uri}, partition {transaction.context.subtask}: {why}").because(why)
+        super().write(transaction, batch)
+
+    def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
+        files = []
+        for number, (values, part) in enumerate(partitions(rows, table.details)):
+            path, stream = f"part-{name}-{number}.zstd.parquet", io.BytesIO()
+            pq.write_table(part, stream, compression="zstd")
+            data = stream.getvalue()
+            begun.append(path)
+            self._files().put(path, data)
+            size, stats = len(data), json.dumps(statistics(part))
+            files.append({"path": path, "size": size, "rows": part.num_rows, "values": values, "stats": stats})
+        return files
+
+    # ------------------------------------------------------------------ the log
+    def _remembered(self, app: str) -> Memory:
+        """The log has a number, by which the memory is found. It is put before the log names it."""
+        number = self._handle.transaction_version(app)
+        if number is None:
+            return Memory()
+        if (text := self._files().get(_memory(app, number))) is None:
+            self._handle.update_incremental()
+            if self._handle.transaction_version(app) != number:
+                return self._remembered(app)
+            raise ConfigurationError(
+                f"sink {self.name!r}: {self._uri}/{_memory(app, number)} is gone, in which the table has what this "
+                "sink has committed: restore the folder _tpc"
+            )
+        return Memory.from_json(text)
+
+    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> bool:
+        table: DeltaTable = self._handle
+        before, now = table.transaction_version(app) or 0, int(time.time() * 1000)
+        number = max(before, time.time_ns()) + 1 + secrets.randbits(20)  # nobody else's, and later than `before`
+        self._files().put(_memory(app, number), memory.to_json().encode())
+        adds = [AddAction(f["path"], f["size"], f["values"], now, True, f["stats"]) for f in files]
+        properties = CommitProperties(app_transactions=[Transaction(app, number, now)], custom_metadata=dict(about))
+        parts = table.metadata().partition_columns
+        try:
+            table.create_write_transaction(
+                [*adds], "append", table.schema(), partition_by=parts, commit_properties=properties
+            )
+        except CommitFailedError:  # perhaps over this very commit, whose answer got lost
+            return False
+        if before:
+            self._files().delete([_memory(app, before)])
+        return True
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        super().purge(checkpoint)
+        app = app_of(checkpoint.job, self.name)
+        if self._handle is not None and (newest := self._handle.transaction_version(app)):
+            older = (name for name in self._files().names(f"_tpc/{app}") if name.startswith("memory-"))
+            of_the_dead = [name for name in older if int(name[7:-5]) < newest]
+            self._files().delete([f"_tpc/{app}/{name}" for name in of_the_dead])
+
+    def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
+        actions = pa.table(self._handle.get_add_actions(flatten=True)).select(["path", "num_records"])
+        wanted = set(paths)
+        return {row["path"]: row["num_records"] for row in actions.to_pylist() if row["path"] in wanted}
+
+
+def _memory(app: str, number: int) -> str:
+    return f"_tpc/{app}/memory-{number}.json"
+
+
+def _arrow(schema: Schema) -> pa.Schema:
+    return pa.schema([field.remove_metadata() for field in pa.schema(schema.to_arrow())])

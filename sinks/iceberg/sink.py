@@ -1,0 +1,191 @@
+"""Appends to Iceberg tables, by pyiceberg."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId
+
+from sinks.base import Sink
+from sinks.errors import ConfigurationError
+from sinks.iceberg.data_file import Recording, TableFiles, from_json, to_json
+from sinks.lake.files import Files
+from sinks.lake.memory import Memory
+from sinks.lake.sink import Evolution, File, LakeSink, LakeTable
+from sinks.transaction import Checkpoint
+
+_NO_HISTORY: dict[str, Any] = {
+    "snapshots": [],
+    "snapshot_log": [],
+    "metadata_log": [],
+    "refs": {},
+    "current_snapshot_id": None,
+}
+_EXPIRED_AT_ONCE = 25
+
+
+class IcebergSink(LakeSink):
+    """Appends rows to an Iceberg table, whose every checkpoint is one snapshot."""
+
+    system = "Apache Iceberg"
+    LOG = "property"
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        catalog: str | Mapping[str, str],
+        branch: str = "main",
+        keep_snapshots: int | None = None,
+        create_table: bool = False,
+        schema_evolution: Evolution = "none",
+        name: str | None = None,
+        transform: Callable[..., Any] | None = None,
+        dead_letters: Sink | None = None,
+        max_dead_letters: int | float = 1000,
+    ) -> None:
+        """`table` is `NAMESPACE.TABLE`. `catalog` has pyiceberg's properties (`name`, `type`, `uri`, `warehouse` …), or
+        is the name of one in its configuration file. With `keep_snapshots` older snapshots of this sink are expired."""
+        super().__init__(
+            name=name or table,
+            schema_evolution=schema_evolution,
+            create_table=create_table,
+            transform=transform,
+            dead_letters=dead_letters,
+            max_dead_letters=max_dead_letters,
+        )
+        if "." not in table:
+            raise ConfigurationError(f"sink {self.name!r}: a table of Iceberg is NAMESPACE.TABLE, not {table!r}")
+        if keep_snapshots is not None and keep_snapshots < 1:
+            raise ConfigurationError(f"sink {self.name!r}: keep_snapshots is at least 1, or None")
+        self.table, self._catalog, self._branch, self._keep = table, catalog, branch, keep_snapshots
+
+    def __str__(self) -> str:
+        return self.table
+
+    # ------------------------------------------------------------------ the table
+    def _look(self) -> LakeTable | None:
+        try:
+            if self._handle is None:
+                self._handle = self._opened().load_table(self.table)
+            else:
+                self._handle.refresh()
+        except NoSuchTableError:
+            self._handle = None
+            return None
+        metadata = self._handle.metadata
+        columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
+        layout = f"{metadata.default_spec_id}.{metadata.current_schema_id}"
+        plain = metadata.model_copy(update=_NO_HISTORY | {"properties": _without_memories(metadata)})
+        location = metadata.location, self._handle.io.properties
+        return LakeTable(f"{self.table} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *location))
+
+    def _opened(self) -> Any:
+        if isinstance(self._catalog, str):
+            return load_catalog(self._catalog)
+        return load_catalog(**self._catalog)
+
+    def _create(self, schema: pa.Schema) -> None:
+        catalog = self._opened()
+        catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+        catalog.create_table_if_not_exists(self.table, pa.schema([field.remove_metadata() for field in schema]))
+
+    def _problems(self) -> Iterable[str]:
+        table: Table = self._handle
+        if table.metadata.format_version > 2:
+            yield f"it has format version {table.metadata.format_version}, and pyiceberg writes up to 2"
+        if (kind := table.properties.get("write.format.default", "parquet")) != "parquet":
+            yield f"its files are {kind} (write.format.default), and this sink writes parquet"
+        if self._branch != "main" and self._branch not in table.metadata.refs:
+            yield f"it has no branch {self._branch!r}: create it"
+        if ":memory:" in str(table.catalog.properties.get("uri")):
+            yield "its catalog is in the memory of this process: no other can see it"
+
+    def _add_columns(self, fields: Sequence[pa.Field]) -> None:
+        with self._handle.update_schema() as update:
+            update.union_by_name(pa.schema([field.remove_metadata() for field in fields]))
+
+    def weaknesses(self) -> Sequence[str]:
+        if self._found().columns is not None and str(self._handle.metadata.location).startswith(("/", "file:")):
+            return (
+                f"{self.table} is in a local folder, where pyiceberg does not fsync: a power failure may lose rows",
+            )
+        return ()
+
+    # ------------------------------------------------------------------ in the task
+    def _open_files(self) -> Files:
+        _, location, properties = (self._table or self._found()).details
+        return TableFiles(location, properties)
+
+    def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
+        text, location, properties = table.details
+        metadata, io = TableMetadataUtil.parse_raw(text), Recording(properties)
+        io.begun = begun
+        unique = uuid.uuid5(uuid.NAMESPACE_OID, name)
+        files = list(_dataframe_to_data_files(metadata, rows, io, unique, itertools.count()))
+        TableFiles(location, properties).settle([file.file_path for file in files])
+        return [to_json(file, metadata) for file in files]
+
+    # ------------------------------------------------------------------ snapshots
+    def _remembered(self, app: str) -> Memory:
+        return Memory.from_json(self._handle.properties.get(app))
+
+    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> bool:
+        """Without pyiceberg's own retries: they commit on top of what nobody has looked at."""
+        table: Table = self._handle
+        metadata = table.metadata
+        once = {**metadata.properties, "commit.retry.num-retries": "0"}
+        table.metadata = metadata.model_copy(update={"properties": once})
+        try:
+            transaction = table.transaction()
+            transaction.set_properties({app: memory.to_json()})
+            update = transaction.update_snapshot(snapshot_properties=dict(about), branch=self._branch)
+            merges = files and metadata.properties.get("commit.manifest-merge.enabled") != "false"
+            with update.merge_append() if merges else update.fast_append() as append:
+                for file in files:
+                    append.append_data_file(from_json(file, metadata))
+            spec = AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
+            columns = AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id})
+            transaction._stage((), (spec, columns))
+            transaction.commit_transaction()
+        except CommitFailedException:
+            return False
+        return True
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        super().purge(checkpoint)
+        if self._keep is None or self._handle is None:
+            return
+        metadata = self._handle.metadata
+        named = {ref.snapshot_id for ref in metadata.refs.values()}
+        mine = [
+            one for one in metadata.snapshots if one.summary and "tpc.checkpoint" in one.summary.additional_properties
+        ]
+        older = [one.snapshot_id for one in mine[: -self._keep] if one.snapshot_id not in named]
+        if len(older) >= _EXPIRED_AT_ONCE:
+            self._handle.maintenance.expire_snapshots().by_ids(older).commit()
+
+    def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
+        table: Table = self._handle
+        wanted, snapshot = set(paths), table.snapshot_by_name(self._branch)
+        entries = (
+            entry.data_file
+            for manifest in (snapshot.manifests(table.io) if snapshot and wanted else ())
+            if manifest.content is ManifestContent.DATA
+            for entry in manifest.fetch_manifest_entry(table.io)
+        )
+        return {file.file_path: file.record_count for file in entries if file.file_path in wanted}
+
+
+def _without_memories(metadata: TableMetadata) -> dict[str, str]:
+    return {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}

@@ -1,0 +1,1 @@
+"""What sinks into lake tables share."""

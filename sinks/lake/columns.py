@@ -1,0 +1,75 @@
+"""How the columns of a batch get into those of a lake table: as they are, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.types as at
+
+from sinks.arrow.types import is_bytes, is_list, is_text, spark_name
+from sinks.errors import BadValue
+
+
+def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[str]:
+    """With `adds`, columns that the table lacks are none."""
+    columns = {name.lower(): name for name in table.names}
+    for field in batch:
+        known = columns.get(field.name.lower())
+        if batch.names.count(field.name) > 1:
+            yield f"column {field.name!r} comes twice"
+        elif known is None:
+            if not adds:
+                yield (
+                    f"column {field.name!r} is not in the table: leave it out, add it there, or let "
+                    'schema_evolution="add" do so'
+                )
+        elif known != field.name:
+            yield f"column {field.name!r} is {known!r} in the table: rename it in Spark"
+        elif not fits(field.type, table.field(known).type):
+            there = spark_name(table.field(known).type)
+            yield f"column {field.name!r} is {spark_name(field.type)}, and {there} in the table: cast it in Spark"
+    for field in table:
+        if not field.nullable and field.name not in batch.names:
+            yield f"column {field.name!r} is NOT NULL in the table, and the batch has none: add it in Spark"
+
+
+def fits(given: pa.DataType, column: pa.DataType) -> bool:
+    """Whether each value of the one is a value of the other."""
+    if given == column:
+        return True
+    if at.is_struct(given) and at.is_struct(column):
+        there = [column.field(i) for i in range(column.num_fields)]
+        here = [given.field(i) for i in range(given.num_fields)]
+        return [one.name for one in here] == [one.name for one in there] and all(map(_child_fits, here, there))
+    if is_list(given) and is_list(column):
+        return _child_fits(given.value_field, column.value_field)
+    if at.is_map(given) and at.is_map(column):
+        return fits(given.key_type, column.key_type) and _child_fits(given.item_field, column.item_field)
+    if at.is_signed_integer(given) and at.is_signed_integer(column):
+        return bool(given.bit_width <= column.bit_width)
+    if at.is_decimal(given) and at.is_decimal(column):
+        whole = given.precision - given.scale <= column.precision - column.scale
+        return bool(whole and given.scale <= column.scale)
+    if at.is_timestamp(given) and at.is_timestamp(column):
+        return given.unit == column.unit and (given.tz is None) == (column.tz is None)
+    floats = at.is_float32(given) and at.is_float64(column)
+    return bool(floats or (is_text(given) and is_text(column)) or (is_bytes(given) and is_bytes(column)))
+
+
+def _child_fits(given: pa.Field, column: pa.Field) -> bool:
+    return fits(given.type, column.type) and (column.nullable or not given.nullable)
+
+
+def converted(batch: pa.RecordBatch, table: pa.Schema, who: str) -> pa.RecordBatch:
+    """With the table's columns. Raises BadValue for a NULL in one that takes none."""
+    arrays = []
+    for field in table:
+        at_place = batch.schema.get_field_index(field.name)
+        array = batch.column(at_place) if at_place >= 0 else pa.nulls(batch.num_rows, field.type)
+        if array.null_count and not field.nullable:
+            row = array.is_null().index(True).as_py()
+            why = f"column {field.name!r} is NOT NULL in the table"
+            raise BadValue(f"{who}: NULL in row {row} of a batch, and {why}").because(f"NULL, and {why}")
+        arrays.append(array if array.type == field.type else array.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=table)

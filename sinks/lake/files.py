@@ -1,0 +1,119 @@
+"""The files of a lake table, wherever it lies: data that tasks write, and marks of what is pre-committed."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, UnknownConfigurationKeyError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+_OF_CLIENT = ("allow_http", "allow_invalid_certificates", "timeout", "proxy_url", "user_agent")
+"""How names of options end that obstore takes apart from those of the store."""
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Files(ABC):
+    """Paths are those that the table's log has. What was put is durable when the call returns."""
+
+    @abstractmethod
+    def put(self, path: str, data: bytes) -> None: ...
+
+    @abstractmethod
+    def get(self, path: str) -> bytes | None: ...
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """Of the files in a folder; none if there is no such folder."""
+
+    @abstractmethod
+    def delete(self, paths: Sequence[str]) -> None:
+        """Those that are there."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool: ...
+
+    def missing(self, paths: Iterable[str]) -> set[str]:
+        listed = list(paths)
+        return {path for path, there in zip(listed, side_by_side(self.exists, listed), strict=True) if not there}
+
+
+def side_by_side(call: Callable[[A], B], values: Sequence[A]) -> list[B]:
+    if len(values) < 2:
+        return [call(value) for value in values]
+    with ThreadPoolExecutor(min(16, len(values))) as pool:
+        return list(pool.map(call, values))
+
+
+def make_durable(file: Path, root: Path) -> None:
+    """A file and its name, up to the folder `root`."""
+    for path in (file, *file.parents):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        if path == root:
+            return
+
+
+class ObjectFiles(Files):
+    """By obstore, which is built on the same library as deltalake. In a local folder it does not fsync by itself."""
+
+    def __init__(self, store: ObjectStore, folder: Path | None) -> None:
+        self._store, self.folder = store, folder
+
+    def put(self, path: str, data: bytes) -> None:
+        obstore.put(self._store, path, data)
+        if self.folder is not None:
+            make_durable(self.folder / path, self.folder)
+
+    def get(self, path: str) -> bytes | None:
+        with suppress(FileNotFoundError):
+            return obstore.get(self._store, path).bytes().to_bytes()
+        return None
+
+    def names(self, folder: str) -> list[str]:
+        entries = (entry for chunk in obstore.list(self._store, folder) for entry in chunk)
+        return [str(entry["path"]).rpartition("/")[2] for entry in entries]
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """A store does not mind what is not there, a folder does."""
+        for some in [[path] for path in paths] if self.folder else [list(paths)]:
+            with suppress(FileNotFoundError):
+                obstore.delete(self._store, some)
+
+    def exists(self, path: str) -> bool:
+        with suppress(FileNotFoundError):
+            return bool(obstore.head(self._store, path))
+        return False
+
+    def puts_once(self, path: str) -> bool:
+        """Whether the store refuses a second put of one name, as it is asked to. Leaves nothing."""
+        try:
+            for _ in range(2):
+                obstore.put(self._store, path, b"", mode="create")
+        except AlreadyExistsError:
+            return True
+        finally:
+            self.delete([path])
+        return False
+
+
+def files_at(uri: str, options: Mapping[str, str]) -> ObjectFiles:
+    """Below a folder, or in a store that obstore knows, with those of deltalake's storage options that it knows."""
+    if "://" not in uri:
+        return ObjectFiles(LocalStore(uri), Path(uri))
+    config: Any = {name.lower(): value for name, value in options.items()}
+    client: Any = {name.removeprefix("aws_"): config.pop(name) for name in list(config) if name.endswith(_OF_CLIENT)}
+    while True:
+        try:
+            return ObjectFiles(from_url(uri, config=config or None, client_options=client or None), None)
+        except UnknownConfigurationKeyError as error:
+            del config[str(error).split("'")[1]]

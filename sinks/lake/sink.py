@@ -1,0 +1,425 @@
+"""Two phases on a lake table. Tasks write files that no reader knows; the driver names those of a checkpoint in one
+commit of the table.
+
+What became of a transaction is decided in one place: the table's own log, which takes a commit only on top of what its
+writer has read. Each commit carries a `Memory` of what was committed and aborted before. So a commit and an abort of
+two drivers cannot both take effect, and files are deleted only when no commit can name them any more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+
+from sinks.audit import Audit, Holding, Part
+from sinks.base import Sink, TwoPhaseCommitSink
+from sinks.dead_letters import Refusal, refused_of
+from sinks.diagnosis import SchemaDiff
+from sinks.errors import CommittedError, ConfigurationError, SchemaMismatch, TransactionBlocked, TransactionEnded
+from sinks.lake.columns import converted, mismatches
+from sinks.lake.files import Files
+from sinks.lake.memory import Memory
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    CommitState,
+    Committable,
+    Identity,
+    TransactionContext,
+    TransactionId,
+    token,
+)
+
+logger = logging.getLogger(__name__)
+
+Evolution = Literal["none", "add"]
+File = dict[str, Any]
+"""A file of data as JSON: its `path`, its `rows`, and what else the table's log says of it."""
+
+Marked = Mapping[TransactionId, str]
+"""Transactions that have a mark, and their names."""
+
+_BUFFERED = 64 << 20
+"""Bytes of rows, in Arrow's form, that become one file, or one for each partition of the table."""
+_TRIES = 200
+"""Commits in a row that others may come before."""
+
+
+@dataclass
+class LakeTransaction:
+    context: TransactionContext
+    rows: list[pa.RecordBatch] = field(default_factory=list)
+    size: int = 0
+    files: list[File] = field(default_factory=list)
+    begun: list[str] = field(default_factory=list)
+    """Paths of files that may be there."""
+
+
+@dataclass(frozen=True)
+class LakeTable:
+    """What tasks have to know: `target` is where it is and which one, `columns` are its own, `details` are of one
+    kind of table alone. Files that were written for another `layout` cannot be committed."""
+
+    target: str
+    columns: pa.Schema
+    layout: str
+    details: Any = ()
+
+
+class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
+    """Appends rows to a table. `_look` and what follows it belong to one kind of table."""
+
+    writes_on_driver = True
+    LOG: ClassVar[str]
+    """What the table's commits stand in, for messages."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        schema_evolution: Evolution = "none",
+        create_table: bool = False,
+        transform: Callable[..., Any] | None = None,
+        dead_letters: Sink | None = None,
+        max_dead_letters: int | float = 1000,
+    ) -> None:
+        super().__init__(name=name, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters)
+        if schema_evolution not in ("none", "add"):
+            raise ConfigurationError(f'sink {name!r}: schema_evolution is "none" or "add", not {schema_evolution!r}')
+        self._evolution = schema_evolution
+        self._create_table = create_table
+        self._table: LakeTable | None = None
+        self._handle: Any = None
+        self._store: Files | None = None
+        self._alone = threading.Lock()
+
+    def close(self) -> None:
+        self._handle = self._store = None
+
+    def _files(self) -> Files:
+        if self._store is None:
+            self._store = self._open_files()
+        return self._store
+
+    # ------------------------------------------------------------------ one kind of table
+    @abstractmethod
+    def _look(self) -> LakeTable | None:
+        """The table as it is now, on which `_remembered` and `_append` build; None if there is none."""
+
+    @abstractmethod
+    def _create(self, schema: pa.Schema) -> None:
+        """Make a table with these columns, unless there is one."""
+
+    @abstractmethod
+    def _problems(self) -> Iterable[str]:
+        """Why rows cannot be appended to the table that `_look` has found."""
+
+    @abstractmethod
+    def _add_columns(self, fields: Sequence[pa.Field]) -> None: ...
+
+    @abstractmethod
+    def _open_files(self) -> Files: ...
+
+    @abstractmethod
+    def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
+        """Durable when it returns. `name` is nobody else's. A path is added to `begun` before the file is there."""
+
+    @abstractmethod
+    def _remembered(self, app: str) -> Memory: ...
+
+    @abstractmethod
+    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> bool:
+        """Commit files and memory in one step. False if the table, or what it remembers of `app`, is not any more what
+        `_look` has found."""
+
+    @abstractmethod
+    def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
+        """The rows of those files that the table has now."""
+
+    # ------------------------------------------------------------------ set-up
+    def check(self, schema: pa.Schema) -> None:
+        """Find the table, or create it. Raises ConfigurationError (SchemaMismatch if it is only about columns) with
+        all reasons at once."""
+        if self._look() is None and self._create_table:
+            self._create(schema)
+        table = self._found()
+        columns, others = list(mismatches(schema, table.columns, adds=self.evolves)), list(self._problems())
+        if columns or others:
+            kind = ConfigurationError if others else SchemaMismatch
+            reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])
+            raise kind(f"sink {self.name!r} cannot write to {table.target}:{reasons}")
+        self._table = table
+
+    @property
+    def evolves(self) -> bool:
+        return self._evolution == "add"
+
+    def evolve(self, schema: pa.Schema) -> None:
+        """New columns take NULL."""
+        table = self._found()
+        if added := [one.with_nullable(True) for one in schema if one.name not in table.columns.names]:
+            logger.info("sink %r adds columns to %s: %s", self.name, table.target, ", ".join(map(str, added)))
+            self._add_columns(added)
+        self.check(schema)
+
+    def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
+        return SchemaDiff(unfit=tuple(mismatches(schema, self._found().columns, adds=self.evolves)))
+
+    def _found(self) -> LakeTable:
+        if (table := self._look()) is None:
+            raise ConfigurationError(
+                f"sink {self.name!r}: there is no table {self}: create it, or let create_table=True do so"
+            )
+        return table
+
+    # ------------------------------------------------------------------ in the task
+    def begin_transaction(self, context: TransactionContext) -> LakeTransaction:
+        if not context.exactly_once:
+            raise ConfigurationError(
+                f"sink {self.name!r} writes exactly once only: in at-least-once mode each task would make a commit of "
+                "its own, and all contend for one table"
+            )
+        if self._table is None:
+            self._table = self._found()
+        return LakeTransaction(context)
+
+    def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
+        who = f"{self._planned().target}, partition {transaction.context.subtask}"
+        rows = converted(batch, self._planned().columns, who)
+        transaction.rows.append(rows)
+        transaction.size += rows.nbytes
+        if transaction.size > _BUFFERED:
+            self._flush(transaction)
+
+    def write_accepted(self, transaction: LakeTransaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        """Refused is NULL where the table takes none."""
+        return refused_of(batch, lambda piece: self.write(transaction, piece), most)
+
+    def _flush(self, transaction: LakeTransaction) -> None:
+        rows, transaction.rows, transaction.size = pa.Table.from_batches(transaction.rows), [], 0
+        name = f"{transaction.context.transaction_id}-{len(transaction.files)}"
+        transaction.files += self._write_files(self._planned(), rows, name, transaction.begun)
+
+    def pre_commit(self, transaction: LakeTransaction) -> Committable:
+        if transaction.rows:
+            self._flush(transaction)
+        text, files = transaction.context.transaction_id, transaction.files
+        self._files().put(_mark(text), json.dumps([file["path"] for file in files]).encode())
+        proof = {"target": self._planned().target, "files": files, "layout": self._planned().layout}
+        return Committable({"transaction": text}, proof)
+
+    def rollback(self, transaction: LakeTransaction) -> None:
+        self._files().delete([_mark(transaction.context.transaction_id)])
+        self._files().delete(transaction.begun)
+
+    def _planned(self) -> LakeTable:
+        assert self._table is not None
+        return self._table
+
+    # ------------------------------------------------------------------ commit
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        """Rows of another layout than the table has now are written again."""
+        table = self._found()
+        astray = [c for c in committables if self._unfit(c, table)]
+        self._table = table
+        if astray:
+            raise TransactionEnded(f"sink {self.name!r}: {self._unfit(astray[0], table)}")
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        name = TransactionId.parse(committable.transaction["transaction"])
+        [outcome] = self._settle(Checkpoint(name.job, name.lineage, name.checkpoint), [committable])
+        return outcome
+
+    def commit_all(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome | Exception]:
+        """One commit of the table for all of them, or none."""
+        try:
+            return self._settle(checkpoint, committables)
+        except Exception as error:
+            return [error] * len(committables)
+
+    def _settle(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        names = [TransactionId.parse(c.transaction["transaction"]) for c in committables]
+        app, outcomes = _app(names[0]), list[CommitOutcome]()
+
+        def decide(table: LakeTable, marked: Marked, memory: Memory) -> list[File] | None:
+            judged = [self._judged(table, memory, marked, *one) for one in zip(names, committables, strict=True)]
+            outcomes[:] = judged
+            states = {outcome.state for outcome in judged}
+            if ended := [name for name, one in zip(names, judged, strict=True) if _is_new_loss(memory, name, one)]:
+                for name in ended:
+                    memory.abort(name)
+                return []
+            if states <= {CommitState.COMMITTED} or not states <= {CommitState.COMMITTED, CommitState.HELD}:
+                return None
+            files: list[File] = []
+            for at, (name, c) in enumerate(zip(names, committables, strict=True)):
+                if judged[at].state is CommitState.HELD:
+                    memory.commit(name)
+                    files += c.proof["files"]
+                    outcomes[at] = CommitOutcome.COMMITTED
+            memory.forget(checkpoint, marked)
+            return files
+
+        about = {"tpc.lineage": names[0].lineage, "tpc.checkpoint": str(names[0].checkpoint), "tpc.job": checkpoint.job}
+        self._change(app, decide, about)
+        done = [c for c, one in zip(committables, outcomes, strict=True) if one.state is CommitState.COMMITTED]
+        self._files().delete([_mark(c.transaction["transaction"]) for c in done])
+        return outcomes
+
+    def _judged(
+        self,
+        table: LakeTable,
+        memory: Memory,
+        marked: Marked,
+        name: TransactionId,
+        committable: Committable,
+    ) -> CommitOutcome:
+        """HELD: it can be committed."""
+        text, committed = committable.transaction["transaction"], memory.is_committed(name)
+        if committed:
+            return CommitOutcome.COMMITTED
+        if committed is False:
+            return CommitOutcome.lost(f"{text} was aborted: the {self.LOG} of {table.target} says so")
+        if astray := committable.astray(table.target):
+            return CommitOutcome.unknown(f"{text}: {astray}")
+        if name not in marked:
+            return CommitOutcome.unknown(
+                f"{text}: the {self.LOG} of {table.target} knows nothing of it, and its mark {_mark(text)} is gone"
+            )
+        if unfit := self._unfit(committable, table):
+            return CommitOutcome.lost(f"{text}: {unfit}")
+        if gone := self._files().missing(file["path"] for file in committable.proof["files"]):
+            return CommitOutcome.lost(f"{text}: somebody has deleted {min(gone)}, which was not visible yet")
+        return CommitOutcome.HELD
+
+    def _unfit(self, committable: Committable, table: LakeTable) -> str:
+        same = committable.proof["layout"] == table.layout
+        return "" if same else f"{table.target} has other columns or partitions than when its rows were written"
+
+    def _change(
+        self, app: str, decide: Callable[[LakeTable, Marked, Memory], list[File] | None], about: Mapping[str, str]
+    ) -> None:
+        """Let `decide` alter the memory and name the files to append, until that is in the table, or there is nothing
+        to alter."""
+        for attempt in range(_TRIES):
+            with self._alone:  # `_append` builds on what this thread has found
+                marked = self._marked(app)  # before the memory: marks of what is decided go
+                table = self._found()
+                memory = self._remembered(app)
+                files = decide(table, marked, memory)
+                if files is None or self._append(app, memory, files, about):
+                    return
+            time.sleep(random.uniform(0, min(0.5, 0.01 * (attempt + 1))))
+        raise TransactionBlocked(f"sink {self.name!r}: others have committed to {self} before it {_TRIES} times")
+
+    # ------------------------------------------------------------------ abort, and what is in doubt
+    def abort(self, transaction: Identity) -> None:
+        text = transaction["transaction"]
+        name = TransactionId.parse(text)
+        app = _app(name)
+
+        def decide(table: LakeTable, marked: Marked, memory: Memory) -> list[File] | None:
+            committed = memory.is_committed(name)
+            if committed:
+                raise CommittedError(f"{text} is committed: the {self.LOG} of {table.target} says so")
+            if committed is False or name not in marked:
+                return None
+            memory.abort(name)
+            return []
+
+        self._change(app, decide, {"tpc.aborted": text})
+        self._discard(text)
+
+    def _discard(self, text: str) -> None:
+        """The files of an aborted transaction, and its mark."""
+        if (mark := self._files().get(_mark(text))) is not None:
+            with suppress(ValueError):  # its task died amid it
+                self._files().delete(json.loads(mark))
+            self._files().delete([_mark(text)])
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        if self._look() is None:
+            return []
+        app = app_of(job, self.name)
+        marked = self._marked(app)
+        if not marked or self._look() is None:
+            return []
+        memory = self._remembered(app)
+        return [{"transaction": text} for name, text in marked.items() if memory.is_committed(name) is None]
+
+    def _marked(self, app: str) -> Marked:
+        """Pre-committed transactions, and those whose marks are yet to be deleted."""
+        texts = (name.removesuffix(".json") for name in self._files().names(f"_tpc/{app}") if name.startswith("tpc."))
+        return {TransactionId.parse(text): text for text in texts}
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        """What processes that died amid `commit` or `abort` have left. The memory itself is cut by the next commit."""
+        if self._look() is None:
+            return
+        app = app_of(checkpoint.job, self.name)
+        memory = self._remembered(app)
+        for name, text in self._marked(app).items():
+            committed = memory.is_committed(name)
+            if committed:
+                self._files().delete([_mark(text)])
+            elif committed is False:
+                self._discard(text)
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int]:
+        return {} if self._look() is None else self._remembered(app_of(job, self.name)).newest
+
+    # ------------------------------------------------------------------ for operators
+    def trial_schema(self) -> pa.Schema:
+        return self._found().columns
+
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        if self._look() is None:
+            return Audit([Holding(held=0)] * len(parts))
+        memory = self._remembered(app_of(job, self.name))
+        paths = [[file["path"] for c in part.committables for file in c.proof["files"]] for part in parts]
+        held = self._rows_held([path for some in paths for path in some])
+        return Audit([self._holding(memory, part, some, held) for part, some in zip(parts, paths, strict=True)])
+
+    def _holding(self, memory: Memory, part: Part, paths: Sequence[str], held: Mapping[str, int]) -> Holding:
+        names = {TransactionId.parse(c.transaction["transaction"]) for c in part.committables}
+        unnamed = memory.others(part.lineage, part.checkpoint_id, names)
+        if gone := [path for path in paths if path not in held]:
+            why = f"{len(gone)} of its files are not in the table any more: compacted, or deleted with their rows"
+            return Holding(remarks=(why,), unnamed=unnamed)
+        return Holding(held=sum(held[path] for path in paths), unnamed=unnamed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_handle": None, "_store": None, "_alone": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_alone": threading.Lock()}
+
+
+def _is_new_loss(memory: Memory, name: TransactionId, outcome: CommitOutcome) -> bool:
+    return outcome.state is CommitState.LOST and memory.is_committed(name) is None
+
+
+def app_of(job: str, sink: str) -> str:
+    """What a table knows a sink of a job by."""
+    return f"tpc.{token(job)}.{token(sink)}"
+
+
+def _app(name: TransactionId) -> str:
+    """Of a parsed name: job and sink are tokens."""
+    return f"tpc.{name.job}.{name.sink}"
+
+
+def _mark(text: str) -> str:
+    return f"_tpc/{_app(TransactionId.parse(text))}/{text}.json"

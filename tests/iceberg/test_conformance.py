@@ -1,0 +1,59 @@
+"""IcebergSink passes the conformance kit."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.transforms import BucketTransform
+
+from sinks.iceberg import IcebergSink
+from sinks.testing import SCHEMA, Ability, SinkConformance
+from sinks.testing.values import SAMPLES
+
+BUCKETS = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=BucketTransform(4), name="bucket"))
+
+
+class Conformance(SinkConformance):
+    spec: ClassVar[PartitionSpec] = PartitionSpec()
+    bad: ClassVar = {"id": None}
+    types = tuple(SAMPLES)
+    cannot: ClassVar = {Ability.DIRECTLY: "each task would make a commit of the table"}
+
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> IcebergSink:
+        self.catalog = {
+            "type": "sql",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": f"file://{tmp_path}/lake",
+        }
+        columns = pa.schema([SCHEMA.field(0).with_nullable(False), *list(SCHEMA)[1:]])
+        with load_catalog(**self.catalog) as catalog:
+            catalog.create_namespace("test")
+            catalog.create_table("test.rows", columns, partition_spec=self.spec)
+        return IcebergSink("test.rows", catalog=self.catalog)
+
+    def accepting(self, sink: IcebergSink, schema: pa.Schema) -> IcebergSink:
+        return IcebergSink("test.accepting", catalog=self.catalog, create_table=True)
+
+    def visible(self, sink: IcebergSink) -> Sequence[Mapping[str, Any]]:
+        with load_catalog(**self.catalog) as catalog:
+            return list(catalog.load_table(sink.table).scan().to_arrow().to_pylist())
+
+    def leftovers(self, sink: IcebergSink) -> Sequence[str]:
+        with load_catalog(**self.catalog) as catalog:
+            table = catalog.load_table(sink.table)
+            named = {path.rpartition("/")[2] for path in table.inspect.data_files()["file_path"].to_pylist()}
+            folder = Path(table.location().removeprefix("file://"), "data")
+            return [path.name for path in folder.rglob("*.parquet") if path.name not in named]
+
+
+class TestIcebergSink(Conformance):
+    pass
+
+
+class TestPartitioned(Conformance):
+    spec = BUCKETS

@@ -1,0 +1,473 @@
+"""What others do to a lake table while a checkpoint of ours is under way: they write, compact, delete and alter."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sinks.audit import Part
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, TransactionEnded
+from sinks.iceberg import IcebergSink
+from sinks.lake.sink import LakeSink, app_of
+from sinks.testing import SCHEMA, rows
+from sinks.testing.lines import at, lines, watched
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint, TransactionId
+from tests.lakes.play import LAKES, DeltaLake, IcebergLake
+
+Lake = Any
+JOB, LINEAGE = "job", "0badcafe"
+
+
+@pytest.fixture(params=LAKES, ids=lambda kind: kind.kind)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    made = request.param(tmp_path)
+    made.create()
+    return made
+
+
+def pre_committed(
+    sink: LakeSink, table: pa.Table, checkpoint: int = 0, subtask: int = 0, attempt: int = 0
+) -> Committable:
+    name = TransactionId(JOB, LINEAGE, checkpoint, sink.name, subtask, 1, 0, 0, attempt)
+    sink.check(table.schema)
+    transaction = sink.begin_transaction(name.context(table.schema))
+    for batch in table.to_batches():
+        sink.write(transaction, batch)
+    return sink.snapshot_state(transaction).of(sink.name, subtask, Fingerprint(table.num_rows))
+
+
+def committed(sink: LakeSink, *made: Committable, checkpoint: int = 0, oldest: int = 0) -> list[CommitState]:
+    answers = sink.commit_all(Checkpoint(JOB, LINEAGE, checkpoint, oldest), made)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return [one.state for one in answers if isinstance(one, CommitOutcome)]
+
+
+COMMITTED, LOST, HELD, UNKNOWN = CommitState.COMMITTED, CommitState.LOST, CommitState.HELD, CommitState.UNKNOWN
+
+
+# ---------------------------------------------------------------------- others at the same time
+def test_another_writer_commits_amid_ours(lake: Lake) -> None:
+    """At any line between the look and the commit. Both have their rows, once."""
+    sink = lake.sink()
+    committed(sink, pre_committed(sink, rows(0, 1)))
+    expected = [0]
+    trial = pre_committed(sink, rows(1, 1), 1)
+    numbers = lines(sink, lambda: committed(sink, trial), 12)
+    expected.append(1)
+    for count, number in enumerate(numbers):
+        ours, theirs = rows(100 + count, 1), rows(1000 + count, 1)
+        made = pre_committed(sink, ours, 2 + count)
+        with watched(sink, at(number, lambda: lake.append(theirs))):  # noqa: B023
+            assert committed(sink, made) == [COMMITTED]
+        expected += [100 + count, 1000 + count]
+    assert lake.ids() == sorted(expected)
+
+
+def test_two_drivers_commit_and_abort_at_random(lake: Lake) -> None:
+    """Of each transaction both say the same in the end."""
+    made = [pre_committed(lake.sink(), rows(10 * n, 2), n) for n in range(12)]
+
+    def commits() -> None:
+        for one in made:
+            committed(driver, one)
+
+    def aborts() -> None:
+        for one in made:
+            with suppress(CommittedError):
+                other.abort(one.transaction)
+
+    driver, other = lake.sink(), lake.sink()
+    threads = [threading.Thread(target=call) for call in (commits, aborts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    states = [committed(lake.sink(), one)[0] for one in made]
+    assert {*states} <= {COMMITTED, LOST}
+    expected = [id for n, state in enumerate(states) if state is COMMITTED for id in (10 * n, 10 * n + 1)]
+    assert lake.ids() == expected
+    assert len(lake.files()) == states.count(COMMITTED), "files of aborted ones are gone, and no other"
+    assert list(lake.sink().in_doubt(JOB)) == []
+
+
+def test_a_file_that_somebody_deleted_before_the_commit_is_lost(lake: Lake) -> None:
+    """A table that names it could not be read at all."""
+    sink = lake.sink()
+    made = [pre_committed(sink, rows(10 * n, 2), subtask=n) for n in range(3)]
+    os.unlink(next(path for path in lake.files() if path.name == os.path.basename(made[1].proof["files"][0]["path"])))
+    assert committed(sink, *made) == [HELD, LOST, HELD]
+    assert committed(lake.sink(), *made) == [HELD, LOST, HELD], "for ever"
+    assert lake.ids() == []
+    again = pre_committed(sink, rows(10, 2), subtask=1, attempt=1)
+    assert committed(sink, made[0], again, made[2]) == [COMMITTED] * 3
+    assert lake.ids() == [0, 1, 10, 11, 20, 21]
+
+
+def test_a_mark_that_somebody_deleted_is_no_proof(lake: Lake) -> None:
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    root = Path(lake.files()[0].parent if lake.kind == "delta" else lake.files()[0].parents[1])
+    for mark in (root / "_tpc").rglob("tpc.*.json"):
+        mark.unlink()
+    assert committed(sink, made) == [UNKNOWN]
+    assert lake.ids() == []
+
+
+def test_compaction_neither_doubles_nor_forgets(lake: Lake) -> None:
+    sink = lake.sink()
+    made = [pre_committed(sink, rows(10 * n, 2), n) for n in range(3)]
+    for one in made:
+        assert committed(sink, one) == [COMMITTED]
+    lake.compact()
+    for one in made:
+        assert committed(lake.sink(), one) == [COMMITTED]
+        with pytest.raises(CommittedError):
+            lake.sink().abort(one.transaction)
+    assert lake.ids() == [0, 1, 10, 11, 20, 21]
+    [holding] = lake.sink().audit(JOB, [Part(LINEAGE, 0, made[:1])]).holdings
+    assert holding.held is None
+    assert "compacted" in holding.remarks[0]
+
+
+# ---------------------------------------------------------------------- the table is altered
+def test_other_partitions_before_the_decision_let_the_rows_be_written_again(lake: Lake) -> None:
+    lake.append(rows(500, 1))
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    lake.repartition()
+    with pytest.raises(TransactionEnded):
+        sink.validate_all(Checkpoint(JOB, LINEAGE, 0), [made])
+    sink.abort(made.transaction)
+    again = pre_committed(sink, rows(0, 2), attempt=1)
+    sink.validate_all(Checkpoint(JOB, LINEAGE, 0), [again])
+    assert committed(sink, again) == [COMMITTED]
+    assert lake.ids() == [0, 1, 500]
+
+
+def test_other_partitions_after_the_decision_are_a_loss(lake: Lake) -> None:
+    """Files would be taken for those of other partitions, and rows not be found."""
+    lake.append(rows(500, 1))
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    lake.repartition()
+    assert committed(lake.sink(), made) == [LOST]
+    assert lake.ids() == [500]
+
+
+def test_another_table_of_that_name_is_told(lake: Lake, tmp_path: Path) -> None:
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    if lake.kind == "delta":
+        os.rename(lake.uri, f"{lake.uri}-before")
+    else:
+        lake.table().catalog.drop_table(lake.name)
+    lake.create()
+    [outcome] = lake.sink().commit_all(Checkpoint(JOB, LINEAGE, 0), [made])
+    assert outcome.state is UNKNOWN
+    assert "were written for" in outcome.reason
+    assert lake.ids() == []
+
+
+def test_columns_are_added_for_rows_that_have_them(lake: Lake) -> None:
+    wide = rows(0, 2).append_column("note", pa.array(["a", None]))
+    with pytest.raises(SchemaMismatch, match="'note' is not in the table"):
+        lake.sink().check(wide.schema)
+    sink = lake.sink(schema_evolution="add")
+    sink.check(wide.schema)
+    sink.evolve(wide.schema)
+    assert committed(sink, pre_committed(sink, wide)) == [COMMITTED]
+    assert committed(sink, pre_committed(sink, rows(5, 1), 1)) == [COMMITTED]
+    assert sorted(lake.read()["note"].to_pylist(), key=str) == [None, None, "a"]
+
+
+def test_columns_that_do_not_fit_are_all_named(lake: Lake) -> None:
+    other = pa.schema([("id", pa.string()), ("NAME", pa.string()), ("amount", pa.float64()), ("more", pa.int8())])
+    with pytest.raises(SchemaMismatch) as caught:
+        lake.sink().check(other)
+    for part in ("'id' is string, and bigint", "'NAME' is 'name'", "'more' is not in the table"):
+        assert part in str(caught.value)
+
+
+def test_narrower_types_go_into_wider_columns(lake: Lake) -> None:
+    narrow = pa.table({"id": pa.array([1, None], pa.int16()), "amount": pa.array([0.5, None], pa.float32())})
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, narrow)) == [COMMITTED]
+    assert lake.rows() == [{"id": 1, "name": None, "amount": 0.5}, {"id": None, "name": None, "amount": None}]
+
+
+# ---------------------------------------------------------------------- the memory
+def test_the_memory_forgets_what_nobody_asks_for_any_more(lake: Lake) -> None:
+    sink = lake.sink()
+    for n in range(20):
+        made = pre_committed(sink, rows(10 * n, 1), n)
+        committed(sink, made, checkpoint=n, oldest=max(0, n - 2))
+        sink.abort(pre_committed(sink, rows(0, 1), n, attempt=1).transaction)
+        sink.purge(Checkpoint(JOB, LINEAGE, n, max(0, n - 2)))
+    memory = sink._remembered(app_of(JOB, sink.name))
+    assert sorted(memory.committed) == [f"{LINEAGE}.{n}" for n in (17, 18, 19)]
+    assert len(memory.aborted) <= 4
+    assert lake.sink().committed_checkpoints(JOB) == {LINEAGE: 19}
+    left = [path.name for path in root_of(lake).joinpath("_tpc").rglob("*.json")]
+    assert len(left) == (1 if lake.kind == "delta" else 0), left
+
+
+def root_of(lake: Lake) -> Path:
+    return Path(lake.uri if lake.kind == "delta" else lake.table().location().removeprefix("file://"))
+
+
+def test_what_a_driver_that_died_has_left_is_purged(lake: Lake) -> None:
+    """A mark of what is committed would else be aborted once the memory has forgotten it."""
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    [mark] = (root_of(lake) / "_tpc").rglob("tpc.*.json")
+    text = mark.read_bytes()
+    committed(sink, made)
+    mark.write_bytes(text)
+    for n in range(1, 5):
+        committed(sink, pre_committed(sink, rows(10 * n, 1), n), checkpoint=n, oldest=n)
+    assert list(sink.in_doubt(JOB)) == []
+    sink.purge(Checkpoint(JOB, LINEAGE, 4, 4))
+    assert not mark.exists()
+    assert lake.ids() == [0, 1, 10, 20, 30, 40]
+
+
+# ---------------------------------------------------------------------- rows
+def test_null_in_a_required_column_is_named(tmp_path: Path) -> None:
+    for kind in LAKES:
+        lake = kind(tmp_path / kind.kind)
+        (tmp_path / kind.kind).mkdir()
+        lake.create(pa.schema([SCHEMA.field(0).with_nullable(False), *list(SCHEMA)[1:]]))
+        with pytest.raises(BadValue, match="NULL in row 1 of a batch, and column 'id' is NOT NULL"):
+            pre_committed(lake.sink(), pa.table([[1, None], ["a", "b"], [0.5, 0.5]], schema=SCHEMA))
+
+
+def test_at_least_once_is_refused(lake: Lake) -> None:
+    sink = lake.sink()
+    sink.check(SCHEMA)
+    name = TransactionId(JOB, LINEAGE, 0, sink.name, 0, 1, 0, 0, 0)
+    with pytest.raises(ConfigurationError, match="exactly once only"):
+        sink.begin_transaction(name.context(SCHEMA, exactly_once=False))
+
+
+def test_large_transactions_become_several_files(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sinks.lake.sink._BUFFERED", 10_000)
+    sink = lake.sink()
+    made = pre_committed(sink, pa.concat_tables([rows(1000 * n, 1000) for n in range(3)]))
+    assert len(made.proof["files"]) == 3
+    assert committed(sink, made) == [COMMITTED]
+    assert lake.ids() == list(range(3000))
+
+
+def test_audit_tells_rows_and_strangers(lake: Lake) -> None:
+    sink = lake.sink()
+    one, other = (pre_committed(sink, rows(10 * n, 2 + n), subtask=n) for n in range(2))
+    committed(sink, one, other)
+    whole, part = sink.audit(JOB, [Part(LINEAGE, 0, [one, other]), Part(LINEAGE, 0, [one])]).holdings
+    assert (whole.held, whole.unnamed) == (5, ())
+    assert part.held == 2
+    assert part.unnamed == (f"{LINEAGE}.0.1.g1r0t0a0",)
+
+
+# ---------------------------------------------------------------------- Delta
+def refused(lake: DeltaLake, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        lake.sink().check(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("alter", "words"),
+    [
+        (lambda table: table.alter.add_constraint({"positive": "id >= 0"}), "CHECK constraint, 'positive'"),
+        (
+            lambda table: table.alter.set_table_properties(
+                {"delta.setTransactionRetentionDuration": "interval 1 days"}, raise_if_not_exists=False
+            ),
+            "lets its log forget",
+        ),
+    ],
+)
+def test_delta_tables_whose_promises_an_append_would_break_are_refused(
+    tmp_path: Path, alter: Callable[[Any], None], words: str
+) -> None:
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    alter(lake.table())
+    refused(lake, words)
+
+
+def in_log(lake: DeltaLake, change: Callable[[dict[str, Any]], None]) -> None:
+    """Alter the first entry of the log, as another engine would have written it."""
+    first = Path(lake.uri, "_delta_log", f"{0:020d}.json")
+    entries = [json.loads(line) for line in first.read_text().splitlines()]
+    for entry in entries:
+        change(entry)
+    first.write_text("\n".join(json.dumps(entry) for entry in entries) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("delta.generationExpression", "id + 1"), ("delta.identity.start", 1), ("delta.invariants", '{"expression": {}}')],
+)
+def test_delta_columns_that_writers_compute_are_refused(tmp_path: Path, key: str, value: object) -> None:
+    def change(entry: dict[str, Any]) -> None:
+        if "metaData" in entry:
+            schema = json.loads(entry["metaData"]["schemaString"])
+            schema["fields"][0]["metadata"] = {key: value}
+            entry["metaData"]["schemaString"] = json.dumps(schema)
+
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    in_log(lake, change)
+    refused(lake, f"column 'id' has {key}")
+
+
+def test_delta_column_mapping_and_unknown_features_are_refused(tmp_path: Path) -> None:
+    def change(entry: dict[str, Any]) -> None:
+        if "metaData" in entry:
+            entry["metaData"]["configuration"] = {"delta.columnMapping.mode": "name"}
+            schema = json.loads(entry["metaData"]["schemaString"])
+            for n, field in enumerate(schema["fields"]):
+                mapped = {"delta.columnMapping.id": n, "delta.columnMapping.physicalName": f"col-{n}"}
+                field["metadata"] = mapped
+            entry["metaData"]["schemaString"] = json.dumps(schema)
+        if "protocol" in entry:
+            features = {"readerFeatures": ["columnMapping"], "writerFeatures": ["columnMapping", "rowTracking"]}
+            entry["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    in_log(lake, change)
+    refused(lake, "(?s)columns are mapped.*does not know: rowTracking")
+
+
+def test_delta_partitions_by_text_with_anything_in_it(tmp_path: Path) -> None:
+    lake = DeltaLake(tmp_path)
+    lake.create(partition_by=["name"])
+    names = ["a/b=c", "ü 日本", "%20", None, "x' OR '1", "__HIVE_DEFAULT_PARTITION__x"]
+    table = pa.table([list(range(6)), names, [0.5] * 6], schema=SCHEMA)
+    sink = lake.sink()
+    assert committed(sink, pre_committed(sink, table)) == [COMMITTED]
+    assert sorted(lake.rows(), key=lambda row: row["id"]) == table.to_pylist()
+    with pytest.raises(BadValue, match="empty text in the partition column 'name'"):
+        pre_committed(sink, pa.table([[1], [""], [0.5]], schema=SCHEMA), 1)
+
+
+def test_delta_readers_skip_files_by_bounds_and_miss_no_row(tmp_path: Path) -> None:
+    from deltalake import QueryBuilder
+
+    lake = DeltaLake(tmp_path)
+    columns = {
+        "id": pa.array([1, 2], pa.int64()),
+        "f": pa.array([1.5, float("nan")]),
+        "t": pa.array([1_700_000_000_000_001, 1_700_000_000_000_999], pa.timestamp("us", "UTC")),
+        "s": pa.array(["a" * 40, "b" * 40]),
+        "d": pa.array([-1, 20_000], pa.date32()),
+    }
+    table = pa.table(columns)
+    lake.create(table.schema)
+    sink = lake.sink()
+    made = pre_committed(sink, table)
+    assert committed(sink, made) == [COMMITTED]
+    assert "f" not in json.loads(made.proof["files"][0]["stats"])["maxValues"], "NaN is above all numbers"
+    for where in (
+        "t = '2023-11-14T22:13:20.000999Z'",
+        "s > 'bbb'",
+        "d < '1970-01-01'",
+        "id = 2",
+        "t < '2023-11-14T22:13:20.000002Z'",
+    ):
+        query = QueryBuilder().register("lake", lake.table()).execute(f"SELECT id FROM lake WHERE {where}")
+        assert pa.table(query.read_all()).num_rows >= 1, where
+
+
+def test_delta_memory_that_is_gone_stops_it(tmp_path: Path) -> None:
+    """Else rows would be doubled."""
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    made = pre_committed(lake.sink(), rows(0, 2))
+    committed(lake.sink(), made)
+    for path in Path(lake.uri, "_tpc").rglob("memory-*"):
+        path.unlink()
+    with pytest.raises(ConfigurationError, match="restore the folder _tpc"):
+        lake.sink().committed_checkpoints(JOB)
+    [answer] = lake.sink().commit_all(Checkpoint(JOB, LINEAGE, 0), [made])
+    assert isinstance(answer, ConfigurationError)
+    assert lake.ids() == [0, 1]
+
+
+def test_delta_vacuum_spares_what_is_pre_committed(tmp_path: Path) -> None:
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    lake.table().vacuum(dry_run=False)
+    assert committed(sink, made) == [COMMITTED]
+    late = pre_committed(sink, rows(10, 2), 1)
+    lake.table().vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+    assert committed(sink, late) == [LOST], "a full one without retention takes it, and that is told"
+    assert lake.ids() == [0, 1]
+
+
+# ---------------------------------------------------------------------- Iceberg
+def test_iceberg_snapshots_expire_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    sink = lake.sink(keep_snapshots=3)
+    first = pre_committed(sink, rows(0, 1))
+    committed(sink, first)
+    for n in range(1, 30):
+        committed(sink, pre_committed(sink, rows(n, 1), n), checkpoint=n, oldest=0)
+        sink.purge(Checkpoint(JOB, LINEAGE, n))
+    assert len(lake.table().snapshots()) < 28
+    assert committed(lake.sink(), first) == [COMMITTED]
+    assert lake.ids() == list(range(30))
+
+
+def test_iceberg_branches(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    with pytest.raises(ConfigurationError, match="no branch 'audit': create it"):
+        lake.sink(branch="audit").check(SCHEMA)
+    lake.append(rows(500, 1))
+    table = lake.table()
+    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "audit").commit()
+    sink = lake.sink(branch="audit")
+    made = pre_committed(sink, rows(0, 2))
+    assert committed(sink, made) == [COMMITTED]
+    sink.abort(pre_committed(sink, rows(7, 2), 1).transaction)
+    assert lake.ids() == [500]
+    audited = lake.table().snapshot_by_name("audit").snapshot_id
+    assert sorted(lake.table().scan(snapshot_id=audited).to_arrow()["id"].to_pylist()) == [0, 1, 500]
+    [holding] = sink.audit(JOB, [Part(LINEAGE, 0, [made])]).holdings
+    assert holding.held == 2
+
+
+def test_iceberg_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create(properties={"write.format.default": "orc"})
+    with pytest.raises(ConfigurationError, match="its files are orc"):
+        lake.sink().check(SCHEMA)
+    with pytest.raises(ConfigurationError, match=r"NAMESPACE\.TABLE"):
+        IcebergSink("orders", catalog={})
+
+
+def test_a_table_is_created_of_the_first_batch(tmp_path: Path) -> None:
+    for kind in LAKES:
+        lake = kind(tmp_path)
+        with pytest.raises(ConfigurationError, match="create_table=True"):
+            lake.sink().check(SCHEMA)
+        sink = lake.sink(create_table=True)
+        assert sink.committed_checkpoints(JOB) == {}
+        assert list(sink.in_doubt(JOB)) == []
+        assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
+        assert lake.ids() == [0, 1]
