@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from examples import customers_cdc, orders_fan_out, page_views, word_count
+from examples import customers_cdc, orders_fan_out, orders_to_lake, page_views, word_count
 from sinks.testing.servers.kafka import KafkaService
 from tests.signals import in_background
 from tests.spark.job import wait_for
@@ -40,6 +40,14 @@ def test_every_order_is_in_all_three_systems(
     orders = orders_fan_out.PER_BATCH * 5
     found = orders_fan_out.run(kafka.bootstrap, pg_database, mysql_database, tmp_path, orders, orders_fan_out.KILLS)
     assert found == {system: Counter(range(orders)) for system in ("PostgreSQL", "MySQL", "Kafka")}
+
+
+@pytest.mark.large
+@pytest.mark.chaos
+def test_every_order_is_in_the_lake_too(kafka: KafkaService, pg_database: str, tmp_path: Path) -> None:
+    orders = orders_to_lake.PER_BATCH * 6
+    found = orders_to_lake.run(kafka.bootstrap, pg_database, tmp_path, orders)
+    assert found == {system: Counter(range(orders)) for system in ("Kafka", "PostgreSQL", "Delta")}
 
 
 @pytest.mark.large

@@ -153,7 +153,7 @@ class DeltaSink(LakeSink):
         return files_at(self._uri, self._options)
 
     def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
-        for name in self._planned().details:
+        for name in transaction.table.details:
             texts = batch[name] if name in batch.schema.names else None
             if texts is not None and is_text(texts.type) and pc.any(pc.equal(texts, "")).as_py():
                 why = f"an empty text in the partition column {name!r}, which Delta reads as NULL"

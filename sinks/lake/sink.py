@@ -55,16 +55,6 @@ _TRIES = 200
 """Commits in a row that others may come before."""
 
 
-@dataclass
-class LakeTransaction:
-    context: TransactionContext
-    rows: list[pa.RecordBatch] = field(default_factory=list)
-    size: int = 0
-    files: list[File] = field(default_factory=list)
-    begun: list[str] = field(default_factory=list)
-    """Paths of files that may be there."""
-
-
 @dataclass(frozen=True)
 class LakeTable:
     """What tasks have to know: `target` is where it is and which one, `columns` are its own, `details` are of one
@@ -74,6 +64,17 @@ class LakeTable:
     columns: pa.Schema
     layout: str
     details: Any = ()
+
+
+@dataclass
+class LakeTransaction:
+    context: TransactionContext
+    table: LakeTable
+    rows: list[pa.RecordBatch] = field(default_factory=list)
+    size: int = 0
+    files: list[File] = field(default_factory=list)
+    begun: list[str] = field(default_factory=list)
+    """Paths of files that may be there."""
 
 
 class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
@@ -189,13 +190,11 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
                 f"sink {self.name!r} writes exactly once only: in at-least-once mode each task would make a commit of "
                 "its own, and all contend for one table"
             )
-        if self._table is None:
-            self._table = self._found()
-        return LakeTransaction(context)
+        return LakeTransaction(context, self._table or self._found())
 
     def write(self, transaction: LakeTransaction, batch: pa.RecordBatch) -> None:
-        who = f"{self._planned().target}, partition {transaction.context.subtask}"
-        rows = converted(batch, self._planned().columns, who)
+        table = transaction.table
+        rows = converted(batch, table.columns, f"{table.target}, partition {transaction.context.subtask}")
         transaction.rows.append(rows)
         transaction.size += rows.nbytes
         if transaction.size > _BUFFERED:
@@ -208,23 +207,18 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
     def _flush(self, transaction: LakeTransaction) -> None:
         rows, transaction.rows, transaction.size = pa.Table.from_batches(transaction.rows), [], 0
         name = f"{transaction.context.transaction_id}-{len(transaction.files)}"
-        transaction.files += self._write_files(self._planned(), rows, name, transaction.begun)
+        transaction.files += self._write_files(transaction.table, rows, name, transaction.begun)
 
     def pre_commit(self, transaction: LakeTransaction) -> Committable:
         if transaction.rows:
             self._flush(transaction)
-        text, files = transaction.context.transaction_id, transaction.files
+        text, files, table = transaction.context.transaction_id, transaction.files, transaction.table
         self._files().put(_mark(text), json.dumps([file["path"] for file in files]).encode())
-        proof = {"target": self._planned().target, "files": files, "layout": self._planned().layout}
-        return Committable({"transaction": text}, proof)
+        return Committable({"transaction": text}, {"target": table.target, "layout": table.layout, "files": files})
 
     def rollback(self, transaction: LakeTransaction) -> None:
         self._files().delete([_mark(transaction.context.transaction_id)])
         self._files().delete(transaction.begun)
-
-    def _planned(self) -> LakeTable:
-        assert self._table is not None
-        return self._table
 
     # ------------------------------------------------------------------ commit
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:

@@ -9,16 +9,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pymysql
 from confluent_kafka import Consumer, Message, TopicPartition
+from deltalake.exceptions import TableNotFoundError
 from kafka import TopicPartition as KafkaPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from psycopg.conninfo import conninfo_to_dict
+from pyiceberg.exceptions import NoSuchTableError
 
 from sinks.base import TwoPhaseCommitSink
 from sinks.dead_letters import Refusal
@@ -29,6 +33,7 @@ from sinks.mysql import MySQLSink, xa
 from sinks.mysql.connection import Connection, parameters, query, quoted
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
+from sinks.testing import SCHEMA
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.testing.servers.mariadb import MariaDBServer
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLServer
@@ -37,6 +42,7 @@ from sinks.transaction import token
 from tests.chaos.network import Network
 from tests.kafka.play import AsRecords
 from tests.kafka.reading import read, settled
+from tests.lakes.play import DeltaLake, IcebergLake
 
 Row = tuple[int, float]
 """Id and amount."""
@@ -410,6 +416,56 @@ def _row(value: bytes | None) -> Row:
     return row["id"], row["amount"]
 
 
+class LakeTarget(Target):
+    """A table in a folder: no server, and no network to harm."""
+
+    atomic = True
+
+    def __init__(self, system: System, lake: DeltaLake | IcebergLake) -> None:
+        self.system, self._lake, self.name = system, lake, lake.kind
+
+    def sink(self, rng: random.Random) -> TwoPhaseCommitSink[Any]:
+        return self._lake.sink(create_table=True, name=self.name)
+
+    def rows(self) -> Sequence[Row]:
+        """Now and then another writer commits an empty batch."""
+        try:
+            if random.random() < 0.05:
+                with suppress(Exception):  # its own commit lost a race
+                    self._lake.append(SCHEMA.empty_table())
+            return [(row["id"], row["amount"]) for row in self._lake.rows()]
+        except (TableNotFoundError, NoSuchTableError):
+            return []
+
+    def in_doubt(self, job: str) -> list[Any]:
+        with closing(self._lake.sink(name=self.name)) as sink:
+            return list(sink.in_doubt(job))
+
+    def roll_back(self, job: str, rng: random.Random) -> None:
+        """Or delete a file of data that nobody sees yet."""
+        with closing(self._lake.sink(name=self.name)) as sink:
+            found = list(sink.in_doubt(job))
+            for identity in rng.sample(found, rng.choice((1, len(found)))) if found else []:
+                files = [path for path in self._lake.files() if self._lake.is_of(path, identity["transaction"])]
+                if files and rng.random() < 0.5:
+                    files[0].unlink(missing_ok=True)
+                    continue
+                with suppress(Exception):  # committed just now
+                    sink.abort(identity)
+
+    def close(self) -> None:
+        pass
+
+
+class NoServer:
+    port = 0
+
+    def kill(self) -> None:
+        pass
+
+    start = close = kill
+
+
 class Services:
     """Starts each server when a rig asks for it first, and stops all at the end."""
 
@@ -455,6 +511,7 @@ _SYSTEMS: Mapping[str, Callable[[], System]] = {
     "mysql": lambda: _database(MySQLServer()),
     "mariadb": lambda: _database(MariaDBServer()),
     "kafka": _brokers,
+    "folder": lambda: System(NoServer()),
 }
 
 
@@ -487,15 +544,23 @@ def _topic(services: Services, mode: str) -> Iterator[Target]:
         yield stack.enter_context(closing(target))
 
 
+@contextmanager
+def _lake(kind: type[DeltaLake] | type[IcebergLake], services: Services, mode: str) -> Iterator[Target]:
+    with TemporaryDirectory() as folder:
+        yield LakeTarget(services.system("folder"), kind(Path(folder)))
+
+
 MODES: Mapping[str, tuple[str, ...]] = {
     "postgres": ("prepared", "staged", "upsert", "dead-letters"),
     "kafka": ("append", "dead-letters"),
     "mysql": ("xa", "staged", "upsert", "dead-letters"),
     "mariadb": ("xa", "staged", "upsert", "dead-letters"),
     "sqlalchemy": ("dead-letters",),
-    "all": ("append", "mixed"),
+    "delta": ("append",),
+    "iceberg": ("append",),
+    "all": ("append", "mixed", "lakes"),
 }
-"""The rigs: a sink in each of its modes, or all three in one checkpoint."""
+"""The rigs: a sink in each of its modes, or several in one checkpoint."""
 
 _MAKERS: Mapping[str, Callable[[Services, str], Any]] = {
     "postgres": partial(_table, "postgres", PostgresTarget, PostgresWithDeadLetters),
@@ -503,10 +568,13 @@ _MAKERS: Mapping[str, Callable[[Services, str], Any]] = {
     "mariadb": partial(_table, "mariadb", MySQLTarget, MySQLWithDeadLetters),
     "sqlalchemy": partial(_table, "postgres", PostgresTarget, SqlAlchemyWithDeadLetters),
     "kafka": _topic,
+    "delta": partial(_lake, DeltaLake),
+    "iceberg": partial(_lake, IcebergLake),
 }
 _ALL = {
     "append": {"kafka": "append", "postgres": "prepared", "mysql": "xa"},
     "mixed": {"postgres": "staged", "kafka": "append", "mysql": "staged"},
+    "lakes": {"delta": "append", "kafka": "append", "iceberg": "append", "postgres": "staged"},
 }
 
 WORLDS = {

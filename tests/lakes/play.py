@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ class Lake:
         """Of data, whether a reader knows them or not."""
         raise NotImplementedError
 
+    def is_of(self, path: Path, transaction: str) -> bool:
+        """Whether a file is the first that the transaction has written."""
+        raise NotImplementedError
+
     def rows(self) -> list[dict[str, Any]]:
         return list(self.read().select(SCHEMA.names).to_pylist())
 
@@ -69,6 +74,9 @@ class DeltaLake(Lake):
 
     def files(self) -> list[Path]:
         return sorted(Path(self.uri).glob("*.parquet"))
+
+    def is_of(self, path: Path, transaction: str) -> bool:
+        return path.name.startswith(f"part-{transaction}-")
 
     def compact(self) -> None:
         self.table().optimize.compact()
@@ -108,6 +116,9 @@ class IcebergLake(Lake):
 
     def files(self) -> list[Path]:
         return sorted(Path(self.table().location().removeprefix("file://"), "data").rglob("*.parquet"))
+
+    def is_of(self, path: Path, transaction: str) -> bool:
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{transaction}-0")) in path.name
 
     def compact(self) -> None:
         self.table().overwrite(self.read())
