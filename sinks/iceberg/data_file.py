@@ -70,14 +70,17 @@ def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
 
 
-class Recording(PyArrowFileIO):
-    """Tells the paths of files before they are there."""
+def recording(properties: Mapping[str, str], begun: list[str]) -> PyArrowFileIO:
+    """It tells the paths of files before they are there."""
+    io = PyArrowFileIO(dict(properties))
+    create = io.new_output
 
-    begun: list[str]
+    def new_output(location: str) -> PyArrowFile:
+        begun.append(location)
+        return create(location)
 
-    def new_output(self, location: str) -> PyArrowFile:
-        self.begun.append(location)
-        return super().new_output(location)
+    io.__dict__["new_output"] = new_output
+    return io
 
 
 class TableFiles(Files):
@@ -102,7 +105,7 @@ class TableFiles(Files):
 
     def get(self, path: str) -> bytes | None:
         with suppress(FileNotFoundError), self._io.new_input(self._whole(path)).open() as stream:
-            return stream.read()
+            return bytes(stream.read())
         return None
 
     def names(self, folder: str) -> list[str]:
@@ -118,7 +121,7 @@ class TableFiles(Files):
             self._io.delete(self._whole(path))
 
     def exists(self, path: str) -> bool:
-        return self._io.new_input(self._whole(path)).exists()
+        return bool(self._io.new_input(self._whole(path)).exists())
 
     def _whole(self, path: str) -> str:
         return path if "://" in path or path.startswith("/") else f"{self._location}/{path}"

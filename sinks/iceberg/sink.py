@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
-from sinks.iceberg.data_file import Recording, TableFiles, from_json, to_json
+from sinks.iceberg.data_file import TableFiles, from_json, recording, to_json
 from sinks.lake.files import Files
 from sinks.lake.memory import Memory
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable
@@ -129,10 +128,8 @@ class IcebergSink(LakeSink):
 
     def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
         text, location, properties = table.details
-        metadata, io = TableMetadataUtil.parse_raw(text), Recording(properties)
-        io.begun = begun
-        unique = uuid.uuid5(uuid.NAMESPACE_OID, name)
-        files = list(_dataframe_to_data_files(metadata, rows, io, unique, itertools.count()))
+        metadata, unique = TableMetadataUtil.parse_raw(text), uuid.uuid5(uuid.NAMESPACE_OID, name)
+        files = list(_dataframe_to_data_files(metadata, rows, recording(properties, begun), unique))
         TableFiles(location, properties).settle([file.file_path for file in files])
         return [to_json(file, metadata) for file in files]
 
