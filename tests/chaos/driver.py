@@ -20,8 +20,6 @@ import pyarrow as pa
 
 import coordinator.storage.objects
 import coordinator.storage.sql  # noqa: F401
-import sinks.delta
-import sinks.iceberg
 import sinks.kafka
 import sinks.mysql
 import sinks.postgres  # noqa: F401
