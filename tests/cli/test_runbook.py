@@ -1,4 +1,4 @@
-"""The commands of docs/runbook.md, as they stand there, on what drivers left behind that got SIGKILL."""
+"""The commands of docs/runbook.md, word for word, on what drivers left behind that got SIGKILL."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+import coordinator.errors
+import coordinator.jobfile
+import coordinator.storage
+import sinks.errors
 from coordinator.errors import CheckpointError, CheckpointFailed, CheckpointLocationMismatch
 from coordinator.jobfile import load_job
 from coordinator.listener import CheckpointListener, Step
@@ -28,7 +32,8 @@ from sinks.testing.table_crashes import At
 from tests.cli.play import INPUT, Job, ids
 from tests.kafka.reading import read, settled
 
-RUNBOOK = (Path(__file__).parents[2] / "docs" / "runbook.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+RUNBOOK = (DOCS / "runbook.md").read_text()
 
 
 def section(title: str) -> str:
@@ -117,6 +122,18 @@ def test_every_command_is_one(tmp_path: Path) -> None:
     for command in found:
         words = command.replace("ID …", "ID").replace("show N", "show 1").split()
         assert job.cli(*words, code=None).exit_code in (0, 1, 3, 4), command
+
+
+def test_every_error_has_a_line() -> None:
+    listed = set(re.findall(r"`(\w+)`", (DOCS / "errors.md").read_text()))
+    ours = {
+        name
+        for module in (coordinator.errors, coordinator.jobfile, coordinator.storage, sinks.errors)
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    }
+    assert len(ours) > 25
+    assert ours - listed == set()
 
 
 def test_decided(target: Target) -> None:
