@@ -17,30 +17,9 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 PAGE = 1500
 OTHERS = {"README.md": 700}
 """Pages with a limit of their own."""
-TOTAL = 38_000
+TOTAL = 31_000
 """Of docs/."""
-UNREVISED = frozenset(
-    [
-        "another-database",
-        "cli",
-        "connect",
-        "custom-sinks",
-        "deployment",
-        "format",
-        "kafka",
-        "monitoring",
-        "mysql",
-        "operations",
-        "postgres",
-        "runbook",
-        "schema-registry",
-        "security",
-        "sink-tutorial",
-        "sizing",
-        "sqlalchemy",
-        "versions",
-    ]
-)
+UNREVISED = frozenset(["custom-sinks", "sink-tutorial"])
 """Pages that are still to be shortened."""
 SENTENCE = 35
 LINE = 120
