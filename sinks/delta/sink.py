@@ -26,7 +26,7 @@ from sinks.delta.statistics import partitions, statistics
 from sinks.errors import BadValue, ConfigurationError
 from sinks.lake.files import ObjectFiles, files_at
 from sinks.lake.memory import Memory
-from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, LakeTransaction, app_of
+from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, LakeTransaction, Outrun, app_of
 from sinks.transaction import Checkpoint
 
 _FEATURES = {
@@ -51,7 +51,6 @@ class DeltaSink(LakeSink):
     """Appends rows to a Delta table, whose every checkpoint is one entry of its log."""
 
     system = "Delta Lake"
-    LOG = "log"
 
     def __init__(
         self,
@@ -94,20 +93,22 @@ class DeltaSink(LakeSink):
                 self._handle = DeltaTable(self._uri, storage_options=self._options)
             else:
                 self._handle.update_incremental()
+                if not self._files().exists(f"_delta_log/{self._handle.version():020d}.json"):
+                    self._handle = None  # it is another table, which has not come so far
+                    return self._look()
         except TableNotFoundError:
             self._handle = None
             return None
         except Exception:
-            self._handle = None  # it may have been replaced
+            self._handle = None
             raise
         columns, parts = _arrow(self._handle.schema()), self._handle.metadata().partition_columns
         layout = hashlib.sha256(f"{columns}{parts}".encode()).hexdigest()[:16]
         return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, layout, tuple(parts))
 
     def _create(self, schema: pa.Schema) -> None:
-        plain = pa.schema([field.remove_metadata() for field in schema])
         options: Any = {"storage_options": self._options, "partition_by": self._partition_by or None}
-        DeltaTable.create(self._uri, plain, mode="ignore", name=None, **options)
+        DeltaTable.create(self._uri, schema, mode="ignore", **options)
 
     def _problems(self) -> Iterable[str]:
         table: DeltaTable = self._handle
@@ -134,17 +135,15 @@ class DeltaSink(LakeSink):
         if self._partition_by and self._partition_by != parts:
             yield f"it is partitioned by {parts}, and partition_by is {self._partition_by}"
 
-    def _add_columns(self, fields: Sequence[pa.Field]) -> None:
-        added = Schema.from_arrow(pa.schema([field.remove_metadata() for field in fields])).fields
-        self._handle.alter.add_columns(added)
+    def _add_columns(self, columns: pa.Schema) -> None:
+        self._handle.alter.add_columns(Schema.from_arrow(columns).fields)
 
     def weaknesses(self) -> Sequence[str]:
-        files = self._open_files()
-        if files.folder is not None:
+        if "://" not in self._uri:
             return (
-                f"{self._uri} is a local folder, where deltalake does not fsync its log: a power failure may lose rows",
+                f"{self._uri} is a local folder, whose log deltalake does not fsync: a power failure may lose rows",
             )
-        if not files.puts_once(f"_tpc/probe-{time.time_ns()}"):
+        if not self._open_files().puts_once(f"_tpc/probe-{time.time_ns()}"):
             return (f"the store of {self._uri} ignores the condition of a put: two writers may overwrite each other",)
         return ()
 
@@ -173,22 +172,22 @@ class DeltaSink(LakeSink):
         return files
 
     # ------------------------------------------------------------------ the log
-    def _remembered(self, app: str) -> Memory:
+    def _remembered(self, app: str) -> Memory | None:
         """The log has a number, by which the memory is found. It is put before the log names it."""
         number = self._handle.transaction_version(app)
         if number is None:
             return Memory()
         if (text := self._files().get(_memory(app, number))) is None:
-            self._handle.update_incremental()
-            if self._handle.transaction_version(app) != number:
-                return self._remembered(app)
+            self._look()
+            if self._handle is None or self._handle.transaction_version(app) != number:
+                return None
             raise ConfigurationError(
                 f"sink {self.name!r}: {self._uri}/{_memory(app, number)} is gone, in which the table has what this "
                 "sink has committed: restore the folder _tpc"
             )
         return Memory.from_json(text)
 
-    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> bool:
+    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> None:
         table: DeltaTable = self._handle
         before, now = table.transaction_version(app) or 0, int(time.time() * 1000)
         number = max(before, time.time_ns()) + 1 + secrets.randbits(20)  # nobody else's, and later than `before`
@@ -200,19 +199,15 @@ class DeltaSink(LakeSink):
             table.create_write_transaction(
                 [*adds], "append", table.schema(), partition_by=parts, commit_properties=properties
             )
-        except CommitFailedError:  # perhaps over this very commit, whose answer got lost
-            return False
-        if before:
-            self._files().delete([_memory(app, before)])
-        return True
+        except CommitFailedError as error:  # perhaps over this very commit, whose answer got lost
+            raise Outrun(error) from error
 
     def purge(self, checkpoint: Checkpoint) -> None:
         super().purge(checkpoint)
         app = app_of(checkpoint.job, self.name)
         if self._handle is not None and (newest := self._handle.transaction_version(app)):
             older = (name for name in self._files().names(f"_tpc/{app}") if name.startswith("memory-"))
-            of_the_dead = [name for name in older if int(name[7:-5]) < newest]
-            self._files().delete([f"_tpc/{app}/{name}" for name in of_the_dead])
+            self._files().delete([f"_tpc/{app}/{name}" for name in older if int(name[7:-5]) < newest])
 
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
         actions = pa.table(self._handle.get_add_actions(flatten=True)).select(["path", "num_records"])

@@ -87,6 +87,7 @@ class TableFiles(Files):
     """Paths are whole, or below the table's location."""
 
     def __init__(self, location: str, properties: Mapping[str, str]) -> None:
+        self.place = location, properties
         self._location, self.properties = location.rstrip("/"), dict(properties)
         self._io = PyArrowFileIO(self.properties)
 

@@ -12,7 +12,7 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId
 
 from sinks.base import Sink
@@ -20,7 +20,7 @@ from sinks.errors import ConfigurationError
 from sinks.iceberg.data_file import TableFiles, from_json, recording, to_json
 from sinks.lake.files import Files
 from sinks.lake.memory import Memory
-from sinks.lake.sink import Evolution, File, LakeSink, LakeTable
+from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Outrun
 from sinks.transaction import Checkpoint
 
 _NO_HISTORY: dict[str, Any] = {
@@ -37,7 +37,6 @@ class IcebergSink(LakeSink):
     """Appends rows to an Iceberg table, whose every checkpoint is one snapshot."""
 
     system = "Apache Iceberg"
-    LOG = "property"
 
     def __init__(
         self,
@@ -85,9 +84,14 @@ class IcebergSink(LakeSink):
         metadata = self._handle.metadata
         columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
         layout = f"{metadata.default_spec_id}.{metadata.current_schema_id}"
-        plain = metadata.model_copy(update=_NO_HISTORY | {"properties": _without_memories(metadata)})
-        location = metadata.location, self._handle.io.properties
-        return LakeTable(f"{self.table} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *location))
+        mine = {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}
+        plain = metadata.model_copy(update=_NO_HISTORY | {"properties": mine})
+        place = metadata.location, self._handle.io.properties
+        if (
+            not isinstance(self._store, TableFiles) or self._store.place != place
+        ):  # it may be another table, or have other credentials
+            self._store = TableFiles(*place)
+        return LakeTable(f"{self.table} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *place))
 
     def _opened(self) -> Any:
         if isinstance(self._catalog, str):
@@ -97,7 +101,7 @@ class IcebergSink(LakeSink):
     def _create(self, schema: pa.Schema) -> None:
         catalog = self._opened()
         catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
-        catalog.create_table_if_not_exists(self.table, pa.schema([field.remove_metadata() for field in schema]))
+        catalog.create_table_if_not_exists(self.table, schema)
 
     def _problems(self) -> Iterable[str]:
         table: Table = self._handle
@@ -110,21 +114,18 @@ class IcebergSink(LakeSink):
         if ":memory:" in str(table.catalog.properties.get("uri")):
             yield "its catalog is in the memory of this process: no other can see it"
 
-    def _add_columns(self, fields: Sequence[pa.Field]) -> None:
+    def _add_columns(self, columns: pa.Schema) -> None:
         with self._handle.update_schema() as update:
-            update.union_by_name(pa.schema([field.remove_metadata() for field in fields]))
+            update.union_by_name(columns)
 
     def weaknesses(self) -> Sequence[str]:
-        if self._found().columns is not None and str(self._handle.metadata.location).startswith(("/", "file:")):
-            return (
-                f"{self.table} is in a local folder, where pyiceberg does not fsync: a power failure may lose rows",
-            )
-        return ()
+        local = self._look() is not None and str(self._handle.metadata.location).startswith(("/", "file:"))
+        why = f"{self.table} is in a local folder, where pyiceberg does not fsync: a power failure may lose rows"
+        return (why,) if local else ()
 
     # ------------------------------------------------------------------ in the task
     def _open_files(self) -> Files:
-        _, location, properties = (self._table or self._found()).details
-        return TableFiles(location, properties)
+        return TableFiles(*(self._table or self._found()).details[1:])
 
     def _write_files(self, table: LakeTable, rows: pa.Table, name: str, begun: list[str]) -> list[File]:
         text, location, properties = table.details
@@ -137,7 +138,7 @@ class IcebergSink(LakeSink):
     def _remembered(self, app: str) -> Memory:
         return Memory.from_json(self._handle.properties.get(app))
 
-    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> bool:
+    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> None:
         """Without pyiceberg's own retries: they commit on top of what nobody has looked at."""
         table: Table = self._handle
         metadata = table.metadata
@@ -155,9 +156,8 @@ class IcebergSink(LakeSink):
             columns = AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id})
             transaction._stage((), (spec, columns))
             transaction.commit_transaction()
-        except CommitFailedException:
-            return False
-        return True
+        except CommitFailedException as error:
+            raise Outrun(error) from error
 
     def purge(self, checkpoint: Checkpoint) -> None:
         super().purge(checkpoint)
@@ -165,10 +165,8 @@ class IcebergSink(LakeSink):
             return
         metadata = self._handle.metadata
         named = {ref.snapshot_id for ref in metadata.refs.values()}
-        mine = [
-            one for one in metadata.snapshots if one.summary and "tpc.checkpoint" in one.summary.additional_properties
-        ]
-        older = [one.snapshot_id for one in mine[: -self._keep] if one.snapshot_id not in named]
+        ours = [one for one in metadata.snapshots if one.summary and "tpc.job" in one.summary.additional_properties]
+        older = [one.snapshot_id for one in ours[: -self._keep] if one.snapshot_id not in named]
         if len(older) >= _EXPIRED_AT_ONCE:
             self._handle.maintenance.expire_snapshots().by_ids(older).commit()
 
@@ -182,7 +180,3 @@ class IcebergSink(LakeSink):
             for entry in manifest.fetch_manifest_entry(table.io)
         )
         return {file.file_path: file.record_count for file in entries if file.file_path in wanted}
-
-
-def _without_memories(metadata: TableMetadata) -> dict[str, str]:
-    return {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}

@@ -1,1 +1,0 @@
-"""What sinks into lake tables share."""

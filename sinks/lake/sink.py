@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -55,6 +55,10 @@ _TRIES = 200
 """Commits in a row that others may come before."""
 
 
+class Outrun(Exception):
+    """Somebody else has changed the table first."""
+
+
 @dataclass(frozen=True)
 class LakeTable:
     """What tasks have to know: `target` is where it is and which one, `columns` are its own, `details` are of one
@@ -81,8 +85,6 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
     """Appends rows to a table. `_look` and what follows it belong to one kind of table."""
 
     writes_on_driver = True
-    LOG: ClassVar[str]
-    """What the table's commits stand in, for messages."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
         """Why rows cannot be appended to the table that `_look` has found."""
 
     @abstractmethod
-    def _add_columns(self, fields: Sequence[pa.Field]) -> None: ...
+    def _add_columns(self, columns: pa.Schema) -> None: ...
 
     @abstractmethod
     def _open_files(self) -> Files: ...
@@ -136,12 +138,13 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
         """Durable when it returns. `name` is nobody else's. A path is added to `begun` before the file is there."""
 
     @abstractmethod
-    def _remembered(self, app: str) -> Memory: ...
+    def _remembered(self, app: str) -> Memory | None:
+        """None if the table has moved on since `_look`."""
 
     @abstractmethod
-    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> bool:
-        """Commit files and memory in one step. False if the table, or what it remembers of `app`, is not any more what
-        `_look` has found."""
+    def _append(self, app: str, memory: Memory, files: Sequence[File], about: Mapping[str, str]) -> None:
+        """Commit files and memory in one step. Raises Outrun if the table, or what it remembers of `app`, is not any
+        more what `_look` has found."""
 
     @abstractmethod
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
@@ -152,7 +155,7 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
         """Find the table, or create it. Raises ConfigurationError (SchemaMismatch if it is only about columns) with
         all reasons at once."""
         if self._look() is None and self._create_table:
-            self._create(schema)
+            self._create(_plain(schema))
         table = self._found()
         columns, others = list(mismatches(schema, table.columns, adds=self.evolves)), list(self._problems())
         if columns or others:
@@ -170,7 +173,7 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
         table = self._found()
         if added := [one.with_nullable(True) for one in schema if one.name not in table.columns.names]:
             logger.info("sink %r adds columns to %s: %s", self.name, table.target, ", ".join(map(str, added)))
-            self._add_columns(added)
+            self._add_columns(_plain(added))
         self.check(schema)
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
@@ -223,11 +226,11 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
     # ------------------------------------------------------------------ commit
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """Rows of another layout than the table has now are written again."""
-        table = self._found()
-        astray = [c for c in committables if self._unfit(c, table)]
-        self._table = table
-        if astray:
-            raise TransactionEnded(f"sink {self.name!r}: {self._unfit(astray[0], table)}")
+        self._table = table = self._found()
+        if reasons := list(self._problems()):
+            raise ConfigurationError(f"sink {self.name!r}: {table.target} was altered: {'; '.join(reasons)}")
+        if unfit := next(filter(None, (_unfit(c, table) for c in committables)), ""):
+            raise TransactionEnded(f"sink {self.name!r}: {unfit}")
 
     def commit(self, committable: Committable) -> CommitOutcome:
         name = TransactionId.parse(committable.transaction["transaction"])
@@ -244,97 +247,78 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
             return [error] * len(committables)
 
     def _settle(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> list[CommitOutcome]:
-        names = [TransactionId.parse(c.transaction["transaction"]) for c in committables]
-        app, outcomes = _app(names[0]), list[CommitOutcome]()
+        by_name = {TransactionId.parse(c.transaction["transaction"]): c for c in committables}
+        first, outcomes = next(iter(by_name)), dict[TransactionId, CommitOutcome]()
 
         def decide(table: LakeTable, marked: Marked, memory: Memory) -> list[File] | None:
-            judged = [self._judged(table, memory, marked, *one) for one in zip(names, committables, strict=True)]
-            outcomes[:] = judged
-            states = {outcome.state for outcome in judged}
-            if ended := [name for name, one in zip(names, judged, strict=True) if _is_new_loss(memory, name, one)]:
-                for name in ended:
+            open_ = [name for name in by_name if memory.is_committed(name) is None and name in marked]
+            gone = self._files().missing(file["path"] for name in open_ for file in by_name[name].proof["files"])
+            outcomes.update({name: _outcome(table, memory, marked, gone, name, c) for name, c in by_name.items()})
+            if lost := [name for name in open_ if outcomes[name].state is CommitState.LOST]:
+                for name in lost:
                     memory.abort(name)
                 return []
-            if states <= {CommitState.COMMITTED} or not states <= {CommitState.COMMITTED, CommitState.HELD}:
+            held = [name for name in by_name if outcomes[name].state is CommitState.HELD]
+            committed = [name for name in by_name if outcomes[name].state is CommitState.COMMITTED]
+            if not held or len(held) + len(committed) < len(by_name):
                 return None
-            files: list[File] = []
-            for at, (name, c) in enumerate(zip(names, committables, strict=True)):
-                if judged[at].state is CommitState.HELD:
-                    memory.commit(name)
-                    files += c.proof["files"]
-                    outcomes[at] = CommitOutcome.COMMITTED
+            for name in held:
+                memory.commit(name)
+                outcomes[name] = CommitOutcome.COMMITTED
             memory.forget(checkpoint, marked)
-            return files
+            return [file for name in held for file in by_name[name].proof["files"]]
 
-        about = {"tpc.lineage": names[0].lineage, "tpc.checkpoint": str(names[0].checkpoint), "tpc.job": checkpoint.job}
-        self._change(app, decide, about)
-        done = [c for c, one in zip(committables, outcomes, strict=True) if one.state is CommitState.COMMITTED]
+        about = {"tpc.job": checkpoint.job, "tpc.lineage": first.lineage, "tpc.checkpoint": str(first.checkpoint)}
+        self._change(_app(first), decide, about)
+        done = [c for name, c in by_name.items() if outcomes[name].state is CommitState.COMMITTED]
         self._files().delete([_mark(c.transaction["transaction"]) for c in done])
-        return outcomes
-
-    def _judged(
-        self,
-        table: LakeTable,
-        memory: Memory,
-        marked: Marked,
-        name: TransactionId,
-        committable: Committable,
-    ) -> CommitOutcome:
-        """HELD: it can be committed."""
-        text, committed = committable.transaction["transaction"], memory.is_committed(name)
-        if committed:
-            return CommitOutcome.COMMITTED
-        if committed is False:
-            return CommitOutcome.lost(f"{text} was aborted: the {self.LOG} of {table.target} says so")
-        if astray := committable.astray(table.target):
-            return CommitOutcome.unknown(f"{text}: {astray}")
-        if name not in marked:
-            return CommitOutcome.unknown(
-                f"{text}: the {self.LOG} of {table.target} knows nothing of it, and its mark {_mark(text)} is gone"
-            )
-        if unfit := self._unfit(committable, table):
-            return CommitOutcome.lost(f"{text}: {unfit}")
-        if gone := self._files().missing(file["path"] for file in committable.proof["files"]):
-            return CommitOutcome.lost(f"{text}: somebody has deleted {min(gone)}, which was not visible yet")
-        return CommitOutcome.HELD
-
-    def _unfit(self, committable: Committable, table: LakeTable) -> str:
-        same = committable.proof["layout"] == table.layout
-        return "" if same else f"{table.target} has other columns or partitions than when its rows were written"
+        return [outcomes[name] for name in by_name]
 
     def _change(
         self, app: str, decide: Callable[[LakeTable, Marked, Memory], list[File] | None], about: Mapping[str, str]
     ) -> None:
         """Let `decide` alter the memory and name the files to append, until that is in the table, or there is nothing
         to alter."""
+        outrun = Outrun()
         for attempt in range(_TRIES):
             with self._alone:  # `_append` builds on what this thread has found
                 marked = self._marked(app)  # before the memory: marks of what is decided go
-                table = self._found()
-                memory = self._remembered(app)
-                files = decide(table, marked, memory)
-                if files is None or self._append(app, memory, files, about):
+                table, memory = self._seen(app) or (self._found(), Memory())
+                try:
+                    if (files := decide(table, marked, memory)) is not None:
+                        self._append(app, memory, files, about)
                     return
+                except Outrun as error:
+                    outrun = error
             time.sleep(random.uniform(0, min(0.5, 0.01 * (attempt + 1))))
-        raise TransactionBlocked(f"sink {self.name!r}: others have committed to {self} before it {_TRIES} times")
+        raise TransactionBlocked(f"sink {self.name!r}: {self} took no commit in {_TRIES} tries: {outrun}") from outrun
+
+    def _seen(self, app: str) -> tuple[LakeTable, Memory] | None:
+        """None if there is no table."""
+        while (table := self._look()) is not None:
+            if (memory := self._remembered(app)) is not None:
+                return table, memory
+        return None
 
     # ------------------------------------------------------------------ abort, and what is in doubt
     def abort(self, transaction: Identity) -> None:
         text = transaction["transaction"]
-        name = TransactionId.parse(text)
-        app = _app(name)
+        name, aborted = TransactionId.parse(text), False
 
         def decide(table: LakeTable, marked: Marked, memory: Memory) -> list[File] | None:
+            nonlocal aborted
             committed = memory.is_committed(name)
             if committed:
-                raise CommittedError(f"{text} is committed: the {self.LOG} of {table.target} says so")
-            if committed is False or name not in marked:
+                raise CommittedError(f"{text} is committed, as {table.target} remembers")
+            aborted = committed is False or name in marked
+            if committed is False or not aborted:
                 return None
             memory.abort(name)
             return []
 
-        self._change(app, decide, {"tpc.aborted": text})
-        self._discard(text)
+        self._change(_app(name), decide, {"tpc.aborted": text})
+        if aborted:
+            self._discard(text)
 
     def _discard(self, text: str) -> None:
         """The files of an aborted transaction, and its mark."""
@@ -346,12 +330,9 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
     def in_doubt(self, job: str) -> Iterable[Identity]:
         if self._look() is None:
             return []
-        app = app_of(job, self.name)
-        marked = self._marked(app)
-        if not marked or self._look() is None:
-            return []
-        memory = self._remembered(app)
-        return [{"transaction": text} for name, text in marked.items() if memory.is_committed(name) is None]
+        marked = self._marked(app_of(job, self.name))
+        seen = self._seen(app_of(job, self.name)) if marked else None
+        return [{"transaction": text} for name, text in marked.items() if seen and seen[1].is_committed(name) is None]
 
     def _marked(self, app: str) -> Marked:
         """Pre-committed transactions, and those whose marks are yet to be deleted."""
@@ -360,39 +341,24 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
 
     def purge(self, checkpoint: Checkpoint) -> None:
         """What processes that died amid `commit` or `abort` have left. The memory itself is cut by the next commit."""
-        if self._look() is None:
-            return
-        app = app_of(checkpoint.job, self.name)
-        memory = self._remembered(app)
-        for name, text in self._marked(app).items():
-            committed = memory.is_committed(name)
-            if committed:
-                self._files().delete([_mark(text)])
-            elif committed is False:
-                self._discard(text)
+        if seen := self._seen(app := app_of(checkpoint.job, self.name)):
+            for name, text in self._marked(app).items():
+                committed = seen[1].is_committed(name)
+                if committed:
+                    self._files().delete([_mark(text)])
+                elif committed is False:
+                    self._discard(text)
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
-        return {} if self._look() is None else self._remembered(app_of(job, self.name)).newest
-
-    # ------------------------------------------------------------------ for operators
-    def trial_schema(self) -> pa.Schema:
-        return self._found().columns
+        seen = self._seen(app_of(job, self.name))
+        return seen[1].newest if seen else {}
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        if self._look() is None:
+        if (seen := self._seen(app_of(job, self.name))) is None:
             return Audit([Holding(held=0)] * len(parts))
-        memory = self._remembered(app_of(job, self.name))
         paths = [[file["path"] for c in part.committables for file in c.proof["files"]] for part in parts]
         held = self._rows_held([path for some in paths for path in some])
-        return Audit([self._holding(memory, part, some, held) for part, some in zip(parts, paths, strict=True)])
-
-    def _holding(self, memory: Memory, part: Part, paths: Sequence[str], held: Mapping[str, int]) -> Holding:
-        names = {TransactionId.parse(c.transaction["transaction"]) for c in part.committables}
-        unnamed = memory.others(part.lineage, part.checkpoint_id, names)
-        if gone := [path for path in paths if path not in held]:
-            why = f"{len(gone)} of its files are not in the table any more: compacted, or deleted with their rows"
-            return Holding(remarks=(why,), unnamed=unnamed)
-        return Holding(held=sum(held[path] for path in paths), unnamed=unnamed)
+        return Audit([_holding(seen[1], part, some, held) for part, some in zip(parts, paths, strict=True)])
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_handle": None, "_store": None, "_alone": None}
@@ -401,8 +367,44 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
         self.__dict__ |= state | {"_alone": threading.Lock()}
 
 
-def _is_new_loss(memory: Memory, name: TransactionId, outcome: CommitOutcome) -> bool:
-    return outcome.state is CommitState.LOST and memory.is_committed(name) is None
+def _outcome(
+    table: LakeTable, memory: Memory, marked: Marked, gone: set[str], name: TransactionId, committable: Committable
+) -> CommitOutcome:
+    """HELD: it can be committed."""
+    text, committed = committable.transaction["transaction"], memory.is_committed(name)
+    if committed:
+        return CommitOutcome.COMMITTED
+    if committed is False:
+        return CommitOutcome.lost(f"{text} was aborted, as {table.target} remembers")
+    if astray := committable.astray(table.target):
+        return CommitOutcome.unknown(f"{text}: {astray}")
+    if name not in marked:
+        return CommitOutcome.unknown(
+            f"{text}: {table.target} remembers nothing of it, and its mark {_mark(text)} is gone"
+        )
+    if unfit := _unfit(committable, table):
+        return CommitOutcome.lost(f"{text}: {unfit}")
+    if mine := gone.intersection(file["path"] for file in committable.proof["files"]):
+        return CommitOutcome.lost(f"{text}: somebody has deleted {min(mine)}, which was not visible yet")
+    return CommitOutcome.HELD
+
+
+def _unfit(committable: Committable, table: LakeTable) -> str:
+    same = committable.proof["layout"] == table.layout
+    return "" if same else f"{table.target} has other columns or partitions than when its rows were written"
+
+
+def _holding(memory: Memory, part: Part, paths: Sequence[str], held: Mapping[str, int]) -> Holding:
+    names = {TransactionId.parse(c.transaction["transaction"]) for c in part.committables}
+    unnamed = memory.others(part.lineage, part.checkpoint_id, names)
+    if gone := [path for path in paths if path not in held]:
+        why = f"{len(gone)} of its files are not in the table any more: compacted, or deleted with their rows"
+        return Holding(remarks=(why,), unnamed=unnamed)
+    return Holding(held=sum(held[path] for path in paths), unnamed=unnamed)
+
+
+def _plain(fields: Iterable[pa.Field]) -> pa.Schema:
+    return pa.schema([field.remove_metadata() for field in fields])
 
 
 def app_of(job: str, sink: str) -> str:
