@@ -47,6 +47,10 @@ class Lake:
     def rows(self) -> list[dict[str, Any]]:
         return list(self.read().select(SCHEMA.names).to_pylist())
 
+    def names_found(self, name: str) -> list[str]:
+        """By a reader that skips partitions."""
+        raise NotImplementedError
+
     def ids(self) -> list[int]:
         return sorted(row["id"] for row in self.rows())
 
@@ -55,6 +59,7 @@ class DeltaLake(Lake):
     kind = "delta"
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.uri = str(folder / "delta")
 
     def sink(self, **options: Any) -> DeltaSink:
@@ -78,6 +83,10 @@ class DeltaLake(Lake):
     def is_of(self, path: Path, transaction: str) -> bool:
         return path.name.startswith(f"part-{transaction}-")
 
+    def names_found(self, name: str) -> list[str]:
+        found = self.table().to_pyarrow_table(filters=[("name", "=", name)])
+        return list(found["name"].to_pylist())
+
     def compact(self) -> None:
         self.table().optimize.compact()
 
@@ -89,6 +98,7 @@ class IcebergLake(Lake):
     kind = "iceberg"
 
     def __init__(self, folder: Path, uri: str = "") -> None:
+        folder.mkdir(exist_ok=True)
         self.name = "test.orders"
         self.properties = {
             "name": "test",
@@ -119,6 +129,9 @@ class IcebergLake(Lake):
 
     def is_of(self, path: Path, transaction: str) -> bool:
         return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{transaction}-0")) in path.name
+
+    def names_found(self, name: str) -> list[str]:
+        return list(self.table().scan(row_filter=f"name == '{name}'").to_arrow()["name"].to_pylist())
 
     def compact(self) -> None:
         self.table().overwrite(self.read())

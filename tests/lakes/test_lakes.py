@@ -164,6 +164,25 @@ def test_other_partitions_after_the_decision_are_a_loss(lake: Lake) -> None:
     assert lake.ids() == [500]
 
 
+@pytest.mark.parametrize("kind", LAKES, ids=lambda kind: kind.kind)
+def test_other_partitions_amid_the_commit(kind: Any, tmp_path: Path) -> None:
+    """At any line of it: the rows are found by their new partition, or they are lost and told so."""
+    made = kind(tmp_path / "trial")
+    made.create()
+    numbers = lines(sink := made.sink(), lambda: committed(sink, pre_committed(made.sink(), rows(0, 1))), 12)
+    states = []
+    for number in numbers:
+        lake = kind(tmp_path / str(number))
+        lake.create()
+        lake.append(rows(500, 1))
+        one = pre_committed(sink := lake.sink(), rows(0, 2))
+        with watched(sink, at(number, lake.repartition)):
+            states += committed(sink, one)
+        found = [row["id"] for row in lake.rows() if row["name"] in lake.names_found("user-0")]
+        assert found == ([0] if states[-1] is COMMITTED else [])
+    assert {*states} == {COMMITTED, LOST}
+
+
 def test_another_table_of_that_name_is_told(lake: Lake, tmp_path: Path) -> None:
     sink = lake.sink()
     made = pre_committed(sink, rows(0, 2))
@@ -245,7 +264,6 @@ def test_what_a_driver_that_died_has_left_is_purged(lake: Lake) -> None:
 def test_null_in_a_required_column_is_named(tmp_path: Path) -> None:
     for kind in LAKES:
         lake = kind(tmp_path / kind.kind)
-        (tmp_path / kind.kind).mkdir()
         lake.create(pa.schema([SCHEMA.field(0).with_nullable(False), *list(SCHEMA)[1:]]))
         with pytest.raises(BadValue, match="NULL in row 1 of a batch, and column 'id' is NOT NULL"):
             pre_committed(lake.sink(), pa.table([[1, None], ["a", "b"], [0.5, 0.5]], schema=SCHEMA))

@@ -49,6 +49,7 @@ FORMAT = tuple(
         "a_lost_transaction_is_not_replaced_by_other_rows",
     )
 )
+LAKES = ("tests/lakes/test_lakes.py",)
 FILE_SINK = ("tests/test_custom_sink.py",)
 KAFKA_CRASHES = ("tests/kafka/test_crashes.py",)
 LETTERS = ("tests/kafka/test_dead_letters.py",)
@@ -1466,5 +1467,76 @@ MUTANTS = (
         'spans = proof.get("spans") or {',
         'spans = proof["spans"] or {',
         ("tests/kafka/test_versions.py",),
+    ),
+    Mutant(
+        "Lakes: an abort is not remembered by the table",
+        "sinks/lake",
+        '        self._change(_app(name), decide, {"tpc.aborted": text})\n',
+        "        aborted = True\n",
+        LAKES,
+    ),
+    Mutant(
+        "Lakes: marks are looked for after the memory",
+        "sinks/lake",
+        "                table, memory = self._seen(app) or (self._found(), Memory())\n",
+        "                table, memory = self._seen(app) or (self._found(), Memory())\n"
+        "                marked = self._marked(app)\n",
+        ("tests/iceberg/test_conformance.py", "tests/delta/test_conformance.py"),
+    ),
+    Mutant(
+        "Lakes: files that somebody deleted are committed",
+        "sinks/lake",
+        "if mine := gone.intersection(",
+        "if mine := set[str]().intersection(",
+        LAKES,
+    ),
+    Mutant(
+        "Lakes: files of another layout are committed",
+        "sinks/lake",
+        'same = committable.proof["layout"] == table.layout',
+        "same = True",
+        LAKES,
+    ),
+    Mutant(
+        "Lakes: the memory forgets what has still a mark",
+        "sinks/lake",
+        "for place in {*self.committed, *self.aborted} - kept:",
+        "for place in {*self.committed, *self.aborted}:",
+        LAKES,
+    ),
+    Mutant(
+        "Lakes: what the table has decided is in doubt while its mark is there",
+        "sinks/lake",
+        "if seen and seen[1].is_committed(name) is None]",
+        "if seen]",
+        LAKES,
+    ),
+    Mutant(
+        "Delta: a memory that is gone counts as an empty one",
+        "sinks/delta",
+        "if self._handle is None or self._handle.transaction_version(app) != number:\n                return None",
+        "if True:\n                return Memory()",
+        LAKES,
+    ),
+    Mutant(
+        "Delta: NaN is within the bounds of other numbers",
+        "sinks/delta",
+        "if at.is_floating(kind) and not pc.all(pc.is_finite(column)).as_py():",
+        "if False:",
+        LAKES,
+    ),
+    Mutant(
+        "Iceberg: pyiceberg tries a commit again by itself",
+        "sinks/iceberg",
+        '"commit.retry.num-retries": "0"',
+        '"commit.retry.num-retries": "4"',
+        ("tests/iceberg/test_conformance.py", *LAKES),
+    ),
+    Mutant(
+        "Iceberg: the partitions may change amid the commit",
+        "sinks/iceberg",
+        "            transaction._stage((), (spec, columns))\n",
+        "",
+        LAKES,
     ),
 )
