@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
-from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
 from sinks.delta import DeltaSink
@@ -141,5 +140,4 @@ class IcebergLake(Lake):
             update.add_field("name", IdentityTransform())
 
 
-BY_NAME = PartitionSpec(PartitionField(source_id=2, field_id=1000, transform=IdentityTransform(), name="name"))
 LAKES: Sequence[type[DeltaLake] | type[IcebergLake]] = (DeltaLake, IcebergLake)
