@@ -54,7 +54,7 @@ class Writer:
         if at_once is not None and known in _AGREES:
             return at_once, []
         made, refused = self._row_by_row(column)
-        if at_once is not None:
+        if at_once is not None and made.null_count < len(made):
             _AGREES[known] = not refused and at_once.equals(made)
             if not _AGREES[known]:
                 logger.warning("rows of %s are written one by one: all at once, they would be other bytes", column.type)
