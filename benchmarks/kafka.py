@@ -93,7 +93,7 @@ class KafkaBench(Bench):
         bases = [(TUNED_SPARK, tuned), ("mapInArrow bound", by_name[COUNT])]
         if peers:
             best_flink = min(peers, key=lambda c: median(c.seconds))
-            aims.append(("exactly-once over Flink's exactly-once, best setting", ours, best_flink, 1.0))
+            aims.append(("exactly-once over Flink's exactly-once, best setting", ours, best_flink, 1.25))
             bases.append(("best Flink", best_flink))
         size = rows["value"].nbytes // count
         title = f"{shape}, compression {compression}: {count:,} rows of {size} bytes, {self.options.runs} rounds"
