@@ -17,6 +17,7 @@ from coordinator.protocol.decisions import Complete
 from coordinator.protocol.memories import of_sink
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.audit import Audit, Holding, Part
+from sinks.optional import Auditable
 from sinks.transaction import Fingerprint, unnamed
 
 History = Sequence[tuple[Record, ...]]
@@ -189,13 +190,19 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
                     why[number] = _AT_LEAST_ONCE
                 else:
                     parts[number] = part
-            audit = asked.audit(job, list(parts.values()), quick=quick)
+            audit = _audited(asked, job, list(parts.values()), quick=quick)
             if _AT_LEAST_ONCE in why.values():  # their writers are nobody's that a ledger knows
                 audit = replace(audit, differences=(), remarks=audit.remarks + audit.differences)
             return Answer(dict(zip(parts, audit.holdings, strict=True)), why, audit, memory)
     except Exception as error:
         reason = f"sink {sink.name!r} cannot be asked: {error}"
         return Answer({}, {rounds[0].checkpoint_id: reason for rounds in history}, Audit([]))
+
+
+def _audited(sink: Sink, job: str, parts: Sequence[Part], *, quick: bool) -> Audit:
+    if isinstance(sink, Auditable):
+        return sink.audit(job, parts, quick=quick)
+    return Audit([Holding(remarks=(f"{type(sink).__name__} cannot ask {sink.system} for rows",))] * len(parts))
 
 
 # ---------------------------------------------------------------------- the books

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from coordinator.config import CheckpointConfig, Replay
 from coordinator.errors import NotExactlyOnce
 from coordinator.protocol.batch import MicroBatch, Sink
 from coordinator.storage import CheckpointStorage
+from sinks.optional import Diagnosable
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +39,10 @@ def promise(
 ) -> Guarantee:
     """What is known before the query runs, or with its first batch and the sinks open. Raises `NotExactlyOnce`."""
     reasons = of_mode(config)
-    asked: dict[str, CheckpointStorage | Sink] = {f"checkpoint storage {storage.uri}": storage}
+    asked: dict[str, CheckpointStorage | Diagnosable[Any]] = {f"checkpoint storage {storage.uri}": storage}
     if batch:
         reasons += batch.weaknesses(recomputed=config.replay is Replay.RECOMPUTE)
-        asked |= {f"sink {name!r}": sink for name, sink in sinks.items()}
+        asked |= {f"sink {name!r}": sink for name, sink in sinks.items() if isinstance(sink, Diagnosable)}
     for name, one in asked.items():
         try:
             reasons += [f"{name}: {why}" for why in one.weaknesses()]

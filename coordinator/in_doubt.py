@@ -17,6 +17,7 @@ from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.diagnosis import InDoubt
+from sinks.optional import Diagnosable
 from sinks.progress import progress
 from sinks.transaction import Committable, unnamed
 
@@ -94,7 +95,8 @@ def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int |
         for name, sink in sinks.items():
             try:
                 sink.open()
-                listed[name] = sink.inspect(list(sink.in_doubt(store.job)))
+                asked = list(sink.in_doubt(store.job))
+                listed[name] = sink.inspect(asked) if isinstance(sink, Diagnosable) else [*map(InDoubt.named, asked)]
             except Exception as error:
                 errors[name] = reason(error)
             advance(1)

@@ -18,12 +18,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
+from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 from sinks.errors import CommittedError
+from sinks.optional import Diagnosable
 from sinks.transaction import TransactionId, token
 
 
-class FileSink(TwoPhaseCommitSink[tuple[str, pq.ParquetWriter]]):
+class FileSink(Diagnosable[tuple[str, pq.ParquetWriter]]):
     def __init__(self, folder: str | Path, name: str = "files") -> None:
         super().__init__(name=name)
         self.folder = Path(folder)

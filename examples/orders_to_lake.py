@@ -45,12 +45,10 @@ class DyingDelta(DeltaSink):
 
     die_at = ""
 
-    def commit_all(
-        self, checkpoint: Checkpoint, committables: Sequence[Committable]
-    ) -> Sequence[CommitOutcome | Exception]:
+    def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         if f"delta {checkpoint.checkpoint_id}" == self.die_at:
             die()
-        return super().commit_all(checkpoint, committables)
+        return super().commit_whole(checkpoint, committables)
 
 
 def job(args: argparse.Namespace) -> None:

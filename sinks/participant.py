@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from sinks.base import Sink
 from sinks.dead_letters import Recorded, Refusal, letters, most_in_task, shortened, too_many, without
 from sinks.errors import LargeRow
-from sinks.transaction import Committable, Fingerprint, Refused, TransactionId
+from sinks.optional import Auditable, DeadLettering, commit_now
+from sinks.transaction import Checkpoint, Committable, Fingerprint, Refused, TransactionId
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class SinkTransaction:
     def write_accepted(self, rows: pa.RecordBatch, hashes: pa.Array, most: int) -> Sequence[Refusal]:
         """Answers those that were not written."""
         self._begin(rows.schema)
+        assert isinstance(self.sink, DeadLettering)
         refused = self.sink.write_accepted(self._transaction, rows, most)
         if len(refused) <= most:
             self._add(*_others(rows, hashes, refused))
@@ -84,9 +86,11 @@ class SinkTransaction:
         if not self.fingerprint.rows:
             self.undo()
         elif not self.exactly_once:
-            self.sink.commit_directly(self._transaction)
+            about = self.writer
+            commit_now(self.sink, self._transaction, Checkpoint(about.job, about.lineage, about.checkpoint))
         else:
-            self.sink.sum_up(self._transaction, self.fingerprint)
+            if isinstance(self.sink, Auditable):
+                self.sink.sum_up(self._transaction, self.fingerprint)
             committable = self.sink.snapshot_state(self._transaction)
             self.committable = committable.of(self.sink.name, self.writer.subtask, self.fingerprint, self.refused)
         self._begun = False
@@ -135,6 +139,7 @@ class FirstWrite:
             self.own.write(rows, hashes)
             return
         sink, before = self.own.sink, self.dead.refused
+        assert isinstance(sink, DeadLettering)
         most = most_in_task(sink.max_dead_letters)
         refused = self.own.write_accepted(rows, hashes, most - len(before))
         if len(before) + len(refused) > most:

@@ -16,6 +16,7 @@ from coordinator.protocol.dead_letters import with_dead_letters
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from sinks.errors import BadValue
+from sinks.optional import DeadLettering
 from sinks.sql.sink import TableSink
 from sinks.testing.table import Database
 from sinks.testing.table_crashes import run
@@ -91,7 +92,7 @@ class DeadLettersOfTables:
             sink = self.sink(dsn, strategy, max_dead_letters=0.1)
             run(tmp_path, sink, self.input[:batches])
         assert_each_once(db, self.input, self.letters(dsn, db))
-        assert sink.dead_letters is not None
+        assert isinstance(sink.dead_letters, DeadLettering)
         found = sink.dead_letters.find_letters("job", "good", 3)
         newest = found.letters if found else ()
         assert [(one["checkpoint"], one["sink"], bool(one["error"])) for one in newest] == [(2, "good", True)] * 3

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.custom_sink import FileSink
+from sinks.base import Sink
 from sinks.testing import KILLED, Driver, Hooked
 from sinks.testing.conformance import example_input
 
@@ -20,7 +21,7 @@ def sink(tmp_path: Path) -> FileSink:
     return FileSink(tmp_path / "rows")
 
 
-def driver(folder: Path, sink: Hooked) -> Driver:
+def driver(folder: Path, sink: Sink) -> Driver:
     return Driver("job", sink, f"file://{folder / 'storage'}", folder / "query", example_input(1))
 
 

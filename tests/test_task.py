@@ -6,16 +6,17 @@ import pyarrow as pa
 import pytest
 
 from coordinator.protocol.dead_letters import with_dead_letters
-from sinks import CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
+from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.dead_letters import Refusal
 from sinks.errors import BadValue, TooManyDeadLetters
+from sinks.optional import DeadLettering, DirectCommitting
 from sinks.task import Ack, Replay, SinkTask
 from sinks.testing import rows
 from sinks.testing.local import with_row_hash
 from sinks.transaction import Refused
 
 
-class Calls(TwoPhaseCommitSink[None]):
+class Calls(DirectCommitting[None]):
     """Its transactions need no handle. Fails in the method that is named."""
 
     def __init__(self, fails_in: str = "", error: type[Exception] = ConnectionError) -> None:
@@ -112,7 +113,7 @@ def test_an_error_of_the_sink_goes_into_the_ack() -> None:
     assert sink.calls[-2:] == ["rollback", "close"]
 
 
-class Choosy(Calls):
+class Choosy(Calls, DeadLettering[None]):
     """Refuses rows whose id is odd, and is `dead_letters` itself where it is one."""
 
     def write_accepted(self, transaction: None, batch: pa.RecordBatch, most: int) -> list[Refusal]:
@@ -207,13 +208,11 @@ def test_a_replay_separates_by_the_record(own: bool, letters_too: bool) -> None:
 
 
 def test_what_does_not_go_together() -> None:
-    with pytest.raises(ValueError, match="Calls has no write_accepted"):
-        TwoPhaseCommitSink.__init__(Calls(), name="main", dead_letters=Calls())
     with pytest.raises(ValueError, match="'calls' is for dead letters of 'main', and cannot have some itself"):
-        TwoPhaseCommitSink.__init__(Choosy(), name="main", dead_letters=choosy(Calls()))
+        DeadLettering.__init__(Choosy(), name="main", dead_letters=choosy(Calls()))
     for limit in (-1, 10_001, 1.5, True, "some"):
         with pytest.raises(ValueError, match="max_dead_letters"):
-            TwoPhaseCommitSink.__init__(Choosy(), name="main", max_dead_letters=limit)  # type: ignore[arg-type]
+            DeadLettering.__init__(Choosy(), name="main", max_dead_letters=limit)  # type: ignore[arg-type]
     shared = Calls()
     with pytest.raises(ValueError, match="'letters' is for the dead letters of two sinks"):
         with_dead_letters([choosy(shared), choosy(shared)])

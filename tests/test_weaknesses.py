@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,10 +17,10 @@ from pymysql.constants import COMMAND
 
 from coordinator import CheckpointConfig, guarantee
 from coordinator.storage import open_storage
-from sinks.base import Sink
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
 from sinks.mysql.connection import execute, is_mariadb, parameters
+from sinks.optional import Diagnosable
 from sinks.postgres import PostgresSink
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers import debian
@@ -30,10 +31,10 @@ from sinks.testing.servers.postgres import postgres_service
 from sinks.testing.table import eventually
 
 
-def sinks(dsn: str, table: str) -> Iterator[Sink]:
+def sinks(dsn: str, table: str) -> Iterator[Diagnosable[Any]]:
     """All that write to such a table."""
     alchemy = dsn.replace("postgresql://", "postgresql+psycopg://").replace("mysql://", "mysql+pymysql://")
-    own: Sink = (PostgresSink if "postgresql" in dsn else MySQLSink)(dsn, table)
+    own: Diagnosable[Any] = (PostgresSink if "postgresql" in dsn else MySQLSink)(dsn, table)
     for sink in (own, SqlAlchemySink(alchemy, table)):
         with contextlib.closing(sink):
             yield sink

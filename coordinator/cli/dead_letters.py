@@ -25,6 +25,7 @@ from coordinator.protocol.dead_letters import writers
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import Status
 from coordinator.storage import StorageError
+from sinks.optional import DeadLettering
 
 app = typer.Typer(help="Rows that sinks have refused.", no_args_is_help=True)
 _ID = ("lineage", "checkpoint", "partition", "row_number")
@@ -71,7 +72,8 @@ def show(
         if sink not in dead:
             fail(f"name a sink with dead letters; there are {', '.join(dead) or 'none'}", USAGE)
         try:
-            found = dead[sink].find_letters(coordinator.job, sink, last)
+            holder = dead[sink]
+            found = holder.find_letters(coordinator.job, sink, last) if isinstance(holder, DeadLettering) else None
         except (CheckpointError, StorageError):
             raise
         except Exception as error:

@@ -20,6 +20,7 @@ from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
 from coordinator.three_memories import side_by_side
 from sinks.diagnosis import Finding, Severity, of_clock
+from sinks.optional import Diagnosable, tried
 
 _RACES, _RACERS = 5, 8
 _COLORS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
@@ -62,7 +63,8 @@ def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Itera
     for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/runbook.md"):
         yield f"storage {storage.uri}", finding
     for name, sink in coordinator.sinks.items():
-        for finding in _guarded(sink.diagnose(coordinator.job), mend):
+        looked_at = sink.diagnose(coordinator.job) if isinstance(sink, Diagnosable) else tried(sink, coordinator.job)
+        for finding in _guarded(looked_at, mend):
             yield f"sink {name}", finding
     for finding in _guarded(_memories(coordinator, location), mend):
         yield "memories", finding

@@ -216,7 +216,7 @@ def _commit_strangers(protocol: CheckpointProtocol, wanted: list[Pending]) -> It
         committable = Committable(one.about.transaction, sink=one.sink, subtask=one.about.subtask or 0)
         about = Checkpoint(protocol.job, protocol.store.lineage, one.about.checkpoint or 0)
         try:
-            (outcome,) = sink.commit_all(about, [committable])
+            (outcome,) = sink.notify_checkpoint_complete(about, [committable])
         except Exception as error:
             outcome = error
         yield one, f"failed: {outcome}" if isinstance(outcome, Exception) else _told(outcome)

@@ -27,6 +27,7 @@ from coordinator.wording import by_sink as by_sink
 from coordinator.wording import duration as duration
 from coordinator.wording import time_of as time_of
 from sinks.errors import SinkError
+from sinks.optional import Diagnosable
 from sinks.progress import Progress, Show, lines, shown_by
 
 FOUND, USAGE, UNCONFIRMED, UNTOLD = 1, 2, 3, 4
@@ -91,7 +92,8 @@ def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointC
     if not missing_storage and (told := of_missing_storage(coordinator)):
         fail(told)
     for sink in coordinator.sinks.values():
-        sink.reach_within(_PATIENCE)
+        if isinstance(sink, Diagnosable):
+            sink.reach_within(_PATIENCE)
     try:
         with coordinator, shown_by(bars(Console(stderr=True)) if sys.stderr.isatty() else lines(say)):
             yield coordinator

@@ -16,6 +16,7 @@ from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, fail, op
 from coordinator.protocol.dead_letters import writers
 from sinks import dead_letters
 from sinks.diagnosis import SchemaDiff
+from sinks.optional import SchemaEvolving
 from sinks.spark_types import field_of, schema_of_json
 
 app = typer.Typer(no_args_is_help=True, help="Compare tables with the rows that come.")
@@ -50,7 +51,12 @@ def diff(
             fail(f"the job has no sink {sink!r}; there are {', '.join(coordinator.sinks)}", USAGE)
         chosen = coordinator.sinks if sink is None else {sink: coordinator.sinks[sink]}
         dead = writers(coordinator.sinks)
-        asked = {name: one.schema_diff(dead_letters.SCHEMA if name in dead else wanted) for name, one in chosen.items()}
+        asked = {
+            name: one.schema_diff(dead_letters.SCHEMA if name in dead else wanted)
+            if isinstance(one, SchemaEvolving)
+            else None
+            for name, one in chosen.items()
+        }
     found = {name: answer for name, answer in asked.items() if answer is not None}
     if as_json:
         show_json({name: _plain(answer) for name, answer in found.items()})

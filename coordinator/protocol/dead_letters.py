@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.protocol.batch import Sink
 from sinks.dead_letters import allowed, too_many
+from sinks.optional import DeadLettering
 from sinks.task import Ack
 
 
@@ -30,8 +31,11 @@ def writers(sinks: Mapping[str, Sink]) -> dict[str, str]:
 
 def require_few(n: int, rows: Mapping[str, int], acks: Sequence[Ack], sinks: Mapping[str, Sink]) -> None:
     """Raises `TooManyDeadLetters`. `rows`: of each sink in checkpoint `n`."""
-    for dead, name in writers(sinks).items():
-        limit, refused = sinks[name].max_dead_letters, rows.get(dead, 0)
+    for name, sink in sinks.items():
+        if not (isinstance(sink, DeadLettering) and sink.dead_letters):
+            continue
+        dead, limit = sink.dead_letters.name, sink.max_dead_letters
+        refused = rows.get(dead, 0)
         read = refused + rows.get(name, 0)
         if refused > allowed(limit, read):
             named = [one for ack in acks if ack.sink == dead and ack.committable for one in ack.committable.refused]

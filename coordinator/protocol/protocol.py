@@ -43,6 +43,7 @@ from coordinator.protocol.sweep import Sweeper
 from coordinator.storage import StorageError
 from sinks import dead_letters
 from sinks.errors import ConfigurationError, SinkError
+from sinks.optional import Auditable, SchemaEvolving, Validating
 from sinks.progress import progress
 from sinks.task import Replay, SinkTask
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, shown, unnamed
@@ -353,8 +354,10 @@ class CheckpointProtocol:
         """After the commit of what is complete and a sweep, since what is pre-committed locks its table; and a wait for
         a lock that runs out is a failure of the checkpoint as any other (R8)."""
         for name, sink in self.sinks.items():
-            schema = self._schema(batch, name) if sink.evolves else None
-            if schema is not None and self._evolved.get(name) != schema:
+            if not isinstance(sink, SchemaEvolving) or not sink.evolves:
+                continue
+            schema = self._schema(batch, name)
+            if self._evolved.get(name) != schema:
                 self.fence.require_newest("alter a table")
                 sink.evolve(schema)
                 self._evolved[name] = schema
@@ -487,7 +490,7 @@ class CheckpointProtocol:
         )
         self._require_remembered(batch)
         for name, sink in self.sinks.items():
-            if committables := acks.of(name):
+            if isinstance(sink, Validating) and (committables := acks.of(name)):
                 sink.validate_all(self._about(n), committables)
         self.listeners.tell(Step.VALIDATED, n)
 
@@ -630,7 +633,10 @@ class CheckpointProtocol:
     def _require_not_replayed(self, complete: Complete) -> None:
         """R15: what is lost may have been written again already, by a round that storage does not know any more."""
         for name in dict.fromkeys(sink for sink, _ in complete.lost()):
-            [holding] = self.sinks[name].audit(self.job, [complete.part(name)], quick=True).holdings
+            sink = self.sinks[name]
+            if not isinstance(sink, Auditable):
+                continue
+            [holding] = sink.audit(self.job, [complete.part(name)], quick=True).holdings
             if holding.unnamed:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
                 self._agreed = False
@@ -670,7 +676,8 @@ class CheckpointProtocol:
             begin = self.clock.monotonic()
             answers: Sequence[CommitOutcome | Exception]
             try:
-                answers = sink.commit_all(self._about(complete.checkpoint_id), [complete.named[p] for p in asked])
+                about = self._about(complete.checkpoint_id)
+                answers = sink.notify_checkpoint_complete(about, [complete.named[p] for p in asked])
             except Exception as error:
                 answers = [error] * len(asked)
             self._asked[name] = self._asked.get(name, (begin,))[0], self.clock.monotonic()

@@ -18,6 +18,7 @@ from coordinator.spark.arrow import Passage, setting
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.small import Cancelled, OneParticipant
 from sinks.errors import LargeRow
+from sinks.optional import DriverWriting
 from sinks.task import ACK_SCHEMA, ROW_HASH, Ack, SinkTask, with_row_hash
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class DataFrameBatch(ABC):
         [task, *others] = tasks.values()
         last, most = self._passage.last_rows, self._passage.rows_on_driver
         written = [sink for sink in (task.sink, task.sink.dead_letters) if sink]
-        able = self._may_write_on_driver() and all(sink.writes_on_driver for sink in written)
+        able = self._may_write_on_driver() and all(
+            isinstance(one, DriverWriting) and one.writes_on_driver for one in written
+        )
         can = able and task.replay is None and not others
         return can and last is not None and last <= most and most > 0
 

@@ -31,6 +31,7 @@ from coordinator.storage.uris import redacted
 from coordinator.three_memories import set_back
 from coordinator.wording import by_sink, duration, of_driver
 from sinks.errors import SinkError
+from sinks.optional import Diagnosable
 
 _Value = TypeVar("_Value")
 
@@ -228,7 +229,8 @@ class JobFacts:
             copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
             try:
                 for sink in copies.values():
-                    sink.reach_within(8.0)
+                    if isinstance(sink, Diagnosable):
+                        sink.reach_within(8.0)
                 return look(self.store, copies), set_back(self.store, copies)
             finally:
                 for sink in copies.values():

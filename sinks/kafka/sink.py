@@ -21,7 +21,7 @@ from kafka.errors import (
 )
 
 from sinks.audit import Audit, Holding, Part
-from sinks.base import Sink, TwoPhaseCommitSink
+from sinks.base import Sink
 from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, without
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
@@ -40,6 +40,15 @@ from sinks.kafka.options import (
 )
 from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, made_anew, of_commit, places_of
 from sinks.kafka.producer import TransactionalProducer
+from sinks.optional import (
+    Auditable,
+    DeadLettering,
+    Diagnosable,
+    DirectCommitting,
+    DriverWriting,
+    SchemaEvolving,
+    Validating,
+)
 from sinks.progress import progress
 from sinks.sql.evolution import STEPS, SchemaEvolution
 from sinks.transaction import (
@@ -71,7 +80,15 @@ _OVERHEAD = 128
 """Bytes of a record batch of one record, beside key, value and headers, at most."""
 
 
-class KafkaSink(TwoPhaseCommitSink[TransactionalProducer]):
+class KafkaSink(
+    DeadLettering[TransactionalProducer],
+    SchemaEvolving[TransactionalProducer],
+    Validating[TransactionalProducer],
+    DirectCommitting[TransactionalProducer],
+    DriverWriting[TransactionalProducer],
+    Auditable[TransactionalProducer],
+    Diagnosable[TransactionalProducer],
+):
     """Records into one topic, or those that a column `topic` names.
 
     Columns, as for Spark's Kafka sink: `value` and `key` (string or binary; a null value is a tombstone), `topic`

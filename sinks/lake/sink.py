@@ -22,13 +22,22 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
-from sinks.base import Sink, TwoPhaseCommitSink
+from sinks.base import Sink
 from sinks.dead_letters import Refusal, refused_of
 from sinks.diagnosis import SchemaDiff
 from sinks.errors import CommittedError, ConfigurationError, SchemaMismatch, TransactionBlocked, TransactionEnded
 from sinks.lake.columns import converted, mismatches
 from sinks.lake.files import Files
 from sinks.lake.memory import Memory
+from sinks.optional import (
+    Auditable,
+    DeadLettering,
+    Diagnosable,
+    DriverWriting,
+    SchemaEvolving,
+    Validating,
+    WholeCommitting,
+)
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -81,10 +90,16 @@ class LakeTransaction:
     """Paths of files that may be there."""
 
 
-class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
+class LakeSink(
+    WholeCommitting[LakeTransaction],
+    DeadLettering[LakeTransaction],
+    SchemaEvolving[LakeTransaction],
+    Validating[LakeTransaction],
+    DriverWriting[LakeTransaction],
+    Auditable[LakeTransaction],
+    Diagnosable[LakeTransaction],
+):
     """Appends rows to a table. `_look` and what follows it belong to one kind of table."""
-
-    writes_on_driver = True
 
     def __init__(
         self,
@@ -232,21 +247,8 @@ class LakeSink(TwoPhaseCommitSink[LakeTransaction]):
         if unfit := next(filter(None, (_unfit(c, table) for c in committables)), ""):
             raise TransactionEnded(f"sink {self.name!r}: {unfit}")
 
-    def commit(self, committable: Committable) -> CommitOutcome:
-        name = TransactionId.parse(committable.transaction["transaction"])
-        [outcome] = self._settle(Checkpoint(name.job, name.lineage, name.checkpoint), [committable])
-        return outcome
-
-    def commit_all(
-        self, checkpoint: Checkpoint, committables: Sequence[Committable]
-    ) -> Sequence[CommitOutcome | Exception]:
+    def commit_whole(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """One commit of the table for all of them, or none."""
-        try:
-            return self._settle(checkpoint, committables)
-        except Exception as error:
-            return [error] * len(committables)
-
-    def _settle(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> list[CommitOutcome]:
         by_name = {TransactionId.parse(c.transaction["transaction"]): c for c in committables}
         first, outcomes = next(iter(by_name)), dict[TransactionId, CommitOutcome]()
 

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, ClassVar, Generic
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
-from sinks.base import Sink, TwoPhaseCommitSink
+from sinks.base import Sink, commit_each
 from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, written_but_refused
 from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
+from sinks.optional import (
+    Auditable,
+    DeadLettering,
+    Diagnosable,
+    DirectCommitting,
+    DriverWriting,
+    SchemaEvolving,
+    Validating,
+)
 from sinks.sql.audit import Auditor, mark_of
 from sinks.sql.backend import Backend, Plan, TargetT
 from sinks.sql.durability import weaknesses
@@ -39,13 +48,21 @@ if TYPE_CHECKING:
 _PRUNE_EVERY = 50
 
 
-class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
+class TableSink(
+    DeadLettering[T],
+    SchemaEvolving[T],
+    Validating[T],
+    DirectCommitting[T],
+    DriverWriting[T],
+    Auditable[T],
+    Diagnosable[T],
+    Generic[C, TargetT, T],
+):
     """Two strategies, of which `check` chooses one: `TwoPhase`, in which each participant has a prepared transaction of
     its own on the table, and `StagingTables`. What either wrote is finished by both kinds of sink, so the strategy may
     change between two runs."""
 
     COMMIT_THREADS: ClassVar[int] = 16
-    writes_on_driver = True
 
     def __init__(
         self,
@@ -202,7 +219,7 @@ class TableSink(TwoPhaseCommitSink[T], Generic[C, TargetT, T]):
         others = [c for c in committables if not _is_staged(c.transaction)]
         # a few: those connections that the pool keeps; many: as many as it takes to be done soon
         threads = min(self.COMMIT_THREADS, max(IDLE_CONNECTIONS, len(others) // 16))
-        outcomes = iter(self._commit_each(others, threads)), iter(self._commit_staged(staged))
+        outcomes = iter(commit_each(self, others, threads)), iter(self._commit_staged(staged))
         return [next(outcomes[_is_staged(c.transaction)]) for c in committables]
 
     def _commit_staged(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:

@@ -5,7 +5,7 @@ Unlike the rest of `sinks`, this package imports `coordinator`: it runs the whol
 
 import pytest
 
-_OF_SINKS = ("conformance", "faults", "kit", "outcomes", "over_spark", "two_phases", "values")
+_OF_SINKS = ("conformance", "faults", "kit", "options", "outcomes", "over_spark", "two_phases", "values")
 _OF_OTHERS = ("storage", "table_crashes", "table_suite")
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _OF_SINKS + _OF_OTHERS))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from sinks.base import TwoPhaseCommitSink
+from sinks.optional import OPTIONAL
 
 
 class Ability(Enum):
@@ -20,7 +22,6 @@ class Ability(Enum):
     EMPTY = "pre-commit a transaction of no rows (in a job, none is without)"
     NULLS = "store null in `name` and `amount`"
     TELL_OPEN = "tell an open transaction from a pre-committed one, nor abort it while its task writes"
-    AT_ONCE = "show a checkpoint as a whole (a sink that overrides `commit_all` claims it)"
 
 
 class Clause(Enum):
@@ -62,8 +63,9 @@ class Clause(Enum):
     COMMIT_DIES = "commit", "a driver that dies inside is asked again, and then every row is visible once"
     THREADS = "commit", "is called in many threads at once, and by two drivers"
     COMMIT_ALL = "commit_all", "one outcome each, in order"
+    HELD = "commit_all", "answers HELD only beside one that is LOST or UNKNOWN, or raised"
     COMMIT_ALL_GOES_ON = "commit_all", "the exception of one participant keeps no other from its outcome"
-    AT_ONCE = "commit_all", "overridden, it makes a checkpoint visible as a whole: all participants or none"
+    AT_ONCE = "commit_whole", "makes a checkpoint visible as a whole: all participants or none"
     VALIDATE = "validate_all", "may refuse a checkpoint, and decides nothing"
     # ------------------------------------------------------------------ abort and in_doubt
     ABORT = "abort", "rolls back a pre-committed transaction by its identity, and no other"
@@ -109,10 +111,12 @@ class Clause(Enum):
 
     @property
     def _where(self) -> str:
-        described = TwoPhaseCommitSink if self.method == "__doc__" else getattr(TwoPhaseCommitSink, self.method)
+        kinds: Sequence[type] = (TwoPhaseCommitSink, *OPTIONAL)
+        kind = next(kind for kind in kinds if self.method in vars(kind))
+        described: Any = kind if self.method == "__doc__" else vars(kind)[self.method]
         _, line = inspect.getsourcelines(described)
-        name = "TwoPhaseCommitSink" + f".{self.method}" * (self.method != "__doc__")
-        return f"docstring of {name}, {Path(inspect.getfile(TwoPhaseCommitSink))}:{line}"
+        name = kind.__name__ + f".{self.method}" * (self.method != "__doc__")
+        return f"docstring of {name}, {Path(inspect.getfile(kind))}:{line}"
 
     @contextmanager
     def kept(self, doing: str) -> Iterator[None]:

@@ -25,14 +25,16 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, Step
 from coordinator.errors import InDoubtError
+from sinks.base import Sink
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.contract import SinkContract
 from sinks.testing.driver import KILLED, Driver, Hooked, KillAt, die, in_process
-from sinks.testing.kit import Sink, rows
+from sinks.testing.faults import together
+from sinks.testing.kit import LINEAGE, copy_of, rows
 from sinks.testing.lines import at, lines, watched
 from sinks.testing.local import LocalQuery, Partitions
 from sinks.testing.two_phases import at_least_once
-from sinks.transaction import CommitState, Committable, Fingerprint, TransactionContext
+from sinks.transaction import Checkpoint, CommitState, Committable, Fingerprint, TransactionContext
 
 # steps that an undisturbed run of two checkpoints comes by
 STEPS = [
@@ -85,13 +87,13 @@ class _Call:
 
     sink: Sink
     method: str
-    argument: Any
+    arguments: tuple[Any, ...]
     line: int
 
     def __call__(self) -> None:
         self.sink.open()
         with watched(self.sink, at(self.line, die)):
-            getattr(self.sink, self.method)(self.argument)
+            getattr(self.sink, self.method)(*self.arguments)
         die()
 
 
@@ -158,22 +160,29 @@ class SinkConformance(SinkContract):
             self.commit(sink, again, clause=Clause.TASK_DIES, when=f"of the next attempt, {when}")
             self.expect_rows(sink, Clause.TASK_DIES, f"{when}, after the next attempt", *tables)
 
-    def test_a_driver_killed_at_any_line_of_commit(self, sink: Sink, tmp_path: Path) -> None:
-        tables = [rows(800_000, 1)]
-        for number in self._stops(sink, "commit"):
-            tables.append(rows(10 * number, 4))
-            when = f"when a driver was killed at line {number} of commit"
-            committable = self.pre_committed(sink, tables[-1])
-            self._died(_Call(sink, "commit", committable, number), tmp_path, Clause.COMMIT_DIES, when)
-            self.commit(sink, committable, clause=Clause.COMMIT_DIES, when=when)
-            self.expect_rows(sink, Clause.COMMIT_DIES, when, *tables)
+    @together
+    def test_a_driver_killed_at_any_line_of_commit(self, sink: Sink, tmp_path: Path, count: int) -> None:
+        done: list[pa.Table] = []
+        for number in self._stops(sink, count, done):
+            tables = self.tables(sink, count, number)
+            when = f"when a driver was killed at line {number} of the commit"
+            made = self.participants(sink, tables)
+            call = _Call(sink, "notify_checkpoint_complete", (Checkpoint(self.job, LINEAGE, 0), made), number)
+            self._died(call, tmp_path, Clause.COMMIT_DIES, when)
+            self.commit(sink, *made, clause=Clause.COMMIT_DIES, when=when)
+            done += tables
+            self.expect_rows(sink, Clause.COMMIT_DIES, when, *done)
             self.expect_doubts(sink, Clause.COMMIT_DIES, when)
 
     def test_a_driver_killed_at_any_line_of_abort(self, sink: Sink, tmp_path: Path) -> None:
-        for number in self._stops(sink, "abort"):
+        trial, driver = self.pre_committed(sink, rows(800_000, 1)), copy_of(sink)
+        driver.open()
+        numbers = lines(driver, lambda: driver.abort(trial.transaction), self.stops)
+        self.close(driver)
+        for number in numbers:
             when = f"when a driver was killed at line {number} of abort"
             committable = self.pre_committed(sink, rows(0, 4))
-            self._died(_Call(sink, "abort", committable.transaction, number), tmp_path, Clause.ABORT_DIES, when)
+            self._died(_Call(sink, "abort", (committable.transaction,), number), tmp_path, Clause.ABORT_DIES, when)
             self.abort(sink, committable, Clause.ABORT_DIES, when)
             self.expect_doubts(sink, Clause.ABORT_DIES, when)
             (outcome,) = self.outcomes(sink, committable, clause=Clause.ABORT_DIES)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from sinks.testing.faults import Faults
+from sinks.testing.options import Options
 from sinks.testing.outcomes import Outcomes
 from sinks.testing.two_phases import TwoPhases
 from sinks.testing.values import Values
 
 
-class SinkContract(TwoPhases, Outcomes, Values, Faults):
+class SinkContract(TwoPhases, Outcomes, Options, Values, Faults):
     """The tests without a process that dies: some seconds for a sink into files."""

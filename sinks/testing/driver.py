@@ -5,6 +5,7 @@ They are forked from a server that has imported what they need and opened nothin
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import signal
@@ -13,21 +14,18 @@ import tempfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyspark import cloudpickle
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
-from sinks.audit import Audit, Part
-from sinks.base import TwoPhaseCommitSink
-from sinks.dead_letters import FoundLetters, Refusal
+from sinks.base import Sink, TwoPhaseCommitSink
+from sinks.optional import OPTIONAL
 from sinks.testing.local import LocalQuery, Partitions
-from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionContext
 
 KILLED = -signal.SIGKILL
 
@@ -55,109 +53,77 @@ class KillAt(CheckpointListener):
                 die()
 
 
-class Hooked(TwoPhaseCommitSink[Any]):
-    """A sink around a sink, that calls `hook` before or after the n-th call of one of its methods. The hook is `die`,
-    or anything else picklable that a test wants to happen there. Calls are counted per process, over all copies."""
+Around = Callable[[str, Callable[[], Any]], Any]
+"""Gets the name of a method, and what calls it; answers what it answers. Picklable."""
+METHODS = tuple(
+    dict.fromkeys(
+        name
+        for kind in (TwoPhaseCommitSink, *OPTIONAL)
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and not name.startswith("_") and not hasattr(value, "__final__")
+    )
+)
 
-    def __init__(
-        self,
-        inner: TwoPhaseCommitSink[Any],
-        method: str,
-        nth: int = 1,
-        *,
-        after: bool = False,
-        hook: Callable[[], object] = die,
-    ) -> None:
-        super().__init__(name=inner.name, transform=inner.transform)
-        self.dead_letters, self.max_dead_letters = inner.dead_letters, inner.max_dead_letters
-        self.inner, self.method, self.nth, self.after, self.hook = inner, method, nth, after, hook
-        self.key = uuid.uuid4().hex
 
-    def _call(self, method: str, *args: Any) -> Any:
-        due = False
-        if method == self.method:
+@dataclass
+class _Hook:
+    method: str
+    nth: int | None
+    after: bool
+    hook: Callable[[], object]
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __call__(self, method: str, call: Callable[[], Any]) -> Any:
+        due = method == self.method
+        if due and self.nth:
             _CALLS[self.key] += 1
             due = _CALLS[self.key] == self.nth
         if due and not self.after:
             self.hook()
-        result = getattr(self.inner, method)(*args)
+        result = call()
         if due and self.after:
             self.hook()
         return result
 
-    def open(self) -> None:
-        self._call("open")
 
-    def close(self) -> None:
-        self._call("close")
+def Hooked(  # noqa: N802 - it makes a class, and its object
+    sink: Sink, method: str, nth: int | None = 1, *, after: bool = False, hook: Callable[[], object] = die
+) -> Any:
+    """The sink, with `hook` called before or after the n-th call of one of its methods, or, with None, each. The hook
+    is `die`, or anything else picklable that a test wants to happen there. Calls are counted per process, over all
+    copies."""
+    return around(sink, _Hook(method, nth, after, hook))
 
-    def check(self, schema: pa.Schema) -> None:
-        self._call("check", schema)
 
-    @property
-    def evolves(self) -> bool:
-        return self.inner.evolves
+def around(sink: Sink, call: Around) -> Any:
+    """The sink, whose methods are called through `call`; it shares the state of `sink`. Not written on the driver."""
+    inner = type(sink)
+    hooked = call.method if isinstance(call, _Hook) else ""
+    kinds = [kind for kind in OPTIONAL if hooked in vars(kind) and not hasattr(inner, hooked)]
 
-    def evolve(self, schema: pa.Schema) -> None:
-        self._call("evolve", schema)
+    def through(method: str) -> Callable[..., Any]:
+        def called(self: Any, *args: Any, **more: Any) -> Any:
+            def of_sink() -> Any:
+                result = getattr(super(cls, self), method)(*args, **more)
+                return list(result) if method == "in_doubt" else result
 
-    def begin_transaction(self, context: TransactionContext) -> Any:
-        return self._call("begin_transaction", context)
+            return call(method, of_sink)
 
-    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
-        self._call("write", transaction, batch)
+        return called
 
-    def write_accepted(self, transaction: Any, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
-        refused: Sequence[Refusal] = self._call("write_accepted", transaction, batch, most)
-        return refused
+    def reduced(self: Any, protocol: object) -> Any:
+        return around, (_with_state(inner, self), call)
 
-    def sum_up(self, transaction: Any, fingerprint: Fingerprint) -> None:
-        self.inner.sum_up(transaction, fingerprint)
+    methods = {name: through(name) for name in METHODS if hasattr(inner, name) or name == hooked}
+    about = {"__module__": inner.__module__, "__reduce_ex__": reduced, "writes_on_driver": False}
+    cls: Any = type(inner.__name__, (inner, *kinds), methods | about)
+    return _with_state(cls, sink)
 
-    def pre_commit(self, transaction: Any) -> Identity | Committable:
-        result: Identity | Committable = self._call("pre_commit", transaction)
-        return result
 
-    def rollback(self, transaction: Any) -> None:
-        self._call("rollback", transaction)
-
-    def commit_directly(self, transaction: Any) -> None:
-        self._call("commit_directly", transaction)
-
-    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        self._call("validate_all", checkpoint, committables)
-
-    def commit(self, committable: Committable) -> CommitOutcome:
-        outcome: CommitOutcome = self._call("commit", committable)
-        return outcome
-
-    def commit_all(
-        self, checkpoint: Checkpoint, committables: Sequence[Committable]
-    ) -> Sequence[CommitOutcome | Exception]:
-        if type(self.inner).commit_all is TwoPhaseCommitSink.commit_all:
-            return super().commit_all(checkpoint, committables)
-        outcomes: Sequence[CommitOutcome | Exception] = self._call("commit_all", checkpoint, committables)
-        return outcomes
-
-    def abort(self, transaction: Identity) -> None:
-        self._call("abort", transaction)
-
-    def purge(self, checkpoint: Checkpoint) -> None:
-        self._call("purge", checkpoint)
-
-    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
-        memory: Mapping[str, int] | None = self._call("committed_checkpoints", job)
-        return memory
-
-    def in_doubt(self, job: str) -> Iterable[Identity]:
-        return list(self._call("in_doubt", job))
-
-    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        return self.inner.audit(job, parts, quick=quick)
-
-    def find_letters(self, job: str, sink: str, most: int) -> FoundLetters | None:
-        found: FoundLetters | None = self._call("find_letters", job, sink, most)
-        return found
+def _with_state(kind: type, sink: Sink) -> Any:
+    made: Any = object.__new__(kind)
+    made.__dict__ = sink.__dict__
+    return made
 
 
 @dataclass
@@ -165,13 +131,13 @@ class Driver:
     """One start of a job in a process of its own."""
 
     job: str
-    sink: TwoPhaseCommitSink[Any]
+    sink: Sink
     storage: str
     folder: Path
     input: Sequence[Partitions]
     listeners: Sequence[CheckpointListener] = ()
     config: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(commit_timeout=30))
-    others: Sequence[TwoPhaseCommitSink[Any]] = ()
+    others: Sequence[Sink] = ()
     """Sinks of the same job beside `sink`."""
     kill_after: float | None = None
     """Seconds from the first step after which the process dies, wherever it is."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import Sink, SinkTests, copy_of, rows
+from sinks.base import Sink
+from sinks.testing.clauses import Clause
+from sinks.testing.kit import SinkTests, copy_of, forget, rows
 from sinks.testing.lines import at, lines, watched
 from sinks.transaction import CommitOutcome, CommitState, Committable
 
-COMMITTED = CommitOutcome.COMMITTED
+COMMITTED, HELD = CommitOutcome.COMMITTED, CommitOutcome.HELD
 _BLOCKED = 0.1  # seconds until one that waits for the other is let wait
 
 
@@ -29,6 +31,7 @@ class Beside:
         try:
             self._answer = self._call()
         except Exception as error:
+            forget(error)
             self._answer = error
 
     def start(self) -> None:
@@ -42,40 +45,59 @@ class Beside:
         return self._answer
 
 
-class Faults(SinkTests):
-    stops: ClassVar[int] = 6
-    """Lines of a method at which it is stopped, at most."""
+def together(test: Any) -> Any:
+    """With one transaction, and with three in one call: of a sink with a `commit_all` of its own, or by itself the
+    same."""
+    return pytest.mark.parametrize("count", [1, 3])(test)
 
-    def _stops(self, sink: Sink, method: str) -> list[int]:
-        committable = self.pre_committed(sink, rows(800_000, 1))
-        driver = copy_of(sink)
+
+class Faults(SinkTests):
+    def tables(self, sink: Sink, count: int, at: int) -> list[pa.Table]:
+        """For the participants of a checkpoint, by the number of a try."""
+        if count > 1 and type(sink).commit_all is Sink.commit_all:
+            pytest.skip("this sink does not override `commit_all`: it calls `commit` of each")
+        return [rows(100 * at + 10 * p, 2) for p in range(count)]
+
+    def participants(self, sink: Sink, tables: Sequence[pa.Table], **parts: Any) -> list[Committable]:
+        return [self.pre_committed(sink, table, subtask=p, **parts) for p, table in enumerate(tables)]
+
+    def _stops(self, sink: Sink, count: int, done: list[pa.Table]) -> list[int]:
+        """At which lines of a commit it can be stopped. `done` gets what is visible then."""
+        done += self.tables(sink, count, 8_000)
+        made, driver = self.participants(sink, done), copy_of(sink)
         driver.open()
-        argument = committable.transaction if method == "abort" else committable
-        found = lines(driver, lambda: getattr(driver, method)(argument), self.stops)
-        driver.close()
+        found = lines(driver, lambda: self.ask(driver, *made), self.stops)
+        self.close(driver)
         return found
 
-    def test_a_system_that_does_not_answer_is_no_outcome(self, sink: Sink) -> None:
-        """It fails at any line of `commit`, once, and is asked again."""
-        tables = [rows(800_000, 1)]
-        for number in self._stops(sink, "commit"):
-            tables.append(rows(10 * number, 2))
-            committable = self.pre_committed(sink, tables[-1])
-            driver = copy_of(sink)
+    @together
+    def test_a_system_that_does_not_answer_is_no_outcome(self, sink: Sink, count: int) -> None:
+        """It fails at any line of a commit, once, and is asked again: also for what was committed before it failed."""
+        done: list[pa.Table] = []
+        for number in self._stops(sink, count, done):
+            tables = self.tables(sink, count, number)
+            made, driver = self.participants(sink, tables), copy_of(sink)
             driver.open()
-            answer: Any = None
-            try:
-                with watched(driver, at(number, self._fail)):
-                    answer = driver.commit(committable)
-            except Exception as error:
-                answer = error
-            driver.close()
-            assert isinstance(answer, Exception) or answer == COMMITTED, Clause.ASK_AGAIN.broken(
-                f"{self.outage!r} at line {number} of commit, and it answers {answer}"
+            with watched(driver, at(number, self._fail)):
+                answers = self.ask(driver, *made)
+            self.close(driver)
+            wrong = [
+                answer for answer in answers if not isinstance(answer, Exception) and answer not in (COMMITTED, HELD)
+            ]
+            assert wrong == [], Clause.ASK_AGAIN.broken(
+                f"{self.outage!r} at line {number} of the commit, and it answers {wrong}"
             )
-            if isinstance(answer, Exception):
-                self.commit(sink, committable, clause=Clause.ASK_AGAIN, when="asked again")
-        self.expect_rows(sink, Clause.ASK_AGAIN, "after commits that were asked again", *tables)
+            forget(*answers)
+            if COMMITTED in answers:
+                told = [table for table, answer in zip(tables, answers, strict=True) if answer == COMMITTED]
+                hidden = self.counted(*told) - self.seen(sink)
+                assert not hidden, Clause.ASK_AGAIN.broken(
+                    f"{self.outage!r} at line {number} of the commit, which answers COMMITTED, and {len(hidden)} rows "
+                    "are not visible"
+                )
+            self.commit(sink, *made, clause=Clause.ASK_AGAIN, when=f"asked again after it failed at line {number}")
+            done += tables
+            self.expect_rows(sink, Clause.ASK_AGAIN, f"asked again after it failed at line {number}", *done)
         self.expect_doubts(sink, Clause.ASK_AGAIN, "after commits that were asked again")
 
     def _fail(self) -> None:
@@ -93,55 +115,59 @@ class Faults(SinkTests):
             try:
                 with watched(sink, at(number, self._fail)):
                     sink.snapshot_state(transaction)
-            except Exception:
-                self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
-            else:
-                self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
+            except Exception as error:
+                forget(error)
+            self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
             self.close(sink)
             when = f"after pre_commit that failed at its line {number}, then rollback"
             self.sweep(sink, Clause.ROLLBACK_AFTER, when)
             self.expect_no_leftovers(sink, when, before)
         self.expect_rows(sink, Clause.ROLLBACK_AFTER, "after pre_commits that failed, then rollback")
 
-    def test_commits_side_by_side(self, sink: Sink) -> None:
-        """While one is stopped at any line of `commit`, the same sink object commits another."""
-        tables = [rows(800_000, 1)]
-        for number in self._stops(sink, "commit"):
-            tables += [rows(20 * number, 2), rows(20 * number + 10, 2)]
-            one, two = (self.pre_committed(sink, tables[n], subtask=n + 2) for n in (-2, -1))
+    @together
+    def test_commits_side_by_side(self, sink: Sink, count: int) -> None:
+        """While one is stopped at any line, the same sink object commits another: as `commit_all` does in threads."""
+        if type(sink).commit_all is not Sink.commit_all:
+            pytest.skip("this sink overrides `commit_all`, which is called one at a time")
+        done: list[pa.Table] = []
+        for number in self._stops(sink, count, done):
+            tables = [rows(100 * number, 2), rows(100 * number + 10, 2)]
+            one, two = self.participants(sink, tables)
             driver = copy_of(sink)
             driver.open()
-            answers = self._beside(driver, number, lambda: driver.commit(two), lambda: driver.commit(one))  # noqa: B023
+            answers = self._beside(driver, number, [two], [one])
             self.close(driver)
             self._all_committed(sink, answers, [two, one], f"beside another at line {number} of commit")
-        self.expect_rows(sink, Clause.THREADS, "after commits side by side", *tables)
+            done += tables
+        self.expect_rows(sink, Clause.THREADS, "after commits side by side", *done)
         self.expect_doubts(sink, Clause.THREADS, "after commits side by side")
 
-    def test_two_drivers_commit_the_same(self, sink: Sink) -> None:
-        """While one is stopped at any line of `commit`, the other commits it."""
-        tables = [rows(800_000, 1)]
-        for number in self._stops(sink, "commit"):
-            tables.append(rows(10 * number, 2))
-            one, driver, other = self.pre_committed(sink, tables[-1]), copy_of(sink), copy_of(sink)
+    @together
+    def test_two_drivers_commit_the_same(self, sink: Sink, count: int) -> None:
+        """While one is stopped at any line, the other commits the same."""
+        done: list[pa.Table] = []
+        for number in self._stops(sink, count, done):
+            tables = self.tables(sink, count, number)
+            made, driver, other = self.participants(sink, tables), copy_of(sink), copy_of(sink)
             driver.open()
             other.open()
-            answers = self._beside(driver, number, lambda: other.commit(one), lambda: driver.commit(one))  # noqa: B023
+            when = f"by two drivers, one stopped at line {number} of the commit,"
+            answers = self._beside(driver, number, made, made, other)
             self.close(driver)
             self.close(other)
-            self._all_committed(sink, answers, [one, one], f"by two drivers, one stopped at line {number} of commit,")
-            self.expect_rows(
-                sink, Clause.THREADS, f"after two drivers, one stopped at line {number} of commit", *tables
-            )
+            self._all_committed(sink, answers, [*made, *made], when)
+            done += tables
+            self.expect_rows(sink, Clause.THREADS, when, *done)
 
-    def _beside(self, driver: Sink, number: int, other: Callable[[], Any], call: Callable[[], Any]) -> list[Any]:
-        """The answers of `other`, and of `call`, which is stopped at a line meanwhile."""
-        beside = Beside(other)
-        try:
-            with watched(driver, at(number, beside.start)):
-                answer = call()
-        except Exception as error:
-            answer = error
-        return [beside.join(), answer]
+    def _beside(
+        self, driver: Sink, number: int, those: list[Committable], these: list[Committable], other: Sink | None = None
+    ) -> list[Any]:
+        """The answers of the other, which is asked for those while the driver is stopped at a line, and of the driver,
+        which is asked for these."""
+        beside = Beside(lambda: self.ask(other or driver, *those))
+        with watched(driver, at(number, beside.start)):
+            answers = self.ask(driver, *these)
+        return [*(beside.join() or [None] * len(those)), *answers]
 
     def _all_committed(self, sink: Sink, answers: list[Any], asked: list[Committable], when: str) -> None:
         """Or asked again, if none has said so of one."""
@@ -156,52 +182,33 @@ class Faults(SinkTests):
         self.commit(sink, *made, clause=Clause.THREADS, when="by commit_all of 20")
         self.expect_rows(sink, Clause.THREADS, "after commit_all of 20", *(rows(10 * p, 2) for p in range(20)))
 
-    def test_a_checkpoint_becomes_visible_as_a_whole(self, sink: Sink) -> None:
-        if type(sink).commit_all is Sink.commit_all:
-            pytest.skip("this sink does not override `commit_all`: participants become visible one by one")
-        self.needs(Ability.AT_ONCE)
-        tables = [rows(10 * p, 2) for p in range(3)]
-        made = [self.pre_committed(sink, table, subtask=p) for p, table in enumerate(tables)]
-        driver, trial = copy_of(sink), [self.pre_committed(sink, rows(800_000 + p, 1), subtask=p) for p in range(2)]
-        numbers = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
-        seen: list[int] = []
-
-        def look(number: int) -> None:
-            if number in numbers:
-                seen.append(self.seen(sink).total() - len(trial))
-
-        with watched(driver, look):
-            self.answers(driver, *made)
-        self.close(driver)
-        partly = [count for count in seen if count not in (0, 6)]
-        assert partly == [], Clause.AT_ONCE.broken(f"amid commit_all, {partly[0]} of 6 rows were visible")
-
-    def test_an_abort_beside_a_commit(self, sink: Sink) -> None:
-        """Another driver aborts while one is stopped at any line of `commit`: one of them has its way."""
-        tables = [rows(800_000, 1)]
-        for number in self._stops(sink, "commit"):
-            table = rows(10 * number, 2)
-            committable = self.pre_committed(sink, table)
-            driver, other = copy_of(sink), copy_of(sink)
+    @together
+    def test_an_abort_beside_a_commit(self, sink: Sink, count: int) -> None:
+        """Another driver aborts one while a driver is stopped at any line: one of them has its way."""
+        done: list[pa.Table] = []
+        for number in self._stops(sink, count, done):
+            tables = self.tables(sink, count, number)
+            made, driver, other = self.participants(sink, tables), copy_of(sink), copy_of(sink)
             driver.open()
             other.open()
-            call = lambda: driver.commit(committable)  # noqa: B023, E731
-            aborted, answer = self._beside(driver, number, lambda: _aborted(other, committable), call)  # noqa: B023
+            beside = Beside(lambda: _aborted(other, made[-1]))  # noqa: B023
+            with watched(driver, at(number, beside.start)):
+                answer = self.ask(driver, *made)[-1]
+            aborted = beside.join()
             self.close(driver)
             self.close(other)
             both = answer == COMMITTED and aborted == "aborted"
             assert not both, Clause.ABORT_OR_COMMIT.broken(
-                f"an abort at line {number} of commit returns, and so does the commit, with COMMITTED"
+                f"an abort at line {number} of the commit returns, and so does the commit, with COMMITTED"
             )
-            (final,) = self.outcomes(sink, committable, clause=Clause.ABORT_OR_COMMIT)
+            finals = self.outcomes(sink, *made, clause=Clause.ABORT_OR_COMMIT)
             expected = {CommitState.COMMITTED} if answer == COMMITTED else set(CommitState)
             expected -= {CommitState.COMMITTED} if aborted == "aborted" else set()
-            assert final.state in expected, Clause.ABORT_OR_COMMIT.broken(
-                f"commit answered {answer}, abort at its line {number} {aborted!r}, and commit again {final}"
+            assert finals[-1].state in expected, Clause.ABORT_OR_COMMIT.broken(
+                f"commit answered {answer}, abort at its line {number} {aborted!r}, and commit again {finals[-1]}"
             )
-            if final.state is CommitState.COMMITTED:
-                tables.append(table)
-            self.expect_rows(sink, Clause.ABORT_OR_COMMIT, f"with an abort at line {number} of commit", *tables)
+            done += [table for table, final in zip(tables, finals, strict=True) if final == COMMITTED]
+            self.expect_rows(sink, Clause.ABORT_OR_COMMIT, f"with an abort at line {number} of the commit", *done)
 
 
 def _aborted(sink: Sink, committable: Committable) -> str:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from sinks.base import TwoPhaseCommitSink
+from sinks.optional import OPTIONAL
 
 AtLine = Callable[[int], None]
 
@@ -58,7 +59,7 @@ def at(number: int, hook: Callable[[], object]) -> AtLine:
 
 
 def _own_code(sink: TwoPhaseCommitSink[Any]) -> Callable[[str], bool]:
-    ours = TwoPhaseCommitSink.__mro__
+    ours = {cls for kind in OPTIONAL for cls in kind.__mro__}
     modules = {sys.modules[cls.__module__] for cls in type(sink).__mro__ if cls not in ours}
     files = {module.__file__ for module in modules if module.__file__}
     folders = {str(Path(m.__file__).parent) for m in modules if m.__file__ and "." in m.__name__}

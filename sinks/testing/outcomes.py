@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from sinks.base import Sink
 from sinks.errors import CommittedError
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, Sink, SinkTests, closed_later, copy_of, rows
+from sinks.testing.kit import LINEAGE, SinkTests, closed_later, copy_of, rows
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
 
 EACH_PART: list[dict[str, Any]] = [

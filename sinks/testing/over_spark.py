@@ -15,9 +15,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
+from sinks.base import Sink
 from sinks.testing.clauses import Clause
 from sinks.testing.driver import KILLED, KillAt, in_process
-from sinks.testing.kit import Sink, SinkTests, rows
+from sinks.testing.kit import SinkTests, rows
 
 _TIMEOUT = 180  # seconds for a driver
 

@@ -6,15 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from sinks.audit import Part
-from sinks.diagnosis import Finding, InDoubt
+from sinks.base import Sink
 from sinks.errors import ConfigurationError
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, Sink, SinkTests, closed_later, copy_of, rows
-from sinks.transaction import Checkpoint, Committable
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
+from sinks.transaction import Committable
 
 
 def at_least_once(test: Any) -> Any:
@@ -72,24 +70,6 @@ class TwoPhases(SinkTests):
         self.close(driver)
         self.rollback(sink, transaction)
         self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
-
-    def test_bad_rows_are_named_and_the_others_written(self, sink: Sink) -> None:
-        if self.bad is None:
-            pytest.skip("this sink does not say that it can name bad rows")
-        good = rows(0, 9).to_pylist()
-        for places in ([0, 4, 8], [2], []):
-            table = [row | self.bad if at in places else row for at, row in enumerate(good)]
-            batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
-            transaction = self.begun(sink)
-            with Clause.WRITE_ACCEPTED.kept(f"write_accepted of 9 rows, of which those at {places} are bad,"):
-                found = [one.row for one in sink.write_accepted(transaction, batch, 9)]
-            assert found == places, Clause.WRITE_ACCEPTED.broken(f"of 9 rows those at {places} are bad, not {found}")
-            self.rollback(sink, transaction)
-        transaction = self.begun(sink)
-        table = [*good, good[0] | self.bad]
-        sink.write_accepted(transaction, pa.RecordBatch.from_pylist(table, schema=SCHEMA), 10)
-        self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_ACCEPTED))
-        self.expect_rows(sink, Clause.WRITE_ACCEPTED, "after 9 good rows and a bad one", rows(0, 9))
 
     def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
@@ -194,31 +174,7 @@ class TwoPhases(SinkTests):
         assert states <= {"LOST", "UNKNOWN"}, Clause.ROLLBACK_AFTER.broken(f"commit after it answers {states}")
         self.expect_rows(sink, Clause.ROLLBACK_AFTER, "after pre_commit, then rollback")
 
-    # ------------------------------------------------------------------ beside the two phases
-    @at_least_once
-    def test_commit_directly_makes_rows_visible_now(self, sink: Sink) -> None:
-        self.needs(Ability.DIRECTLY)
-        before = self.leftovers(sink)
-        transaction = self.begun(sink, exactly_once=False)
-        self.write(sink, transaction, rows(0, 5))
-        with Clause.DIRECTLY.kept("commit_directly"):
-            sink.commit_directly(transaction)
-        self.close(sink)
-        self.expect_rows(sink, Clause.DIRECTLY, "after commit_directly", rows(0, 5))
-        self.expect_doubts(sink, Clause.DIRECTLY, "after commit_directly")
-        told = sink.committed_checkpoints(self.job)
-        assert not told, Clause.MEMORY_DIRECTLY.broken(f"after commit_directly it tells {told}")
-        self.expect_no_leftovers(sink, "after commit_directly", before)
-
-    def test_validate_all_decides_nothing(self, sink: Sink) -> None:
-        committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
-        sink.open()
-        for _ in range(2):
-            with Clause.VALIDATE.kept("validate_all of good rows"):
-                sink.validate_all(Checkpoint(self.job, LINEAGE, 0), committables)
-        self.expect_rows(sink, Clause.VALIDATE, "after validate_all")
-        self.expect_doubts(sink, Clause.VALIDATE, "after validate_all", *committables)
-
+    # ------------------------------------------------------------------ memory
     def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
         """Nobody can tell (None) before the first commit, if the system keeps nothing by itself."""
         if type(sink).committed_checkpoints is Sink.committed_checkpoints:
@@ -251,33 +207,3 @@ class TwoPhases(SinkTests):
         assert told in ({"feedbeef": 10}, {LINEAGE: 6, "feedbeef": 10}), Clause.MEMORY.broken(
             f"with checkpoint 10 of another lineage visible, too, it tells {told}"
         )
-
-    # ------------------------------------------------------------------ for operators
-    def test_what_operators_are_told_is_told_as_documented(self, sink: Sink) -> None:
-        committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
-        listed = self.doubts(sink)
-        with Clause.INSPECT.kept("inspect of what `in_doubt` lists"):
-            told = list(sink.inspect(listed))
-        assert [dict(one.transaction) for one in told if isinstance(one, InDoubt)] == listed, Clause.INSPECT.broken(
-            f"{told} for {listed}"
-        )
-        for committable in committables:
-            self.abort(sink, committable)
-        with Clause.DIAGNOSE.kept("diagnose"):
-            findings = list(copy_of(sink).diagnose(self.job))
-        strange = [one for one in findings if not isinstance(one, Finding)]
-        assert strange == [], Clause.DIAGNOSE.broken(f"{strange}")
-        for job in (self.job, "doctor"):
-            self.expect_doubts(sink, Clause.DIAGNOSE, f"after diagnose, for job {job!r}", job=job)
-        self.expect_rows(sink, Clause.DIAGNOSE, "after diagnose")
-        with Clause.WEAKNESSES.kept("weaknesses"):
-            weaknesses = sink.weaknesses()
-        assert not isinstance(weaknesses, str), Clause.WEAKNESSES.broken(f"one text: {weaknesses!r}")
-        assert all(isinstance(one, str) for one in weaknesses), Clause.WEAKNESSES.broken(f"{weaknesses!r}")
-        done = self.pre_committed(sink, rows(100, 3))
-        self.commit(sink, done, clause=Clause.AUDIT)
-        with Clause.AUDIT.kept("audit"):
-            (held,) = sink.audit(self.job, [Part(LINEAGE, 0, [done])]).holdings
-        counts = {held.held, held.kept.rows if held.kept else None}
-        assert counts <= {None, 3}, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")
-        assert not held.differences, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")

@@ -10,9 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sinks.base import Sink
+from sinks.optional import commit_now
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import SCHEMA, Sink, SinkTests, rows
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, rows
 from sinks.testing.two_phases import at_least_once
+from sinks.transaction import Checkpoint
 
 _UTC = datetime.timezone.utc
 SAMPLES: Mapping[pa.DataType, Sequence[Any]] = {
@@ -47,7 +50,7 @@ class Values(SinkTests):
         if self._two_phase:
             self.commit(sink, self.sealed(sink, transaction, table.num_rows), clause=Clause.WRITE, when=what)
         else:
-            sink.commit_directly(transaction)
+            commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
         self.expect_rows(sink, Clause.WRITE, what, table)
 
     @property

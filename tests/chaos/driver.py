@@ -31,7 +31,7 @@ from sinks.testing import SCHEMA
 from sinks.testing.driver import fork, redirect_output
 from sinks.testing.local import LocalBatch, LocalQuery, Partitions
 from tests.chaos import bugs, faults
-from tests.chaos.faults import Fault, Injector, WatchedSink, WatchedStorage
+from tests.chaos.faults import Fault, Injector, WatchedStorage, watched
 
 CHECKPOINT = 100_000
 """A row's id is checkpoint * 100,000 + partition * 1,000 + number."""
@@ -132,7 +132,7 @@ def live(life: Life, connection: Connection) -> None:
     faults.here = here = Injector(connection, life.faults)
     try:
         bugs.switch_on(life.bug)
-        sinks = [WatchedSink(sink) for sink in life.sinks]
+        sinks = [watched(sink) for sink in life.sinks]
         storage = WatchedStorage(open_storage(life.storage))
         with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
             _Query(life.folder, life.input).run(coordinator)

@@ -9,14 +9,14 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from coordinator import CheckpointListener, Step
-from sinks.testing.driver import Hooked
+from sinks.testing.driver import around
 from tests.storage.wrapped import WrappedStorage
 
 STEPS = tuple(step.name for step in Step)
@@ -212,19 +212,16 @@ def _set_clock(offset: float, real: Any = time.time, real_ns: Any = time.time_ns
     time.time_ns = lambda: real_ns() + int(offset * 1e9)
 
 
-class WatchedSink(Hooked):
+def watched(sink: Any) -> Any:
     """Says where it is before and after every call."""
+    return around(sink, _say_where)
 
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner, method="")
 
-    def _call(self, method: str, *args: Any) -> Any:
-        at(f"{method}:before")
-        result = getattr(self.inner, method)(*args)
-        if method == "in_doubt":
-            result = list(result)
-        at(f"{method}:after")
-        return result
+def _say_where(method: str, call: Callable[[], Any]) -> Any:
+    at(f"{method}:before")
+    result = call()
+    at(f"{method}:after")
+    return result
 
 
 class WatchedStorage(WrappedStorage):

@@ -24,7 +24,7 @@ from sinks.testing.servers.maven import maven_jars
 from sinks.testing.servers.spark_kafka import spark_kafka_jars
 from tests.chaos import faults
 from tests.chaos.driver import CHECKPOINT, COUNTS, PARTITIONS, Input, Life
-from tests.chaos.faults import Injector, WatchedSink, WatchedStorage
+from tests.chaos.faults import Injector, WatchedStorage, watched
 from tests.spark.cluster import standalone_cluster
 
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
@@ -115,7 +115,7 @@ def live(life: Life, connection: Connection, master: str) -> None:
         if life.peer:
             _run(writer, _peer(life.peer), len(life.input))
         else:
-            sinks = [WatchedSink(sink) for sink in life.sinks]
+            sinks = [watched(sink) for sink in life.sinks]
             storage = WatchedStorage(open_storage(life.storage))
             with CheckpointCoordinator(life.job, sinks, storage, life.config, [here]) as coordinator:
                 _run(writer, coordinator, len(life.input))

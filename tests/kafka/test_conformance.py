@@ -23,7 +23,6 @@ class Contract(SinkContract):
     cannot: ClassVar = {
         Ability.TELL_OPEN: "the broker has no state for it; what was aborted while it was open is told LOST",
         Ability.EMPTY: "the proof is the place of one of its records",
-        Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself",
     }
 
     @pytest.fixture

@@ -11,7 +11,7 @@ from psycopg.rows import dict_row
 
 from sinks.postgres import PostgresSink
 from sinks.sql.staging import identity_of
-from sinks.testing import Ability, SinkConformance
+from sinks.testing import SinkConformance
 from sinks.transaction import Committable, Identity
 
 TABLE = "CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)"
@@ -43,11 +43,11 @@ class Conformance(SinkConformance):
 
 class TestPrepared(Conformance):
     strategy = "prepared"
-    cannot: ClassVar = {Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself"}
 
 
 class TestStaged(Conformance):
     strategy = "staged"
+    whole = True
 
     def unseen(self, made: Committable, transaction_id: str) -> Identity:
         return identity_of("public", transaction_id)

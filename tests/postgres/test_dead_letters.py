@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,16 @@ def dsn(pg_database: str) -> str:
     return pg_database
 
 
-class BlockedOnce(Hooked):
+@dataclass
+class BlockedOnce:
     """A task that finds the flag takes it away, and waits for a lock in vain."""
 
-    def __init__(self, inner: PostgresSink, flag: Path) -> None:
-        super().__init__(inner, "none")
-        self.flag = flag
+    flag: Path
 
-    def pre_commit(self, transaction: Any) -> Any:
+    def __call__(self) -> None:
         if self.flag.exists():
             self.flag.unlink()
             raise TransactionBlocked("somebody else holds the lock")
-        return super().pre_commit(transaction)
 
 
 class TestPostgres(DeadLettersOfTables):
@@ -115,7 +114,8 @@ class TestPostgres(DeadLettersOfTables):
             flag.touch()
 
         flag = tmp_path / "blocked"
-        sink = self.sink(dsn, dead_letters=BlockedOnce(PostgresSink(dsn, "dead", create_table=True), flag))
+        dead = Hooked(PostgresSink(dsn, "dead", create_table=True), "pre_commit", None, hook=BlockedOnce(flag))
+        sink = self.sink(dsn, dead_letters=dead)
         run(tmp_path, sink, INPUT, At(Step.COMPLETE, roll_back))
         assert not flag.exists()
         assert_each_once(db, INPUT)

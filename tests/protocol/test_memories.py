@@ -30,6 +30,7 @@ from coordinator.errors import CheckpointGap, ExternalSystemBehind, FirstCheckpo
 from coordinator.protocol import operators
 from examples.custom_sink import FileSink
 from sinks import Checkpoint, Committable
+from sinks.optional import Validating
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Hooked, LocalBatch, LocalQuery
 from sinks.testing.conformance import example_input, ids
@@ -510,7 +511,7 @@ def test_storage_that_is_moved_away_before_a_batch_is_tried_again(tmp_path: Path
     """Also where the sink remembers nothing: the advice for a batch that comes too late would write all rows twice."""
     storage = tmp_path / "storage"
 
-    class Failing(FileSink):
+    class Failing(FileSink, Validating[Any]):
         def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
             if checkpoint.checkpoint_id == 1:
                 storage.rename(tmp_path / "away")

@@ -30,6 +30,7 @@ from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome
 from sinks.errors import BadValue, TransactionBlocked
+from sinks.optional import Validating
 from sinks.testing import Hooked, LocalBatch, LocalQuery
 from sinks.testing.conformance import ids
 from sinks.testing.kit import rows
@@ -698,7 +699,7 @@ def test_a_failed_batch_is_tried_no_more_often_than_tolerated(job: Job) -> None:
     """tolerable off by one"""
     steps = Steps()
 
-    class Always(FileSink):
+    class Always(FileSink, Validating[Any]):
         def validate_all(self, checkpoint, committables) -> None:
             fail()
 

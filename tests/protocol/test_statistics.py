@@ -30,6 +30,7 @@ from coordinator.statistics.model import CheckpointStatistics, Status
 from coordinator.storage import StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks.audit import Audit, Holding, Part
+from sinks.optional import Auditable
 from sinks.testing import Hooked
 from sinks.testing.servers.common import free_port
 from sinks.testing.table import eventually
@@ -359,7 +360,7 @@ def test_the_books_as_metrics(job: Job, telemetry: tuple[InMemoryMetricReader, I
     ]
 
 
-class Books(FileSink):
+class Books(FileSink, Auditable[Any]):
     """Keeps a ledger that has lost a row of checkpoint 1."""
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:

@@ -19,6 +19,7 @@ from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListe
 from coordinator.spark import arrow, internals, small
 from coordinator.spark.small import Cancelled, OneParticipant
 from examples.custom_sink import FileSink
+from sinks.optional import DriverWriting
 from sinks.postgres import PostgresSink
 from sinks.task import SinkTask, with_row_hash
 from sinks.testing import rows
@@ -87,10 +88,9 @@ def test_no_more_is_fetched_than_the_bound(spark: SparkSession, monkeypatch: pyt
 
 
 # ---------------------------------------------------------------------- in a query
-class HereOrThere(FileSink):
+class HereOrThere(FileSink, DriverWriting[Any]):
     """Takes small batches on the driver; `tried_here` is called there before each write."""
 
-    writes_on_driver = True
     tried_here: Callable[[], None] = staticmethod(lambda: None)
 
     def write(self, transaction: Any, batch: pa.RecordBatch) -> None:

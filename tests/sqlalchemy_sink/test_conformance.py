@@ -71,7 +71,6 @@ class PostgreSQL(Contract):
 
 class TestPostgresTwoPhase(PostgreSQL, SinkConformance):
     strategy = "two_phase"
-    cannot: ClassVar = {Ability.AT_ONCE: "each participant has a transaction of its own, and is visible by itself"}
 
 
 @pytest.mark.large  # staged is run by SQLite and MySQL, and by test_servers.py

@@ -28,7 +28,7 @@ ONLY = "commit_and_abort_end_only_what_they_name"
 
 
 # ---------------------------------------------------------------------- audit
-@breaks(Clause.AUDIT, OPERATORS)
+@breaks(Clause.AUDIT, "the_audit_counts_what_is_visible")
 class CountsOneTooFew(Shelf):
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         return Audit([Holding(held=sum(c.fingerprint.rows for c in part.committables) - 1) for part in parts])
@@ -41,7 +41,7 @@ class SaysCommittedAndDoesNothing(Shelf):
         return COMMITTED
 
 
-@breaks(Clause.COMMIT, ONCE)
+@breaks(Clause.HELD, ONCE)
 class CommitsLater(Shelf):
     def commit(self, committable: Committable) -> CommitOutcome:
         return CommitOutcome.HELD
@@ -374,7 +374,7 @@ class StopsAtTheFirstError(Shelf):
             return [error] * len(committables)
 
 
-@breaks(Clause.COMMIT_ALL_GOES_ON, "commit_all_goes_on_when_one_fails")
+@breaks(Clause.HELD, "commit_all_goes_on_when_one_fails")
 class TellsNoError(Shelf):
     def commit_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[Any]:
         answers = super().commit_all(checkpoint, committables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,7 +30,9 @@ def breaks(clause: Clause, test: str, **options: Any) -> Callable[[SinkT], SinkT
     """`test` of the kit, with these parameters, has to fail by `clause`."""
 
     def entered(sink: SinkT) -> SinkT:
-        _ENTERED.append(Broken(sink, clause, getattr(Kit, f"test_{test}"), options))
+        method = getattr(Kit, f"test_{test}")
+        usual = {"count": 1} if "count" in inspect.signature(method).parameters else {}
+        _ENTERED.append(Broken(sink, clause, method, usual | options))
         return sink
 
     return entered

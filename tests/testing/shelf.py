@@ -15,9 +15,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
+from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+from sinks.audit import Audit, Holding, Part
 from sinks.dead_letters import Refusal
 from sinks.errors import CommittedError, ConfigurationError
+from sinks.optional import Auditable, DeadLettering, Diagnosable, DirectCommitting, Validating, WholeCommitting
 from sinks.testing import SCHEMA, SinkConformance
 from sinks.testing.values import SAMPLES
 from sinks.transaction import TransactionId, token
@@ -60,9 +62,12 @@ REFUSED = "refused"
 """The name that no row may have, if the shelf is asked."""
 
 
-class Shelf(TwoPhaseCommitSink[Handle]):
+class Shelf(
+    DirectCommitting[Handle], DeadLettering[Handle], Validating[Handle], Auditable[Handle], Diagnosable[Handle]
+):
     columns: Sequence[str] | None = SCHEMA.names
     key: str | None = None
+    shown_in: Sequence[str] = ("done",)
 
     def __init__(self, folder: Path, name: str = "shelf") -> None:
         super().__init__(name=name)
@@ -146,6 +151,17 @@ class Shelf(TwoPhaseCommitSink[Handle]):
             newest[name.lineage] = max(name.checkpoint, newest.get(name.lineage, 0))
         return newest
 
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        for one in committables:
+            assert self.path(one.transaction["name"], "ready").exists()
+
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        return Audit([Holding(held=sum(self.count(one) for one in part.committables)) for part in parts])
+
+    def count(self, committable: Committable) -> int:
+        found = [self.path(committable.transaction["name"], state) for state in self.shown_in]
+        return len([row for path in found if path.exists() for row in _stored(path)])
+
     def trial_schema(self) -> pa.Schema | None:
         return SCHEMA
 
@@ -162,8 +178,10 @@ class KeyedShelf(Shelf):
     key = "id"
 
 
-class WholeShelf(Shelf):
+class WholeShelf(WholeCommitting[Handle], Shelf):
     """A checkpoint becomes visible as a whole: `manifest` names the files that are."""
+
+    shown_in = ("ready",)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -180,10 +198,7 @@ class WholeShelf(Shelf):
         draft.write_text(json.dumps(sorted(self.shown() | set(names))))
         draft.rename(self.folder / "manifest")
 
-    def commit(self, committable: Committable) -> CommitOutcome:
-        return self.settle([committable])[0]
-
-    def commit_all(
+    def commit_whole(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
         return self.settle(committables)

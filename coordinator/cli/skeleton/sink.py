@@ -16,14 +16,15 @@ from typing import NoReturn, TextIO
 
 import pyarrow as pa
 
-from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext, TwoPhaseCommitSink
+from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 from sinks.errors import BadValue, CommittedError, SinkError
+from sinks.optional import Diagnosable, DirectCommitting
 from sinks.transaction import TransactionId, token
 
 OPEN, PRE_COMMITTED, COMMITTED, ABORTED = STATES = "open", "pre-committed", "committed", "aborted"
 
 
-class SkeletonSink(TwoPhaseCommitSink[TextIO]):
+class SkeletonSink(DirectCommitting[TextIO], Diagnosable[TextIO]):
     """`folder` is reached by the driver and all executors. The handle of a transaction is its open file."""
 
     system = "Skeleton"  # as messages call it

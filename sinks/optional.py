@@ -1,0 +1,223 @@
+"""What a sink may do besides, each in a class of its own: inherit from those that it can keep.
+
+class MySink(WholeCommitting[Handle], Auditable[Handle]): ...
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NoReturn, final
+
+import pyarrow as pa
+
+from sinks.audit import Audit, Part
+from sinks.base import Sink, Transaction, TwoPhaseCommitSink
+from sinks.dead_letters import FoundLetters, Refusal, limit_problem
+from sinks.diagnosis import Finding, InDoubt, SchemaDiff
+from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionId
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class WholeCommitting(TwoPhaseCommitSink[Transaction]):
+    """A checkpoint becomes visible as a whole: no reader sees some of its participants without the others."""
+
+    @abstractmethod
+    def commit_whole(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome | Exception]:
+        """In place of `commit`, with its outcomes, one each and in order: make all of them visible in one step, beside
+        those that are already. If one is LOST or UNKNOWN, none becomes visible: HELD is the answer for the others; all
+        come in one call again when the lost one is replaced."""
+
+    @final
+    def commit_all(
+        self, checkpoint: Checkpoint, committables: Sequence[Committable]
+    ) -> Sequence[CommitOutcome | Exception]:
+        return self.commit_whole(checkpoint, committables)
+
+    @final
+    def commit(self, committable: Committable) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} commits checkpoints as a whole, by commit_whole")
+
+
+class DirectCommitting(TwoPhaseCommitSink[Transaction]):
+    """At-least-once mode without the second phase. Other sinks pre-commit and commit in the task."""
+
+    @abstractmethod
+    def commit_directly(self, transaction: Transaction) -> None:
+        """In a task, in place of `pre_commit`: make the rows visible now, and leave no trace in `in_doubt` and
+        `committed_checkpoints`. If it raises, `rollback` follows."""
+
+
+class Validating(TwoPhaseCommitSink[Transaction]):
+    """Refuses a checkpoint for what can only be seen with all participants together."""
+
+    @abstractmethod
+    def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        """On the driver, when all participants have pre-committed and nothing is decided: raise `SinkError` to fail the
+        checkpoint. After it is complete it *must* be committed. Nothing may become visible. May be repeated."""
+
+
+class SchemaEvolving(TwoPhaseCommitSink[Transaction]):
+    """Alters its target for rows with other columns."""
+
+    @property
+    def evolves(self) -> bool:
+        """Whether `evolve` is to be called. Default: yes."""
+        return True
+
+    @abstractmethod
+    def evolve(self, schema: pa.Schema) -> None:
+        """On the driver, after `check` and before the tasks: let the target take rows of this schema, in ways that harm
+        nobody who reads it, or still writes rows of an older schema. Earlier checkpoints are visible, orphans are
+        aborted, and this driver is the newest; but an older one may do the same at the same time. May be repeated; if
+        it raises, the checkpoint fails."""
+
+    def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
+        """How the target differs from rows of this schema, for `coordinator schema diff`. Changes nothing. Default:
+        None, the target has no columns."""
+        return None
+
+
+class DeadLettering(TwoPhaseCommitSink[Transaction]):
+    """Names the rows that its target refuses: they go to another sink, in the same checkpoint."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        transform: Callable[[DataFrame], DataFrame] | None = None,
+        dead_letters: Sink | None = None,
+        max_dead_letters: int | float = 1000,
+    ) -> None:
+        """`dead_letters` is the sink for rows that this one refuses, `max_dead_letters` how many a checkpoint may have
+        of them: rows, or as a float their share of all rows. Raises ValueError where these do not go together."""
+        super().__init__(name=name, transform=transform)
+        self.dead_letters, self.max_dead_letters = dead_letters, max_dead_letters
+        if problem := limit_problem(max_dead_letters):
+            raise ValueError(f"sink {name!r}: {problem}")
+        if dead_letters is None:
+            return
+        if not isinstance(dead_letters, TwoPhaseCommitSink):
+            raise ValueError(f"sink {name!r}: dead_letters is a sink, not {dead_letters!r}")
+        letters = f"sink {dead_letters.name!r} is for dead letters of {name!r}"
+        if dead_letters.dead_letters is not None:
+            raise ValueError(f"{letters}, and cannot have some itself")
+        if dead_letters.transform is not None:
+            raise ValueError(
+                f"{letters}, whose tasks write it: it has no DataFrame, so it takes no transform (nor value_format)"
+            )
+
+    @abstractmethod
+    def write_accepted(self, transaction: Transaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        """In a task, in place of `write`, if there are `dead_letters`: write the rows that the target takes, and name
+        the others in their order. With more than `most` of them it may stop there: the transaction is rolled back then.
+        What is wrong with no row in particular is raised, as by `write`. Has to judge a row alike each time, as long as
+        the target is the same. `sinks.dead_letters.refused_of` finds the rows by halves."""
+
+    def find_letters(self, job: str, sink: str, most: int) -> FoundLetters | None:
+        """Of a sink that dead letters go to: those of that sink of the job that are visible, for `coordinator
+        dead-letters show`; at least the `most` newest of them. Default: None, it cannot tell."""
+        return None
+
+
+class Auditable(TwoPhaseCommitSink[Transaction]):
+    """Tells how many rows of a checkpoint are there."""
+
+    def sum_up(self, transaction: Transaction, fingerprint: Fingerprint) -> None:
+        """In a task, before `pre_commit`: count and hash of the rows that were written, as the ack will carry them. A
+        sink that keeps them beside the rows, in the same transaction, lets `audit` compare. Default: nothing."""
+
+    @abstractmethod
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        """What the external system has of these parts of checkpoints that are visible, for `coordinator verify`; and,
+        before a part of which transactions are lost is written again, whether it was already (`Holding.unnamed`, R15).
+        Changes nothing. With `quick` nothing is done that takes longer the more rows there are. What takes long tells
+        `sinks.progress.progress` how far it has come."""
+
+
+class DriverWriting(TwoPhaseCommitSink[Transaction]):
+    """Small batches may be written on the driver (`rows_on_driver`): `begin_transaction` to `rollback` are called on
+    the driver's own object, in a thread beside the one that calls the driver's methods."""
+
+    @property
+    def writes_on_driver(self) -> bool:
+        """Whether this one does, as it is set up. Default: yes."""
+        return True
+
+
+class Diagnosable(TwoPhaseCommitSink[Transaction]):
+    """Tells operators how it is. Each method has a default."""
+
+    def weaknesses(self) -> Sequence[str]:
+        """Why this target may lose or double rows in spite of two-phase commit, such as a server that does not fsync.
+        Asked for the job's `coordinator.Guarantee` when a query starts. Default: nothing."""
+        return ()
+
+    def reach_within(self, seconds: float) -> None:
+        """Said by a command before all else, never by a driver: the system is to be reached within `seconds` from now,
+        or what asks it raises. For systems that the sink would wait longer for. Default: nothing."""
+
+    def trial_schema(self) -> pa.Schema | None:
+        """Columns that the target takes: with them `diagnose` pre-commits and aborts a transaction of no rows. Default:
+        None, and no transaction is tried."""
+        return None
+
+    def diagnose(self, job: str) -> Iterable[Finding]:
+        """Look at all that can keep this sink from working, for `coordinator doctor`. Nothing of it stays behind. What
+        is raised counts as a finding. Default: `open`, `in_doubt`, `weaknesses`, and a transaction without rows if
+        there is a `trial_schema`."""
+        yield from tried(self, job)
+        for weakness in self.weaknesses():
+            yield Finding.warning(weakness, "set it otherwise; the job is not exactly-once like this")
+        if (schema := self.trial_schema()) is not None:
+            name = TransactionId(job, "doctor", 0, self.name, 0, 0, 0, 0, time.time_ns())
+            transaction = self.begin_transaction(name.context(schema))
+            try:
+                committable = self.snapshot_state(transaction)
+            except BaseException:
+                self.rollback(transaction)
+                raise
+            self.abort(committable.transaction)
+            self.purge(Checkpoint(job, "doctor", 0, oldest_retained=1_000_000))
+            yield Finding.ok("an empty transaction was pre-committed and aborted")
+
+    def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
+        """What can be told of transactions that `in_doubt` listed, in order. Default: what their names say, where an
+        identity holds `TransactionContext.transaction_id`."""
+        return [InDoubt.named(transaction) for transaction in transactions]
+
+
+OPTIONAL: tuple[type[Sink], ...] = (
+    WholeCommitting,
+    DirectCommitting,
+    Validating,
+    SchemaEvolving,
+    DeadLettering,
+    Auditable,
+    DriverWriting,
+    Diagnosable,
+)
+
+
+def tried(sink: Sink, job: str) -> Iterable[Finding]:
+    """What can be seen of any sink."""
+    sink.open()
+    yield Finding.ok(f"opened: {sink!r}")
+    yield Finding.ok(f"lists transactions in doubt, {len(list(sink.in_doubt(job)))} of this job now")
+
+
+def commit_now(sink: Sink, transaction: object, checkpoint: Checkpoint) -> None:
+    """At-least-once mode, in a task."""
+    if isinstance(sink, DirectCommitting):
+        sink.commit_directly(transaction)
+        return
+    [outcome] = sink.notify_checkpoint_complete(checkpoint, [sink.snapshot_state(transaction)])
+    if isinstance(outcome, Exception):
+        raise outcome
+    if outcome != CommitOutcome.COMMITTED:
+        raise RuntimeError(f"sink {sink.name!r} could not commit: {outcome}")

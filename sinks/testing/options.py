@@ -1,0 +1,140 @@
+"""What a sink does besides: each class of `sinks.optional` has its clauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import pyarrow as pa
+import pytest
+
+from sinks.audit import Part
+from sinks.base import Sink
+from sinks.diagnosis import Finding, InDoubt
+from sinks.optional import (
+    Auditable,
+    DeadLettering,
+    Diagnosable,
+    Validating,
+    WholeCommitting,
+    commit_now,
+)
+from sinks.testing.clauses import Ability, Clause
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, copy_of, rows
+from sinks.testing.lines import lines, watched
+from sinks.testing.two_phases import at_least_once
+from sinks.transaction import Checkpoint
+
+Kind = TypeVar("Kind")
+
+
+def as_(kind: Callable[..., Kind], sink: Any) -> Kind:
+    """Skips the test if the sink is not of this class."""
+    assert isinstance(kind, type)
+    if not isinstance(sink, kind):
+        pytest.skip(f"this sink is not {kind.__name__}")
+    return cast(Kind, sink)
+
+
+class Options(SinkTests):
+    # ------------------------------------------------------------------ WholeCommitting
+    def test_a_checkpoint_becomes_visible_as_a_whole(self, sink: Sink) -> None:
+        if not self.whole:
+            as_(WholeCommitting, sink)
+        tables = [rows(10 * p, 2) for p in range(3)]
+        made = [self.pre_committed(sink, table, subtask=p) for p, table in enumerate(tables)]
+        driver, trial = copy_of(sink), [self.pre_committed(sink, rows(800_000 + p, 1), subtask=p) for p in range(2)]
+        numbers = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
+        seen: list[int] = []
+
+        def look(number: int) -> None:
+            if number in numbers:
+                seen.append(self.seen(sink).total() - len(trial))
+
+        with watched(driver, look):
+            self.answers(driver, *made)
+        self.close(driver)
+        partly = [count for count in seen if count not in (0, 6)]
+        assert partly == [], Clause.AT_ONCE.broken(f"amid commit_whole, {partly[0]} of 6 rows were visible")
+
+    # ------------------------------------------------------------------ DirectCommitting, or not
+    @at_least_once
+    def test_commit_directly_makes_rows_visible_now(self, sink: Sink) -> None:
+        self.needs(Ability.DIRECTLY)
+        before = self.leftovers(sink)
+        transaction = self.begun(sink, exactly_once=False)
+        self.write(sink, transaction, rows(0, 5))
+        with Clause.DIRECTLY.kept("the end of a transaction in at-least-once mode"):
+            commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
+        self.close(sink)
+        self.expect_rows(sink, Clause.DIRECTLY, "in at-least-once mode", rows(0, 5))
+        self.expect_doubts(sink, Clause.DIRECTLY, "in at-least-once mode")
+        told = sink.committed_checkpoints(self.job)
+        assert not told, Clause.MEMORY_DIRECTLY.broken(f"`committed_checkpoints` tells {told}")
+        self.expect_no_leftovers(sink, "in at-least-once mode", before)
+
+    # ------------------------------------------------------------------ Validating
+    def test_validate_all_decides_nothing(self, sink: Sink) -> None:
+        validating: Validating[Any] = as_(Validating, sink)
+        committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
+        sink.open()
+        for _ in range(2):
+            with Clause.VALIDATE.kept("validate_all of good rows"):
+                validating.validate_all(Checkpoint(self.job, LINEAGE, 0), committables)
+        self.expect_rows(sink, Clause.VALIDATE, "after validate_all")
+        self.expect_doubts(sink, Clause.VALIDATE, "after validate_all", *committables)
+
+    # ------------------------------------------------------------------ DeadLettering
+    def test_bad_rows_are_named_and_the_others_written(self, sink: Sink) -> None:
+        if self.bad is None:
+            pytest.skip("this kit names no `bad` values")
+        choosy: DeadLettering[Any] = as_(DeadLettering, sink)
+        good = rows(0, 9).to_pylist()
+        for places in ([0, 4, 8], [2], []):
+            table = [row | self.bad if at in places else row for at, row in enumerate(good)]
+            batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
+            transaction = self.begun(sink)
+            with Clause.WRITE_ACCEPTED.kept(f"write_accepted of 9 rows, of which those at {places} are bad,"):
+                found = [one.row for one in choosy.write_accepted(transaction, batch, 9)]
+            assert found == places, Clause.WRITE_ACCEPTED.broken(f"of 9 rows those at {places} are bad, not {found}")
+            self.rollback(sink, transaction)
+        transaction = self.begun(sink)
+        table = [*good, good[0] | self.bad]
+        choosy.write_accepted(transaction, pa.RecordBatch.from_pylist(table, schema=SCHEMA), 10)
+        self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_ACCEPTED))
+        self.expect_rows(sink, Clause.WRITE_ACCEPTED, "after 9 good rows and a bad one", rows(0, 9))
+
+    # ------------------------------------------------------------------ Auditable
+    def test_the_audit_counts_what_is_visible(self, sink: Sink) -> None:
+        auditable: Auditable[Any] = as_(Auditable, sink)
+        done = self.pre_committed(sink, rows(100, 3))
+        self.commit(sink, done, clause=Clause.AUDIT)
+        with Clause.AUDIT.kept("audit"):
+            (held,) = auditable.audit(self.job, [Part(LINEAGE, 0, [done])]).holdings
+        counts = {held.held, held.kept.rows if held.kept else None}
+        assert counts <= {None, 3}, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")
+        assert not held.differences, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")
+
+    # ------------------------------------------------------------------ Diagnosable
+    def test_what_operators_are_told_is_told_as_documented(self, sink: Sink) -> None:
+        diagnosable: Diagnosable[Any] = as_(Diagnosable, sink)
+        committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
+        listed = self.doubts(sink)
+        with Clause.INSPECT.kept("inspect of what `in_doubt` lists"):
+            told = list(diagnosable.inspect(listed))
+        assert [dict(one.transaction) for one in told if isinstance(one, InDoubt)] == listed, Clause.INSPECT.broken(
+            f"{told} for {listed}"
+        )
+        for committable in committables:
+            self.abort(sink, committable)
+        with Clause.DIAGNOSE.kept("diagnose"):
+            findings = list(as_(Diagnosable, copy_of(sink)).diagnose(self.job))
+        strange = [one for one in findings if not isinstance(one, Finding)]
+        assert strange == [], Clause.DIAGNOSE.broken(f"{strange}")
+        for job in (self.job, "doctor"):
+            self.expect_doubts(sink, Clause.DIAGNOSE, f"after diagnose, for job {job!r}", job=job)
+        self.expect_rows(sink, Clause.DIAGNOSE, "after diagnose")
+        with Clause.WEAKNESSES.kept("weaknesses"):
+            weaknesses = diagnosable.weaknesses()
+        assert not isinstance(weaknesses, str), Clause.WEAKNESSES.broken(f"one text: {weaknesses!r}")
+        assert all(isinstance(one, str) for one in weaknesses), Clause.WEAKNESSES.broken(f"{weaknesses!r}")
