@@ -72,13 +72,17 @@ class IcebergSink(LakeSink):
         return self.table
 
     # ------------------------------------------------------------------ the table
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.catalog.close()
+        super().close()
+
     def _look(self) -> LakeTable | None:
+        catalog = self._handle.catalog if self._handle is not None else self._opened()
         try:
-            if self._handle is None:
-                self._handle = self._opened().load_table(self.table)
-            else:
-                self._handle.refresh()
+            self._handle = catalog.load_table(self.table)
         except NoSuchTableError:
+            catalog.close()
             self._handle = None
             return None
         metadata = self._handle.metadata
@@ -94,14 +98,12 @@ class IcebergSink(LakeSink):
         return LakeTable(f"{self.table} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *place))
 
     def _opened(self) -> Any:
-        if isinstance(self._catalog, str):
-            return load_catalog(self._catalog)
-        return load_catalog(**self._catalog)
+        return load_catalog(self._catalog) if isinstance(self._catalog, str) else load_catalog(**self._catalog)
 
     def _create(self, schema: pa.Schema) -> None:
-        catalog = self._opened()
-        catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
-        catalog.create_table_if_not_exists(self.table, schema)
+        with self._opened() as catalog:
+            catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+            catalog.create_table_if_not_exists(self.table, schema)
 
     def _problems(self) -> Iterable[str]:
         table: Table = self._handle
