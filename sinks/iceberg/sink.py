@@ -13,7 +13,6 @@ from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataUtil
-from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
@@ -87,7 +86,7 @@ class IcebergSink(LakeSink):
             return None
         metadata = self._handle.metadata
         columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
-        layout = f"{metadata.default_spec_id}.{metadata.current_schema_id}"
+        layout = f"{metadata.format_version}.{metadata.default_spec_id}.{metadata.current_schema_id}"
         mine = {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}
         plain = metadata.model_copy(update=_NO_HISTORY | {"properties": mine})
         place = metadata.location, self._handle.io.properties
@@ -154,9 +153,6 @@ class IcebergSink(LakeSink):
             with update.merge_append() if merges else update.fast_append() as append:
                 for file in files:
                     append.append_data_file(from_json(file, metadata))
-            spec = AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
-            columns = AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id})
-            transaction._stage((), (spec, columns))
             transaction.commit_transaction()
         except CommitFailedException as error:
             raise Outrun(error) from error
