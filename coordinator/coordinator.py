@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
-from coordinator.errors import CheckpointError, SavepointError
+from coordinator.errors import CheckpointError, SavepointError, reason
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
 from coordinator.lifecycle import QueryLifecycle
@@ -367,7 +367,7 @@ class CheckpointCoordinator:
                 try:
                     self.protocol.sweep()
                 except Exception as error:
-                    logger.warning("last sweep of job %s failed; the next start sweeps: %s", self.job, error)
+                    logger.warning("last sweep of job %s failed; the next start sweeps: %s", self.job, reason(error))
             for name, sink in self.sinks.items():
                 try:
                     sink.close()

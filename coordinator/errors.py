@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sinks.errors import printable
+
 
 class CheckpointError(Exception):
     """Base of the coordinator's errors."""
+
+    def __str__(self) -> str:
+        return printable(str(self.args[0])) if self.args else ""
 
 
 class CheckpointLocationMismatch(CheckpointError):
@@ -80,9 +85,6 @@ class InDoubtError(CheckpointError):
         super().__init__(message, transactions)
         self.transactions = list(transactions)
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class ExternalSystemBehind(InDoubtError):
     """An external system was set back, and does not hold what was complete and visible."""
@@ -114,9 +116,6 @@ class JobFailed(CheckpointError):
         super().__init__(message, attempts)
         self.attempts = tuple(attempts)
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 _RAISED_IN_A_WORKER = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.M)
 
@@ -124,8 +123,8 @@ _RAISED_IN_A_WORKER = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \
 def reason(error: BaseException) -> str:
     """Type and message of an error in a line; of one from a Python worker, which Spark buries in the stacks of both
     sides, what the worker raised."""
-    raised = _RAISED_IN_A_WORKER.findall(str(error))
-    name, text = type(error).__name__, str(error)
+    name, text = type(error).__name__, printable(str(error))
+    raised = _RAISED_IN_A_WORKER.findall(text)
     if raised:
         return str(raised[-1]).strip()
     return text if text.startswith(f"{name}: ") else f"{name}: {text}"

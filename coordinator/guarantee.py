@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.config import CheckpointConfig, Replay
-from coordinator.errors import NotExactlyOnce
+from coordinator.errors import NotExactlyOnce, reason
 from coordinator.protocol.batch import MicroBatch, Sink
 from coordinator.storage import CheckpointStorage
 from sinks.optional import Diagnosable
@@ -49,7 +49,7 @@ def promise(
         except Exception as error:
             if config.require:
                 raise
-            logger.warning("%s cannot tell how durable it is: %s", name, error)
+            logger.warning("%s cannot tell how durable it is: %s", name, reason(error))
     if config.require and reasons:
         raise NotExactlyOnce(f"job {job!r} is to be exactly-once, but is not: {'; '.join(reasons)}")
     return Guarantee(tuple(reasons))

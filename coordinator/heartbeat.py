@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from coordinator.errors import CorruptRecord
 from coordinator.protocol.batch import Query
 from coordinator.protocol.records import CheckpointStore, SignOfLife
+from coordinator.storage import StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -120,12 +122,19 @@ class Driver:
         return _MISSED * self.sign.next
 
 
-def look_for_driver(store: CheckpointStore) -> Driver | None:
-    """None if nobody has ever started the job on this storage."""
+def look_for_driver(store: CheckpointStore, bad: list[str] | None = None) -> Driver | None:
+    """None if nobody has ever started the job on this storage. `bad` gets a sentence where its last sign cannot be
+    read: the claim tells then; without it, that raises."""
     claim = store.newest_claim()
     if not claim.generation:
         return None
-    sign = store.last_sign(claim)
+    try:
+        sign = store.last_sign(claim)
+    except (CorruptRecord, StorageError) as error:
+        if bad is None:
+            raise
+        bad.append(str(error))
+        sign = claim.sign
     now = store.storage.clock() if sign.storage_at is not None else None
     age = time.time() - sign.at / 1000 if now is None or sign.storage_at is None else now - sign.storage_at
     if not sign.next:

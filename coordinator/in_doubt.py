@@ -15,6 +15,7 @@ from coordinator.errors import Superseded, reason
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
+from coordinator.protocol.memories import worth_reading
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.diagnosis import InDoubt
 from sinks.optional import Diagnosable
@@ -100,17 +101,19 @@ def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int |
             except Exception as error:
                 errors[name] = reason(error)
             advance(1)
-    generation, history = store.newest_generation(), store.history()
+    found = [about.transaction for abouts in listed.values() for about in abouts]
+    generation = store.newest_generation()
+    history = store.history(worth_reading({}, found, store.lineage))
     if claimed is not None and generation != claimed:
         raise Superseded(f"a driver of job {store.job!r} (generation {generation}) has started just now")
     retained = [Complete(rounds) for rounds in reversed(history)]
     driver = look_for_driver(store)
-    found = [
+    judged = [
         _judged(sink, about, retained, generation, driver, fenced=claimed is not None)
         for sink, abouts in listed.items()
         for about in abouts
     ]
-    return Seen(found, errors, driver, history[-1] if history else ())
+    return Seen(judged, errors, driver, history[-1] if history else ())
 
 
 def _judged(

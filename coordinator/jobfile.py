@@ -19,6 +19,7 @@ from coordinator.config import CheckpointConfig
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.storage import StorageError
+from coordinator.storage.uris import is_secret
 from sinks.base import Sink, TwoPhaseCommitSink
 from sinks.errors import ConfigurationError
 
@@ -36,6 +37,7 @@ SINKS = {
 """What `type` names."""
 
 _FUNCTIONS = ("transform", "value_serializer")
+_SHOWN = ("job", "type", "name", "table", "topic")
 _KEYS = ("job", "storage", "checkpointing", "sinks")
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 
@@ -137,6 +139,8 @@ def _filled_in(value: Any, where: str) -> Any:
     def variable(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
             raise JobFileError(f"{where}: the environment variable {match[1]!r} is not set")
+        if (key := where.rpartition(", ")[2]) in _SHOWN and is_secret(match[1]):
+            raise JobFileError(f"{where}: {match[1]!r} seems to be a secret, and {key} is shown in logs and records")
         return os.environ[match[1]]
 
     return "${".join(_VARIABLE.sub(variable, part) for part in value.split("$${"))

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.errors import CheckpointError, CorruptRecord, SavepointError, StorageBehind, Superseded, reason
+from coordinator.errors import CheckpointError, SavepointError, StorageBehind, Superseded, reason
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.protocol.records import CheckpointStore, SignOfLife
+from coordinator.protocol.sealed import fitting, understood
 from coordinator.storage import StorageError
 from coordinator.storage.uris import redacted, within
 from coordinator.wording import duration, of_driver
@@ -28,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 WAYS = ("trigger", "stop", "cancel")
 """How a savepoint is asked for: and the query goes on, stops there, or stops for good."""
-HOLDS = 600.0
-"""Seconds after which a driver that has not begun with a request refuses it."""
+HOLDS, LONGEST = 600.0, 86400.0
+"""Seconds after which a driver that has not begun with a request refuses it, and the most that it may ask for."""
 
 _KEPT_MS = 86_400_000
 """What nobody has fetched is deleted when it is so old."""
@@ -53,13 +54,11 @@ class Request:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Request:
-        try:
-            request = cls(body["how"], body["target"], SignOfLife(**body["sign"]), float(body["holds"]))
-            if request.how not in WAYS or not isinstance(request.target, str | None):
-                raise ValueError(request.how)
+        with understood("the request"):
+            request = fitting(cls(body["how"], body["target"], SignOfLife(**body["sign"]), body["holds"]))
+            if request.how not in WAYS or not 0 <= request.holds <= LONGEST:
+                raise ValueError(f"{request.how} within {request.holds} s")
             return request
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptRecord(f"the request lacks or misuses a field: {error!r}") from error
 
     def require_fresh(self, now: float | None) -> None:
         """`now`: by the storage's clock, if it has one; else the operator's clock is compared with this machine's."""

@@ -17,7 +17,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception
 from coordinator import errors
 from coordinator.config import integer, seconds
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.errors import Attempt, CheckpointError, JobFailed
+from coordinator.errors import Attempt, CheckpointError, JobFailed, reason
 from sinks.errors import NotMeant
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def _attempt(
     attempts.append(Attempt(number, started, time.time(), before, after, error, (began, time.monotonic())))
     logger.info("%s: attempt %d ended at offsets %s", _job(coordinator), number, after)
     if error:
-        logger.warning("%s: attempt %d failed: %s: %s", _job(coordinator), number, type(error).__name__, error)
+        logger.warning("%s: attempt %d failed: %s", _job(coordinator), number, reason(error))
         if not stopped:
             raise _Failed(error, fatal=_is_fatal(error, refused=refused)) from error
 
@@ -364,7 +364,7 @@ def _offsets(coordinator: CheckpointCoordinator | None) -> tuple[str, ...]:
     try:
         return coordinator.newest_offsets() if coordinator else ()
     except Exception as error:
-        logger.warning("the offsets of the newest checkpoint cannot be read: %s", error)
+        logger.warning("the offsets of the newest checkpoint cannot be read: %s", reason(error))
         return ()
 
 

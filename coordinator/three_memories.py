@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
-from coordinator.protocol.memories import Remembered, of_location, of_sink
+from coordinator.protocol.memories import Remembered, of_location, of_sink, worth_reading
 from coordinator.protocol.records import CheckpointStore
 from coordinator.spark.location import newest_commit, open_location
 
@@ -28,7 +28,9 @@ class Memory:
 def side_by_side(store: CheckpointStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
     """Storage is asked last but for the checkpointLocation, which a driver that runs writes after it."""
     asked = {name: _ask(store.job, sink) for name, sink in sinks.items()}
-    history = [Complete(rounds) for rounds in store.history()]
+    told = {name: answer for name, answer in asked.items() if not isinstance(answer, Exception)}
+    store.follow_newest_claim()
+    history = [Complete(rounds) for rounds in store.history(worth_reading(told, (), store.lineage))]
     newest = history[-1].checkpoint_id if history else -1
     yield Memory("storage", newest, "" if history else "holds no checkpoint of this job", True)
     if location is not None:

@@ -12,7 +12,10 @@ from coordinator.protocol.records import Record
 
 def time_of(milliseconds: int) -> str:
     """ISO 8601 in UTC."""
-    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} ms, which is no time"
 
 
 def ago(milliseconds: int) -> str:
@@ -25,7 +28,7 @@ def ago(milliseconds: int) -> str:
 
 
 def by_sink(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{sink} {count:,}" for sink, count in counts.items()) or "0"
+    return ", ".join(f"{sink} {count:,}" for sink, count in sorted(counts.items())) or "0"
 
 
 def duration(seconds: float | None) -> str:

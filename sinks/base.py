@@ -164,6 +164,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         nothing but a name, `TransactionId.prefix(job)` finds those of the job, and `TransactionId.parse(name).sink ==
         token(self.name)` tells those of the sink."""
 
+    def owns(self, job: str, transaction: Identity) -> bool:
+        """Whether this can be the identity of a transaction of this library, job and sink. Asked before one that a
+        record names is committed or aborted by its name. Default: yes."""
+        return True
+
     def purge(self, checkpoint: Checkpoint) -> None:
         """All of this sink's part of `checkpoint` is visible. Proofs of this job, lineage and sink (of commits and of
         aborts alike) that are of checkpoints before `checkpoint.oldest_retained` may go: nobody asks for them any more

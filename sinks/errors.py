@@ -8,11 +8,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+def printable(text: str) -> str:
+    """The text with what could steer a terminal, or turn its direction, as escapes: for log, command and page. Values
+    of rows, names and answers of servers are in it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 class SinkError(Exception):
     """Base of all errors that a sink raises on purpose. The message says what happened, where, and what to do;
     `retryable` tells whether trying the same checkpoint again can help."""
 
     retryable: bool = False
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
     def to_json(self) -> dict[str, Any]:
         return {"type": type(self).__name__, "message": str(self), "retryable": self.retryable}

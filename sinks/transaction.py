@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from sinks.errors import printable
+
 Identity = Mapping[str, Any]
 """What the external system can list of a pre-committed transaction: a dict of JSON values. Compared as a whole."""
 
@@ -23,8 +25,8 @@ def shown(transaction: Identity) -> str:
     ('tpc.orders', 'schema public, table tpc_1')
     """
     if len(transaction) == 1:
-        return str(*transaction.values())
-    return ", ".join(f"{key} {value}" for key, value in transaction.items())
+        return printable(str(*transaction.values()))
+    return printable(", ".join(f"{key} {value}" for key, value in transaction.items()))
 
 
 def token(name: str) -> str:

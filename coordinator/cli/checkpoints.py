@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -13,61 +14,60 @@ from coordinator.cli.output import (
     FOUND,
     JOB_FILE,
     AsJson,
+    Columns,
     Job,
+    Last,
     Location,
     ago,
     by_sink,
     fail,
     opened,
     say,
-    show_json,
-    show_table,
+    say_bad,
+    show,
+    show_facts,
     time_of,
 )
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import Record
-from coordinator.three_memories import Memory, side_by_side
+from coordinator.three_memories import side_by_side
 from sinks.transaction import shown
 
 app = typer.Typer(help="The complete checkpoints that are retained.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """All retained complete checkpoints, oldest first."""
+def list_(last: Last = 20, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
+    """The last retained complete checkpoints, oldest first."""
     with opened(job) as coordinator:
         store = coordinator.protocol.store
-        history, losses, generation = store.history(), losses_of(store.losses()), store.newest_generation()
-    if as_json:
-        about = {"job": store.job, "storage": store.storage.uri, "newest_generation": generation}
-        show_json(about | {"checkpoints": [summary(rounds) for rounds in history], "losses": losses})
-        return
-    say_losses(losses)
-    if not history:
-        say(f"No checkpoint of job {store.job!r} is complete in {store.storage.uri}.")
-        return
-    show_table(
-        ["checkpoint", "lineage", "generation", "mode", "completed", "took", "rows", "participants", "replays"],
-        [
-            [
-                about["checkpoint"],
-                about["lineage"],
-                about["generation"],
-                about["mode"],
-                ago(rounds[0].completed_at),
-                f"{about['duration_ms'] / 1000:.1f} s",
-                by_sink(about["rows"]),
-                by_sink(about["participants"]),
-                len(about["replays"]),
-            ]
-            for rounds in history
-            for about in [summary(rounds)]
-        ],
+        bad: list[str] = []
+        ids = sorted({id for id, _ in store.ids()})[-last:]
+        history = store.history(lambda id: id in ids, bad)
+        losses, generation = losses_of(store.losses(bad)), store.newest_generation()
+        say_bad(bad)
+    about = {"job": store.job, "storage": store.storage.uri, "newest_generation": generation}
+    about |= {"checkpoints": [summary(rounds) for rounds in history], "losses": losses}
+    if not as_json:
+        say_losses(losses)
+        if not history:
+            say(f"No checkpoint of job {store.job!r} is complete in {store.storage.uri}.")
+    show(
+        about,
+        as_json,
+        checkpoints={
+            **{name: name for name in ("checkpoint", "lineage", "generation", "mode")},
+            "completed": lambda one: _ago(one["completed_at"]),
+            "took": _took,
+            "rows": lambda one: by_sink(one["rows"]),
+            "participants": lambda one: by_sink(one["participants"]),
+            "replays": lambda one: len(one["replays"]),
+        },
     )
 
 
-@app.command()
-def show(
+@app.command("show")
+def show_(
     checkpoint: Annotated[int | None, typer.Argument(help="Its number; the newest if left out.")] = None,
     location: Location = None,
     job: Job = JOB_FILE,
@@ -77,67 +77,74 @@ def show(
     Spark's checkpointLocation and the external systems remember the same."""
     with opened(job) as coordinator:
         memories = list(side_by_side(coordinator.protocol.store, coordinator.sinks, location))
-        history = {rounds[0].checkpoint_id: rounds for rounds in coordinator.protocol.store.history()}
-        number = max(history, default=-1) if checkpoint is None else checkpoint
-        if number not in history:
-            there = f"there are {', '.join(map(str, history))}" if history else "there is none"
+        history = coordinator.protocol.store.history(lambda id: id == checkpoint)
+        number = history[-1][0].checkpoint_id if history and checkpoint is None else checkpoint
+        rounds = next((one for one in history if one[0].checkpoint_id == number), None)
+        if rounds is None:
+            ids = coordinator.protocol.store.ids()
+            there = f"there are {ids[0][0]} to {ids[-1][0]}" if ids else "there is none"
             which = "complete checkpoint" if checkpoint is None else f"checkpoint {number}"
             fail(f"Job {coordinator.job!r} has no {which} in {coordinator.protocol.store.storage.uri}; {there}.")
-        rounds = history[number]
         about = summary(rounds) | {
             "committables": [
                 committable.to_json() | {"round": record.round}
                 for record in rounds
                 for committable in record.committables
             ],
-            "memories": [vars(memory) for memory in memories],
+            "memories": [vars(memory) | {"shown": memory.shown} for memory in memories],
         }
-        if as_json:
-            show_json(about)
-        else:
-            _show(rounds[0], about, memories)
+        if not as_json:
+            show_facts(_facts(about), as_json)
+        show(about, as_json, committables=_COMMITTABLES, memories=_MEMORIES, accepted=LOSSES)
         if not all(memory.agrees for memory in memories):
             raise typer.Exit(FOUND)
 
 
-def _show(record: Record, about: dict[str, Any], memories: Sequence[Memory]) -> None:
-    facts = {key: value for key, value in about.items() if value != "" and not isinstance(value, (dict, list))}
-    facts |= {"took": f"{facts.pop('duration_ms') / 1000:.1f} s"}
-    facts |= {key: ago(getattr(record, key)) for key in ("triggered_at", "completed_at")}
-    facts |= {key: by_sink(about[key]) for key in ("rows", "partitions", "participants")}
-    facts |= {f"offsets of source {at}": text for at, text in enumerate(about["offsets"])}
-    show_table(["", ""], facts.items())
-    show_table(
-        ["round", "sink", "subtask", "rows", "hash", "transaction"],
-        [
-            [
-                one["round"],
-                one["sink"],
-                one["subtask"],
-                one["fingerprint"]["rows"],
-                one["fingerprint"]["hash"],
-                shown(one["transaction"]),
-            ]
-            for one in about["committables"]
-        ],
-    )
-    show_table(
-        ["memory", "newest checkpoint", "beside storage"],
-        [[memory.name, memory.shown, memory.verdict] for memory in memories],
-    )
-    show_losses(about["accepted"])
+_COMMITTABLES: Columns = {
+    **{name: name for name in ("round", "sink", "subtask")},
+    "rows": lambda one: one["fingerprint"]["rows"],
+    "hash": lambda one: one["fingerprint"]["hash"],
+    "transaction": lambda one: shown(one["transaction"]),
+}
+_MEMORIES: Columns = {"memory": "name", "newest checkpoint": "shown", "beside storage": "verdict"}
+
+
+def _facts(about: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = ("duration_ms", "offsets")
+    facts = {
+        key: value for key, value in about.items() if key not in left_out and value and not isinstance(value, list)
+    }
+    offsets = {f"offsets of source {at}": text for at, text in enumerate(about["offsets"])}
+    return facts | {"completed_at": _ago(about["completed_at"]), "took": _took(about)} | offsets
+
+
+def _ago(time: str) -> str:
+    try:
+        return ago(round(datetime.fromisoformat(time).timestamp() * 1000))
+    except ValueError:
+        return time
+
+
+def _took(one: Mapping[str, Any]) -> str:
+    return f"{one['duration_ms'] / 1000:.1f} s"
 
 
 def losses(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """What operators have given up, by `resolve --accept-loss`, since the job began. Retention keeps it."""
     with opened(job) as coordinator:
-        found = losses_of(coordinator.protocol.store.losses())
-    if as_json:
-        show_json({"job": coordinator.job, "losses": found})
-    elif found:
-        show_losses(found)
-    else:
+        bad: list[str] = []
+        found = losses_of(coordinator.protocol.store.losses(bad))
+        say_bad(bad)
+    if not found and not as_json:
         say(f"Nothing of job {coordinator.job!r} was ever given up.")
+    show({"job": coordinator.job, "losses": found}, as_json, losses=LOSSES)
+
+
+LOSSES: Columns = {
+    "given up at": "at",
+    **{name: name for name in ("checkpoint", "sink", "subtask", "rows", "outcome", "who", "why")},
+    "offsets": lambda one: ", ".join(one["offsets"]),
+}
 
 
 def losses_of(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -148,13 +155,6 @@ def losses_of(records: Sequence[Record]) -> list[dict[str, Any]]:
         for record in records
         for one in record.accepted
     ]
-
-
-def show_losses(found: Sequence[dict[str, Any]]) -> None:
-    keys = ("at", "checkpoint", "sink", "subtask", "rows", "outcome", "who", "why", "offsets")
-    if found:
-        names = ["given up at", *keys[1:]]
-        show_table(names, [[*(one[key] for key in keys[:-1]), ", ".join(one["offsets"])] for one in found])
 
 
 def say_losses(found: Sequence[dict[str, Any]]) -> None:

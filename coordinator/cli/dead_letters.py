@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -12,12 +13,13 @@ from coordinator.cli.output import (
     UNTOLD,
     USAGE,
     AsJson,
+    Columns,
     Job,
     fail,
     opened,
     say,
-    show_json,
-    show_table,
+    say_bad,
+    show,
     time_of,
 )
 from coordinator.errors import CheckpointError
@@ -37,28 +39,30 @@ _SINK = "The sink that refused rows; needed if several have dead letters."
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """Of each checkpoint of the history and each sink, how many rows it has refused."""
     with opened(job) as coordinator:
-        store = coordinator.protocol.store
+        store, bad = coordinator.protocol.store, list[str]()
         found = [
-            (one.checkpoint_id, one.ended_at, sink, rows)
-            for one in load_history(store)
+            {"checkpoint": one.checkpoint_id, "ended_at": one.ended_at, "sink": sink, "dead_letters": rows}
+            for one in load_history(store, bad)
             if one.status is Status.COMPLETED
             for sink, rows in one.dead_lettered.items()
         ]
-    if as_json:
-        keys = ("checkpoint", "ended_at", "sink", "dead_letters")
-        checkpoints = [dict(zip(keys, one, strict=True)) for one in found]
-        show_json({"job": store.job, "storage": store.storage.uri, "checkpoints": checkpoints})
-    elif not found:
+    say_bad(bad)
+    if not found and not as_json:
         say(f"The history of job {store.job!r} in {store.storage.uri} has no dead letters.")
-    else:
-        show_table(
-            ["checkpoint", "ended", "sink", "dead letters"],
-            [[checkpoint, time_of(ended_at), sink, f"{rows:,}"] for checkpoint, ended_at, sink, rows in found],
-        )
+    show(
+        {"job": store.job, "storage": store.storage.uri, "checkpoints": found},
+        as_json,
+        checkpoints={
+            "checkpoint": "checkpoint",
+            "ended": lambda one: time_of(one["ended_at"]),
+            "sink": "sink",
+            "dead letters": lambda one: f"{one['dead_letters']:,}",
+        },
+    )
 
 
-@app.command()
-def show(
+@app.command("show")
+def show_(
     sink: Annotated[str, typer.Argument(help=_SINK)] = "",
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="So many letters are shown.")] = 20,
     job: Job = JOB_FILE,
@@ -83,11 +87,8 @@ def show(
     of_sink = [one for one in found.letters if (one["job"], one["sink"]) == (coordinator.job, sink)]  # by any collation
     letters = [{"letter": _id(one), **one} for one in of_sink]
     letters.sort(key=lambda one: (one["time"], *(one[name] for name in _ID)), reverse=True)
-    if as_json:
-        show_json({"sink": sink, "dead_letters": letters[:last]})
-    else:
-        columns = ("letter", *_SHOWN)
-        show_table(columns, [[_text(one[name]) for name in columns] for one in letters[:last]])
+    columns: Columns = {name: partial(_text, name) for name in ("letter", *_SHOWN)}
+    show({"sink": sink, "dead_letters": letters[:last]}, as_json, dead_letters=columns)
     for gap in found.gaps:
         say(f"There may be more, or may have been: {gap}.")
 
@@ -96,5 +97,5 @@ def _id(letter: Mapping[str, Any]) -> str:
     return ".".join(str(letter[name]) for name in _ID)
 
 
-def _text(value: Any) -> Any:
-    return value if isinstance(value, int) else str(value)
+def _text(name: str, letter: Mapping[str, Any]) -> Any:
+    return letter[name] if isinstance(letter[name], int) else str(letter[name])

@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from coordinator import __version__
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, Location, opened, say, show_json, show_table
+from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, Location, opened, say, show
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
@@ -42,14 +42,18 @@ def doctor(
     transaction. Disturbs no driver that runs, and leaves nothing behind."""
     with opened(job, missing_storage=True) as coordinator:
         found = list(_findings(coordinator, location))
-    if as_json:
-        show_json([{"subject": subject, **vars(finding)} for subject, finding in found])
-    else:
-        show_table(
-            ["", "about", "found", "what mends it"],
-            [[Text(f.severity.value, _COLORS[f.severity]), subject, f.what, f.mend] for subject, f in found],
-        )
-        severities = [finding.severity for _, finding in found]
+    show(
+        [{"subject": subject, **vars(finding)} for subject, finding in found],
+        as_json,
+        self={
+            "": lambda one: Text(one["severity"].value, _COLORS[one["severity"]]),
+            "about": "subject",
+            "found": "what",
+            "what mends it": "mend",
+        },
+    )
+    severities = [finding.severity for _, finding in found]
+    if not as_json:
         say(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)")
     bad = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
     if any(finding.severity in bad for _, finding in found):

@@ -2,68 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from coordinator.cli.output import JOB_FILE, AsJson, Job, by_sink, duration, opened, say, show_json, show_table, time_of
+from coordinator.cli.output import JOB_FILE, AsJson, Job, Last, by_sink, duration, opened, say, say_bad, show, time_of
 from coordinator.statistics.history import load_history
-from coordinator.statistics.model import PHASES, CheckpointStatistics, Status
+from coordinator.statistics.model import PHASES, Status
 from coordinator.statistics.summary import remarks, summarized
 
-_STYLES = {Status.FAILED: "red", Status.HALTED: "bold red", Status.RESTORED: "yellow"}
+_STYLES = {Status.FAILED.value: "red", Status.HALTED.value: "bold red", Status.RESTORED.value: "yellow"}
 
 
 def history(
     job: Job = JOB_FILE,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="So many checkpoints are shown.")] = 20,
+    last: Last = 20,
     summary: Annotated[bool, typer.Option("--summary", help="How long they took, in percentiles.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """The last checkpoints: how each ended, how long its phases took, what it wrote. Those of a driver that was killed
     are missing since its last sign of life."""
+    bad: list[str] = []
     with opened(job) as coordinator:
         store = coordinator.protocol.store
-        found = load_history(store)[-last:]
-    if as_json:
-        about = {"job": store.job, "storage": store.storage.uri, "summary": summarized(found)}
-        show_json(about | {"checkpoints": [one.to_json() for one in found]})
-    elif not found:
+        found = load_history(store, bad)[-last:]
+    say_bad(bad)
+    spreads = summarized(found)
+    about: dict[str, Any] = {"job": store.job, "storage": store.storage.uri, "summary": spreads}
+    about["checkpoints"] = [one.to_json() | {"remarks": remarks(one)} for one in found]
+    if not found and not as_json:
         say(f"No statistics of job {store.job!r} are in {store.storage.uri}: history_size is 0, or no checkpoint yet.")
-    elif summary:
-        _show_summary(found)
+    elif summary and not as_json:
+        counts = ", ".join(f"{count} {status}" for status, count in spreads["status"].items())
+        say(f"The last {len(found)}: {counts}.")
+        rows = [{"name": name} | spreads[name] for name in ("took", *PHASES) if spreads[name]]
+        ends = {name: partial(_seconds, name) for name in ("min", "mean", "p50", "p90", "p99", "max")}
+        show(rows, as_json, self={"completed, seconds": "name", **ends})
     else:
-        _show(found)
+        phases = {phase: partial(_phase, phase) for phase in PHASES}
+        show(
+            about,
+            as_json,
+            checkpoints={
+                "checkpoint": "checkpoint_id",
+                "status": lambda one: Text(one["status"], _STYLES.get(one["status"], "")),
+                "ended": lambda one: time_of(one["ended_at"]),
+                "took": lambda one: duration(one["duration"]),
+                **phases,
+                "rows": lambda one: by_sink(one["rows"]),
+                "transactions": lambda one: sum(one["transactions"].values()),
+                "generation": "generation",
+                "remarks": "remarks",
+            },
+        )
 
 
-def _show(found: Sequence[CheckpointStatistics]) -> None:
-    show_table(
-        ["checkpoint", "status", "ended", "took", *PHASES, "rows", "transactions", "generation", "remarks"],
-        [
-            [
-                one.checkpoint_id,
-                Text(one.status.value, _STYLES.get(one.status, "")),
-                time_of(one.ended_at),
-                duration(one.duration),
-                *(f"{one.phases[phase]:.3f}" if phase in one.phases else "" for phase in PHASES),
-                by_sink(one.rows),
-                sum(one.transactions.values()),
-                one.generation,
-                remarks(one),
-            ]
-            for one in found
-        ],
-    )
+def _phase(name: str, one: dict[str, Any]) -> str:
+    return _seconds(name, one["phases"])
 
 
-def _show_summary(found: Sequence[CheckpointStatistics]) -> None:
-    about = summarized(found)
-    counts = ", ".join(f"{count} {status}" for status, count in about["status"].items())
-    say(f"The last {len(found)}: {counts}.")
-    columns = ["min", "mean", "p50", "p90", "p99", "max"]
-    show_table(
-        ["completed, seconds", *columns],
-        [[name, *(f"{about[name][each]:.3f}" for each in columns)] for name in ("took", *PHASES) if about[name]],
-    )
+def _seconds(name: str, of: dict[str, Any]) -> str:
+    return f"{of[name]:.3f}" if name in of else ""

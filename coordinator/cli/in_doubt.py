@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from coordinator.cli.output import (
     JOB_FILE,
     USAGE,
     AsJson,
+    Columns,
     Fence,
     Job,
     Yes,
@@ -23,8 +25,7 @@ from coordinator.cli.output import (
     opened,
     runnable,
     say,
-    show_json,
-    show_table,
+    show,
 )
 from coordinator.cli.status import driver_json, newest_json
 from coordinator.coordinator import CheckpointCoordinator
@@ -54,11 +55,11 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     those of a driver that runs are no finding."""
     with opened(job, missing_storage=True) as coordinator:
         seen = _look(coordinator.protocol)
-        if as_json:
-            about = {"job": coordinator.job} | driver_json(seen.driver) | newest_json(seen.rounds)
-            show_json(about | {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors})
-        else:
-            _show(coordinator, seen)
+        about = {"job": coordinator.job} | driver_json(seen.driver) | newest_json(seen.rounds)
+        about |= {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors}
+        show(about, as_json, transactions=_TRANSACTIONS)
+        if not as_json:
+            _say(coordinator, seen)
         other_memories = set_back(coordinator.protocol.store, coordinator.sinks)
         for memory in other_memories:
             say(memory)
@@ -230,24 +231,19 @@ def _names(pending: Sequence[Pending]) -> str:
     return ", ".join(f"{one.id} (sink {one.sink!r}, checkpoint {one.about.checkpoint})" for one in pending)
 
 
-def _show(coordinator: CheckpointCoordinator, seen: Seen) -> None:
-    if seen.found:
-        show_table(
-            ["id", "sink", "decision", "checkpoint", "subtask", "generation", "age", "transaction"],
-            [
-                [
-                    one.id,
-                    one.sink,
-                    one.decision.value,
-                    "?" if one.about.checkpoint is None else one.about.checkpoint,
-                    "?" if one.about.subtask is None else one.about.subtask,
-                    "?" if one.about.generation is None else one.about.generation,
-                    duration(one.about.age),
-                    shown(one.about.transaction),
-                ]
-                for one in seen.found
-            ],
-        )
+def _known(name: str, one: Mapping[str, Any]) -> Any:
+    return "?" if one[name] is None else one[name]
+
+
+_TRANSACTIONS: Columns = {
+    **{name: name for name in ("id", "sink", "decision")},
+    **{name: partial(_known, name) for name in ("checkpoint", "subtask", "generation")},
+    "age": lambda one: duration(one["age"]),
+    "transaction": lambda one: shown(one["transaction"]),
+}
+
+
+def _say(coordinator: CheckpointCoordinator, seen: Seen) -> None:
     _say_errors(seen)
     if not seen.found:
         told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
@@ -283,13 +279,16 @@ def _report(
     nothing: str,
     left: Sequence[Pending] = (),
 ) -> None:
-    if as_json:
-        told = [one.to_json() | {"result": told} for one, told in results]
-        show_json({"job": coordinator.job, "results": told, "not_touched": [one.to_json() for one in left]})
-    elif results:
-        rows = [[one.id, one.sink, shown(one.about.transaction), told] for one, told in results]
-        show_table(["id", "sink", "transaction", "result"], rows)
-    else:
+    if not results and not as_json:
         say(nothing)
+    show(
+        {
+            "job": coordinator.job,
+            "results": [one.to_json() | {"result": told} for one, told in results],
+            "not_touched": [one.to_json() for one in left],
+        },
+        as_json,
+        results={"id": "id", "sink": "sink", "transaction": _TRANSACTIONS["transaction"], "result": "result"},
+    )
     if any(told not in ("committed", "aborted") for _, told in results):
         raise typer.Exit(FOUND)

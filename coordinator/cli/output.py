@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, NoReturn
@@ -26,7 +26,7 @@ from coordinator.wording import ago as ago
 from coordinator.wording import by_sink as by_sink
 from coordinator.wording import duration as duration
 from coordinator.wording import time_of as time_of
-from sinks.errors import SinkError
+from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
 from sinks.progress import Progress, Show, lines, shown_by
 
@@ -56,6 +56,7 @@ Location = Annotated[
     str | None,
     typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare what it remembers, too."),
 ]
+Last = Annotated[int, typer.Option("--last", "-n", min=1, help="So many are shown.")]
 JOB_FILE = "job.toml"
 _place: ContextVar[str] = ContextVar("place", default=JOB_FILE)
 _PATIENCE = 8.0
@@ -69,7 +70,13 @@ def console() -> Console:
 
 def say(text: str) -> None:
     """For the person, beside the result: on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(printable(text), markup=False)
+
+
+def say_bad(sentences: Iterable[str]) -> None:
+    """On what could not be read, beside the rest."""
+    for text in sentences:
+        say(f"Left out: {text}")
 
 
 def fail(text: str, code: int = FOUND) -> NoReturn:
@@ -138,17 +145,43 @@ def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
     )
 
 
-def show_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, default=str))
+Columns = Mapping[str, str | Callable[[Any], object]]
+"""Of a table, by title: a key of each entry, or what is shown of it."""
+
+
+def show(about: Any, as_json: bool, **tables: Columns) -> None:
+    """What a command has found: as JSON, or each of its lists that `tables` names, where it is not empty; `self` is the
+    list that is all of it."""
+    if as_json:
+        typer.echo(json.dumps(about, indent=2, default=str))
+        return
+    for key, columns in tables.items():
+        rows = about if key == "self" else about[key]
+        if rows:
+            of = [(lambda row, key=one: row[key]) if isinstance(one, str) else one for one in columns.values()]
+            show_table(list(columns), [[cell(row) for cell in of] for row in rows])
+
+
+def show_facts(about: Mapping[str, Any], as_json: bool) -> None:
+    """As `show`, one fact in each line."""
+    show(about if as_json else about.items(), as_json, self={"": lambda fact: fact[0], " ": lambda fact: _fact(*fact)})
+
+
+def _fact(name: str, value: Any) -> str:
+    if name.endswith("_at") and isinstance(value, int):
+        return ago(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_fact(key, item)}" for key, item in sorted(value.items()))
+    return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Cells are shown as they are; `Text` keeps its style. No header if all columns are ""."""
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+    """Cells are shown as they are; `Text` keeps its style. No header if all columns are blank."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(map(str.strip, columns)))
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
     console().print(table)
 
 

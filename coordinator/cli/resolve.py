@@ -6,11 +6,11 @@ import getpass
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from coordinator.cli.checkpoints import losses_of, show_losses
+from coordinator.cli.checkpoints import LOSSES, losses_of
 from coordinator.cli.in_doubt import say_left
 from coordinator.cli.output import (
     FOUND,
@@ -25,8 +25,7 @@ from coordinator.cli.output import (
     opened,
     runnable,
     say,
-    show_json,
-    show_table,
+    show,
 )
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.in_doubt import look
@@ -145,7 +144,7 @@ def _show(complete: Complete, errors: Mapping[str, str], committed_now: int, can
     hidden = [one for one in participants if one["outcome"] != CommitState.COMMITTED.value]
     losses = losses_of(complete.rounds)
     if as_json:
-        about: dict[str, Any] = {
+        about = {
             "job": complete.record.job,
             "checkpoint": complete.checkpoint_id,
             "offsets": list(complete.record.offsets),
@@ -153,17 +152,16 @@ def _show(complete: Complete, errors: Mapping[str, str], committed_now: int, can
             "committed_now": committed_now,
             "given_up": [f"{one['sink']}/{one['subtask']}" for one in losses],
         }
-        show_json(about)
+        show(about, as_json)
         return
     visible = len(participants) - len(hidden)
     known = f"{visible} of {len(participants)} participants are visible" if visible or not errors else "see below"
     say(f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: {known}.")
     if committed_now:
         say(f"Committed {committed_now} now.")
-    show_losses(losses)
-    if hidden:
-        keys = ("participant", "outcome", "rows", "reason")
-        show_table(keys, [[one[key] for key in keys] for one in hidden])
+    keys = ("participant", "outcome", "rows", "reason")
+    found = {"given_up": losses, "participants": hidden}
+    show(found, as_json, given_up=LOSSES, participants={key: key for key in keys})
     if cannot_tell:
         say(cannot_tell)
     elif hidden:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,13 +13,14 @@ from coordinator.cli.output import (
     AsJson,
     Job,
     Yes,
+    ago,
     confirm,
     fail,
     opened,
     say,
-    show_json,
-    show_table,
-    time_of,
+    say_bad,
+    show,
+    show_facts,
 )
 from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
@@ -28,10 +29,9 @@ from coordinator.savepoints import (
     Savepoint,
     describe_savepoint,
     dispose_savepoint,
-    list_savepoints,
     restore_savepoint,
 )
-from coordinator.savepoints.model import full_address
+from coordinator.savepoints.model import full_address, look_for_savepoints
 from coordinator.storage.uris import redacted, within, without_secrets
 
 app = typer.Typer(help="Checkpoints that you own, and restart from.", no_args_is_help=True)
@@ -87,7 +87,7 @@ def trigger(
                 given=yes,
             )
             about = coordinator.trigger_savepoint(_storage(coordinator, target), location).summary()
-        _show(about, as_json)
+        show_facts(about, as_json)
 
 
 @app.command("list")
@@ -95,27 +95,29 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
     """The whole savepoints in a storage, of the job, oldest first."""
     with opened(job, missing_storage=True) as coordinator:
         storage = _storage(coordinator, target)
-        found = [one.summary() for one in list_savepoints(storage) if one.job == coordinator.job]
-        if as_json:
-            show_json(found)
-            return
-        if not found:
+        bad: list[str] = []
+        found = [one.summary() for one in look_for_savepoints(storage, bad) if one.job == coordinator.job]
+        say_bad(bad)
+        if not found and not as_json:
             say(f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.")
-            return
-        show_table(
-            ["savepoint", "checkpoint", "created", "files", "bytes"],
-            [
-                [one["uri"], one["checkpoint"], time_of(one["created_at"]), one["files"], f"{one['bytes']:,}"]
-                for one in found
-            ],
+        show(
+            found,
+            as_json,
+            self={
+                "savepoint": "uri",
+                "checkpoint": "checkpoint",
+                "created": lambda one: ago(one["created_at"]),
+                "files": "files",
+                "bytes": lambda one: f"{one['bytes']:,}",
+            },
         )
 
 
-@app.command()
-def show(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
+@app.command("show")
+def show_(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """What a savepoint holds."""
     with opened(job, missing_storage=True) as coordinator:
-        _show(describe_savepoint(full_address(savepoint, _roots(coordinator))).summary(), as_json)
+        show_facts(describe_savepoint(full_address(savepoint, _roots(coordinator))).summary(), as_json)
 
 
 @app.command()
@@ -160,7 +162,8 @@ def restore(
             allow_non_restored=allow_non_restored,
             allow_later_checkpoints=allow_later_checkpoints,
         )
-        _show(restored.summary(), as_json)
+        lineage = coordinator.protocol.store.newest_claim().lineage
+        show_facts(restored.summary() | {"lineage": lineage, "checkpoint_location": checkpoint_location}, as_json)
         say(f"Start the query with option('checkpointLocation', {checkpoint_location!r}).")
 
 
@@ -175,10 +178,3 @@ def _storage(coordinator: CheckpointCoordinator, target: str | None) -> str:
     if not (target or roots):
         fail("Say which STORAGE, or set savepoint_dir in the section [checkpointing] of the job file.", USAGE)
     return within(target, roots) or target if target else roots[0]
-
-
-def _show(about: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        show_json(about)
-    else:
-        show_table(["", ""], list(about.items()))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 from rich.text import Text
 
-from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, fail, opened, say, show_json, show_table
+from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Columns, Job, fail, opened, say, show
 from coordinator.protocol.dead_letters import writers
 from sinks import dead_letters
 from sinks.diagnosis import SchemaDiff
@@ -59,37 +60,25 @@ def diff(
         }
     found = {name: answer for name, answer in asked.items() if answer is not None}
     if as_json:
-        show_json({name: _plain(answer) for name, answer in found.items()})
+        show({name: asdict(answer) for name, answer in found.items()}, as_json)
     else:
-        _show(found)
+        changes = [{"sink": name} | vars(change) for name, answer in found.items() for change in answer.changes]
+        show(changes, as_json, self=_CHANGES)
+        _say(found)
     for name in asked.keys() - found.keys():
         say(f"sink {name}: its target has no columns to compare")
     if any(answer.changes or answer.unfit for answer in found.values()):
         raise typer.Exit(FOUND)
 
 
-def _plain(answer: SchemaDiff) -> dict[str, Any]:
-    return {
-        "changes": [vars(change) for change in answer.changes],
-        "unfit": list(answer.unfit),
-        "notes": list(answer.notes),
-    }
+_CHANGES: Columns = {
+    **{name: name for name in ("sink", "statement", "locks")},
+    "writes all rows anew": lambda one: Text("yes", "yellow") if one["rewrites"] else "no",
+    "run by": lambda one: "the sink" if one["automatic"] else f'you, or schema_evolution="{one["step"]}"',
+}
 
 
-def _show(found: dict[str, SchemaDiff]) -> None:
-    rows = [
-        [
-            name,
-            change.statement,
-            change.locks,
-            Text("yes", "yellow") if change.rewrites else "no",
-            "the sink" if change.automatic else f'you, or schema_evolution="{change.step}"',
-        ]
-        for name, answer in found.items()
-        for change in answer.changes
-    ]
-    if rows:
-        show_table(["sink", "statement", "locks", "writes all rows anew", "run by"], rows)
+def _say(found: dict[str, SchemaDiff]) -> None:
     for name, answer in found.items():
         for note in answer.notes:
             say(f"sink {name}: {note}")

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from coordinator.cli.checkpoints import losses_of, say_losses
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, show_json, time_of
+from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, say_bad, show, time_of
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.protocol.records import Record, jobs_in
 from coordinator.wording import of_driver, of_newest
@@ -20,12 +20,13 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     up. Exit code 1 if no driver runs."""
     with opened(job) as coordinator:
         store = coordinator.protocol.store
-        driver, newest, losses = look_for_driver(store), store.load_newest(), losses_of(store.losses())
+        bad: list[str] = []
+        driver, newest, losses = look_for_driver(store, bad), store.load_newest(), losses_of(store.losses(bad))
+        say_bad(bad)
         others = [] if driver else jobs_in(store.storage)
-    if as_json:
-        about = {"job": store.job, "storage": store.storage.uri}
-        show_json(about | driver_json(driver) | newest_json(newest) | {"losses": losses})
-    else:
+    about = {"job": store.job, "storage": store.storage.uri} | driver_json(driver) | newest_json(newest)
+    show(about | {"losses": losses}, as_json)
+    if not as_json:
         say(f"Job {store.job!r} in {store.storage.uri}")
         say(of_driver(driver, others))
         say(of_newest(newest))

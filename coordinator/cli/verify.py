@@ -9,12 +9,12 @@ import typer
 from rich.text import Text
 
 from coordinator.balance import COLUMNS, Balance, Verdict, take_balance
-from coordinator.cli.output import FOUND, JOB_FILE, UNTOLD, AsJson, Job, fail, opened, say, show_json, show_table
+from coordinator.cli.output import FOUND, JOB_FILE, UNTOLD, AsJson, Job, fail, opened, say, show
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore, jobs_in
 from coordinator.statistics.metrics import write_balance
 
-_STYLES = {Verdict.BALANCED: "green", Verdict.DIFFERS: "bold red", Verdict.UNTOLD: "yellow"}
+_STYLES = {Verdict.BALANCED.value: "green", Verdict.DIFFERS.value: "bold red", Verdict.UNTOLD.value: "yellow"}
 _CODES = {Verdict.DIFFERS: FOUND, Verdict.UNTOLD: UNTOLD}
 
 
@@ -43,32 +43,30 @@ def verify(
             write_balance(metrics, store.job, found, Clock().milliseconds())
         except (ImportError, OSError) as error:
             fail(f"The metrics were not written: {error}")
-    if as_json:
-        show_json({"job": store.job, "storage": store.storage.uri} | found.to_json())
-    else:
-        _show(found, store)
+    about = {"job": store.job, "storage": store.storage.uri} | found.to_json()
+    totals = [
+        {"checkpoint": Text("all", "bold"), "sink": sink, "verdict": ""} | of for sink, of in found.totals().items()
+    ]
+    if not as_json:
+        _say_nothing(found, store)
+        about["checkpoints"] += totals
+    counts = {title: lambda line, name=name: _count(line[name]) for name, title in COLUMNS.items()}
+    verdict = lambda line: Text(line["verdict"], _STYLES.get(line["verdict"], ""))  # noqa: E731
+    show(about, as_json, checkpoints={"checkpoint": "checkpoint", "sink": "sink", **counts, "": verdict})
+    if not as_json:
+        _say(found)
     if found.verdict in _CODES:
         raise typer.Exit(_CODES[found.verdict])
 
 
-def _show(found: Balance, store: CheckpointStore) -> None:
+def _say_nothing(found: Balance, store: CheckpointStore) -> None:
     if not found.lines:
         others = [name for name in jobs_in(store.storage) if name != store.job]
         known = f" {store.storage.uri} holds the jobs {', '.join(map(repr, others))}." if others else ""
         say(f"No checkpoint of job {store.job!r} is retained: there is nothing to compare.{known}")
-    rows = [
-        [
-            line.checkpoint,
-            line.sink,
-            *(_count(getattr(line, name)) for name in COLUMNS),
-            Text(line.verdict.value, _STYLES[line.verdict]),
-        ]
-        for line in found.lines
-    ]
-    for sink, totals in found.totals().items():
-        rows.append([Text("all", "bold"), sink, *(_count(totals[name]) for name in COLUMNS), ""])
-    if rows:
-        show_table(["checkpoint", "sink", *COLUMNS.values(), ""], rows)
+
+
+def _say(found: Balance) -> None:
     for text in found.found:
         say(f"Differs: {text}")
     told = [

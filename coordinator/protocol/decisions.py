@@ -13,6 +13,7 @@ from coordinator.errors import (
     CheckpointFailed,
     CheckpointGap,
     CheckpointLocationMismatch,
+    CorruptRecord,
     FirstCheckpointError,
     InDoubtError,
     ReplayMismatch,
@@ -20,7 +21,7 @@ from coordinator.errors import (
     UnknownSink,
     reason,
 )
-from coordinator.protocol.batch import BatchFacts, TopicIds
+from coordinator.protocol.batch import BatchFacts, Sink, TopicIds
 from coordinator.protocol.records import Acceptance, Record
 from sinks.audit import Part
 from sinks.errors import BadValue, SinkError
@@ -365,6 +366,19 @@ def require_sinks(rounds: Sequence[Record], sinks: Iterable[str]) -> None:
             f"does not have (it has {sorted(sinks)}). A sink's name must be stable over restarts. To take a "
             "sink out, or its dead_letters=, restore a savepoint with allow_non_restored=True."
         )
+
+
+def require_own(complete: Complete, sinks: Mapping[str, Sink]) -> None:
+    """Raises `CorruptRecord` where a record names what is no transaction of this library, job and sink: a commit by
+    name would end somebody else's."""
+    for participant, committable in complete.named.items():
+        sink = sinks.get(committable.sink)
+        if sink and not sink.owns(complete.record.job, committable.transaction):
+            raise CorruptRecord(
+                f"the record of checkpoint {complete.checkpoint_id} of job {complete.record.job!r} names what is no "
+                f"transaction of this job and sink: {describe(participant, committable)}. Somebody has altered it. "
+                "Restore it from a backup of the storage. Nothing was committed or aborted."
+            )
 
 
 class AfterFailure(Enum):

@@ -4,11 +4,14 @@ last; `decisions.on_call` compares the first two. Rules: docs/protocol.md#the-ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.errors import ExternalSystemBehind, StorageBehind
 from coordinator.protocol.decisions import Complete
+from coordinator.protocol.records import Record
+from sinks.diagnosis import InDoubt
 from sinks.transaction import Identity, unnamed
 
 Memories = Mapping[str, Mapping[str, int] | None]
@@ -107,18 +110,27 @@ def require_alone(sink: str, memory: Mapping[str, int] | None, lineage: str, che
         )
 
 
-def require_restored(memories: Memories, base: Complete, storage: str) -> None:
+def require_restored(memories: Memories, base: Record, storage: str) -> None:
     """Raises `ExternalSystemBehind` if a sink has the lineage that a savepoint was taken of, but is older than it."""
-    before, n = base.record.predecessors or {}, base.checkpoint_id
+    before, n = base.predecessors or {}, base.checkpoint_id
     for sink, memory in memories.items():
         for other, newest in (memory or {}).items():
-            if base.record.rows.get(sink) and before.get(other) == n > newest:
+            if base.rows.get(sink) and before.get(other) == n > newest:
                 raise ExternalSystemBehind(
-                    f"checkpoint storage {storage} begins with savepoint {base.record.restored_from}, of checkpoint "
+                    f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
                     f"{n}, but the system of sink {sink!r} ends with checkpoint {newest} of the lineage before, "
                     f"{other}: the system was set back since, and going on would leave rows out. Restore its newer "
                     "state, or restore a savepoint of that checkpoint. Nothing was aborted."
                 )
+
+
+def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:
+    """Which retained checkpoints before the newest can be lacking in a sink, or be in doubt: of thousands a few."""
+    ids = {InDoubt.named(one).checkpoint for one in in_doubt}
+    if None in ids:  # its name does not tell
+        return lambda _: True
+    first = min((memory.get(lineage, -1) for memory in memories.values() if memory is not None), default=math.inf)
+    return lambda id: id > first or id in ids
 
 
 def decided_before(

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 
 from coordinator.protocol.clock import Clock
+from sinks.errors import printable
 
 logger = logging.getLogger(__package__)
 
@@ -29,7 +30,7 @@ class Outages:
 
     def failed(self, who: str, doing: str, error: BaseException) -> None:
         logger.debug("job %s: %s failed to %s", self._job, who, doing, exc_info=error)
-        text = " ".join(str(error).split())
+        text = printable(" ".join(str(error).split()))
         outage = self._now.get(who)
         if outage is None:
             self._now[who] = _Outage(doing, self._clock.monotonic())

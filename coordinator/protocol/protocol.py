@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
 import pyarrow as pa
@@ -223,11 +224,9 @@ class CheckpointProtocol:
         if self.config.exactly_once:  # before the records: what is committed by then has one
             doing = "tell what is committed"
             remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
-        history = [Complete(rounds) for rounds in self.store.history()]
-        newest = history[-1] if history else None
-        if newest:
-            decisions.require_sinks(newest.rounds, self.sinks)
-        call = self._compare_memories(remembered, history, batch)
+        stored = self.load()
+        newest = Complete(stored) if stored else None
+        call = self._compare_memories(remembered, newest, batch)
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
         rows = newest.record.rows if newest else {}
         self.listeners.tell(Step.LOADED, checkpoint=loaded, rounds=rounds, rows=rows)
@@ -242,10 +241,10 @@ class CheckpointProtocol:
         return call
 
     def _compare_memories(
-        self, remembered: memories.Memories, history: Sequence[Complete], batch: MicroBatch | None
+        self, remembered: memories.Memories, newest: Complete | None, batch: MicroBatch | None
     ) -> Call:
         """R15: refuse what was set back; commit what a record before the newest decides, and is in doubt again."""
-        place, adopt, newest = self.store.storage.uri, self.config.adopt, history[-1] if history else None
+        place, adopt = self.store.storage.uri, self.config.adopt
         if self.config.exactly_once:
             self._predecessors = memories.predecessors(remembered, newest, self.store.lineage)
             for name, memory in remembered.items() if newest else ():
@@ -253,7 +252,9 @@ class CheckpointProtocol:
         else:
             self._predecessors = newest.record.predecessors if newest else None
         if newest:
-            memories.require_restored(remembered, history[0], place)
+            retained = self.store.ids()
+            base = self.store.get(retained[0][0], 0) if retained else None
+            memories.require_restored(remembered, base or newest.record, place)
             if newest.record.mode == self.config.mode.value:
                 memories.require_not_ahead(remembered, newest, place)
         else:
@@ -261,18 +262,27 @@ class CheckpointProtocol:
             memories.require_no_other_history(remembered, place, next_checkpoint=adopted)
             self.fence.require_newest("commit")
         call = decisions.on_call(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Call.SKIP
-        if older := history[:-1] if remembered else ():
-            self._commit_again(remembered, older, batch)
+        if newest and remembered:
+            older = [at for at in retained if at[0] < newest.checkpoint_id]
+            self._commit_again(remembered, older, (), batch)
         if newest:
             self._agreed = True
         return call
 
     def _commit_again(
-        self, remembered: memories.Memories, visible: Sequence[Complete], batch: MicroBatch | None
+        self,
+        remembered: memories.Memories,
+        retained: Sequence[tuple[int, int]],
+        known: Sequence[Complete],
+        batch: MicroBatch | None,
     ) -> None:
-        """What was visible, and is in doubt since a system was set back to before its commit. Raises
-        `ExternalSystemBehind` for what is gone."""
+        """What was visible, as records tell (`retained`, by id and round) or as is `known`, and is in doubt since a
+        system was set back to before its commit. Raises `ExternalSystemBehind` for what is gone."""
+        if not (retained or known):
+            return
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
+        wanted = memories.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
+        visible = [*map(Complete, self.store.read([at for at in retained if wanted(at[0])])), *known]
         for name, part in memories.decided_before(remembered, in_doubt, visible):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
             if self.commit(self.fence.permit(part), batch).lost():
@@ -384,7 +394,7 @@ class CheckpointProtocol:
         try:
             sink.abort(transaction)
         except Exception as error:
-            logger.warning("could not abort %s; left to the next sweep: %s", shown(transaction), error)
+            logger.warning("could not abort %s; left to the next sweep: %s", shown(transaction), reason(error))
 
     # ------------------------------------------------------------------ 4.-5. phase one
     def _pre_commit(self, batch: MicroBatch) -> Record:
@@ -510,9 +520,8 @@ class CheckpointProtocol:
                 raise
             newest = self._visible.get(name)
             if remembered is not None and newest and memories.missing(remembered, newest):
-                history = map(Complete, self.store.history())
-                older = [complete for complete in history if complete.checkpoint_id < newest.checkpoint_id]
-                self._commit_again({name: remembered}, [*older, newest], batch)
+                older = [at for at in self.store.ids() if at[0] < newest.checkpoint_id]
+                self._commit_again({name: remembered}, older, [newest], batch)
 
     def _record(
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, number: int = 0
@@ -666,6 +675,7 @@ class CheckpointProtocol:
     def ask(self, permit: CommitPermit) -> tuple[CommitPermit, Mapping[Participant, Exception]]:
         """Ask once for every outcome that is not final, which commits; and who could not answer."""
         complete = permit.complete
+        decisions.require_own(complete, self.sinks)
         outcomes: dict[Participant, CommitOutcome] = {}
         errors: dict[Participant, Exception] = {}
         pending = complete.pending()

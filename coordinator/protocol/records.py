@@ -12,8 +12,6 @@ JOB/request/TIME.RANDOM             what an operator asks of the driver; also be
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import re
@@ -25,7 +23,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from coordinator.errors import CorruptRecord, Superseded, WrongJob
+from coordinator.errors import CheckpointError, CorruptRecord, Superseded, WrongJob
+from coordinator.protocol.sealed import fitting, seal, understood, unseal
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.timed import TimedStorage
 from sinks.progress import progress
@@ -33,13 +32,10 @@ from sinks.transaction import Committable, Identity, token
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
-"""The one that is written; those below it from `_OLDEST` on are read. A field that older readers do not know takes a
-new one."""
-_OLDEST = 2
 _KEPT_GENERATIONS = 10
 _STALE_LISTINGS = 20
 """So many in a row that contradict what is there, and the storage is not what it has to be."""
+_STATISTICS = re.compile(r"/(\d+)\.(\d+)\.[0-9a-f]+$")
 _NOTE = re.compile(r"\d{15}\.[0-9a-f]{16}")
 _STALE = "Listings have to show what is there; use a storage that is consistent, and start again"
 
@@ -111,18 +107,18 @@ class Record:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], where: str) -> Record:
-        try:
-            return cls(
-                **dict(body)
-                | {
-                    "offsets": tuple(body["offsets"]),
-                    "committables": tuple(Committable.from_json(value) for value in body["committables"]),
-                    "accepted": tuple(Acceptance(**value) for value in body["accepted"]),
-                    "topic_ids": tuple(body["topic_ids"]),
-                }
+        with understood(where):
+            return fitting(
+                cls(
+                    **dict(body)
+                    | {
+                        "offsets": tuple(body["offsets"]),
+                        "committables": tuple(Committable.from_json(value) for value in body["committables"]),
+                        "accepted": tuple(Acceptance(**value) for value in body["accepted"]),
+                        "topic_ids": tuple(body["topic_ids"]),
+                    }
+                )
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptRecord(f"{where} lacks or misuses a field: {error!r}") from error
 
     def to_bytes(self) -> bytes:
         return seal(self.to_json())
@@ -130,31 +126,6 @@ class Record:
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Record:
         return cls.from_json(unseal(data, where), where)
-
-
-def seal(body: Mapping[str, Any]) -> bytes:
-    """JSON with format number and checksum."""
-    text = json.dumps(body, sort_keys=True)
-    return json.dumps({"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}).encode()
-
-
-def unseal(data: bytes, where: str) -> dict[str, Any]:
-    mend = "Restore it from a backup of the storage; nothing was changed."
-    try:
-        sealed = json.loads(data)
-        version, checksum, body = sealed["format"], sealed["sha256"], sealed["body"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CorruptRecord(f"{where} is truncated or not a record of this library ({error}). {mend}") from error
-    if version not in range(_OLDEST, FORMAT + 1):
-        raise CorruptRecord(
-            f"{where} was written by a newer version of this library, or by one before 0.2: it has format {version}, "
-            f"and this version reads formats {_OLDEST} to {FORMAT}. Use the version that wrote it. Nothing was changed."
-        )
-    if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != checksum:
-        raise CorruptRecord(f"{where} was changed after it was written: its checksum does not match. {mend}")
-    if not isinstance(body, dict):
-        raise CorruptRecord(f"{where} is not a record of this library. {mend}")
-    return body
 
 
 @dataclass(frozen=True)
@@ -209,8 +180,15 @@ class Listing:
 def jobs_in(storage: CheckpointStorage) -> list[str]:
     """The names of all jobs that were ever started on a storage."""
     found = {key.partition("/")[0]: key for key in storage.list("") if "/generation/" in key}
-    claims = [(key, storage.get(key)) for key in found.values()]
-    return sorted(unseal(data, f"record {key} in {storage.uri}")["job"] for key, data in claims if data is not None)
+    names = []
+    for root, key in found.items():
+        with suppress(StorageError):
+            try:
+                if (data := storage.get(key)) is not None:
+                    names.append(str(unseal(data, key)["job"]))
+            except (CorruptRecord, KeyError):
+                names.append(f"{root} (its claim cannot be read)")
+    return sorted(names)
 
 
 class CheckpointStore:
@@ -300,12 +278,10 @@ class CheckpointStore:
             key = self._generation_key(number)
             if (data := self._calls.get(key)) is not None:  # None: so many have been claimed since that it is deleted
                 body = unseal(data, self._where(key))
-                self._require_own(body["job"], key)
-                try:
+                self._require_own(body, key)
+                with understood(self._where(key)):
                     sign = SignOfLife(**body["sign"])
-                    return Claim(number, body["lineage"], body["address"], sign, body["sinks"])
-                except (KeyError, TypeError) as error:
-                    raise CorruptRecord(f"{self._where(key)} lacks or misuses a field: {error!r}") from error
+                    return fitting(Claim(number, body["lineage"], body["address"], sign, body["sinks"]))
         raise StorageError(
             self.storage.uri,
             key,
@@ -355,7 +331,8 @@ class CheckpointStore:
         while keys := [key for key in self._calls.list(folder) if key.startswith(own)]:
             if (data := self._calls.get(keys[-1])) is not None:  # None: a newer one has just taken its place
                 body = unseal(data, self._where(keys[-1]))
-                return SignOfLife(**body["sign"], now=body.get("now", {}))
+                with understood(self._where(keys[-1])):
+                    return fitting(SignOfLife(**body["sign"], now=body.get("now", {})))
         return claim.sign
 
     # ------------------------------------------------------------------ statistics
@@ -389,20 +366,19 @@ class CheckpointStore:
         return [key for _, _, key in self._statistics()]
 
     def _statistics(self) -> list[tuple[int, int, str]]:
-        """Number, count and key of each object."""
+        """Number, count and key of each object; what else is there is passed over."""
         keys = self._calls.list(f"{self._root}/statistics")
-        try:
-            parts = [key.split("/")[-1].split(".") for key in keys]
-            return [(int(number), int(count), key) for (number, count, _), key in zip(parts, keys, strict=True)]
-        except ValueError as error:
-            raise CorruptRecord(f"a foreign key below {self._root} in {self.storage.uri}: {error}") from error
+        found = [(_STATISTICS.search(key), key) for key in keys]
+        return [(int(name[1]), int(name[2]), key) for name, key in found if name]
 
     def statistics_in(self, key: str) -> list[Mapping[str, Any]]:
         """Oldest first; some may be in another object, too."""
-        data = self._calls.get(key)
-        body = unseal(data, self._where(key)) if data is not None else {"job": self.job, "checkpoints": []}
-        self._require_own(str(body["job"]), key)
-        return list(body["checkpoints"])
+        if (data := self._calls.get(key)) is None:
+            return []
+        body = unseal(data, self._where(key))
+        self._require_own(body, key)
+        with understood(self._where(key)):
+            return [dict(one) for one in body["checkpoints"]]
 
     # ------------------------------------------------------------------ notes between operators and drivers
     def new_note(self, folder: str, body: Callable[[SignOfLife], Mapping[str, Any]]) -> str:
@@ -427,7 +403,7 @@ class CheckpointStore:
         if data is None:
             return None
         body = unseal(data, self._where(key))
-        self._require_own(str(body.get("job")), key)
+        self._require_own(body, key)
         if not isinstance(note := body.get("note"), dict):
             raise CorruptRecord(f"{self._where(key)} is no note of this library")
         return note
@@ -456,7 +432,7 @@ class CheckpointStore:
         if data is None:
             return None
         record = Record.from_bytes(data, self._where(key))
-        self._require_own(record.job, key)
+        self._require_own(vars(record), key)
         if (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, number):
             raise CorruptRecord(f"{self._where(key)} is the record of another checkpoint: it was copied or renamed.")
         return record
@@ -484,17 +460,34 @@ class CheckpointStore:
             _STALE,
         )
 
-    def history(self) -> list[tuple[Record, ...]]:
-        """Every retained complete checkpoint with its replay records, oldest first. A reader need not claim."""
+    def history(
+        self, wanted: Callable[[int], bool] = lambda _: True, bad: list[str] | None = None
+    ) -> list[tuple[Record, ...]]:
+        """Retained complete checkpoints with their replay records, oldest first: the newest, and those before it whose
+        id is `wanted`. `bad` gets a sentence on each before the newest that cannot be read; without it, that raises. A
+        reader need not claim."""
         newest = self.load_newest()
-        older: dict[int, list[Record]] = {}
-        before = [at for at in sorted(self.look().records) if at[0] < newest[0].checkpoint_id] if newest else []
+        before = [at for at in self.ids() if at[0] < newest[0].checkpoint_id and wanted(at[0])] if newest else []
+        return [*self.read(before, bad), newest] if newest else []
+
+    def read(self, before: Sequence[tuple[int, int]], bad: list[str] | None = None) -> list[tuple[Record, ...]]:
+        """As `history`: of the current lineage those of `before`, which are some of `ids`."""
+        found: dict[int, list[Record]] = {}
         with progress("read the records", len(before), "records") as advance:
             for id, number in before:
-                if record := self.get(id, number):  # None: retention was quicker
-                    older.setdefault(id, []).append(record)
+                try:
+                    if record := self.get(id, number):  # None: retention was quicker
+                        found.setdefault(id, []).append(record)
+                except (CheckpointError, StorageError) as error:
+                    if bad is None:
+                        raise
+                    bad.append(str(error))
                 advance(1)
-        return [tuple(rounds) for rounds in older.values() if rounds[0].round == 0] + ([newest] if newest else [])
+        return [tuple(rounds) for rounds in found.values() if rounds[0].round == 0]
+
+    def ids(self) -> list[tuple[int, int]]:
+        """Id and round of each retained record, oldest first. A reader need not claim."""
+        return sorted(self.look().records) if self.lineage or self.follow_newest_claim().lineage else []
 
     # ------------------------------------------------------------------ second calls
     def keep_second_call(self, checkpoint_id: int) -> None:
@@ -517,16 +510,19 @@ class CheckpointStore:
                     self._keep_loss(replay)
                 self._calls.delete(self._record_key(id, number))
 
-    def losses(self) -> list[Record]:
-        """Every record, of any lineage, that gives participants up, oldest first."""
+    def losses(self, bad: list[str]) -> list[Record]:
+        """Every record, of any lineage, that gives participants up, oldest first. `bad`: as in `history`."""
         found = {}
-        for key in self._calls.list(f"{self._root}/loss"):
-            if (data := self._calls.get(key)) is not None:
-                record = Record.from_bytes(data, self._where(key))
-                self._require_own(record.job, key)
-                found[record.lineage, record.checkpoint_id, record.round] = record
-        for rounds in self.history():
-            found |= {(one.lineage, one.checkpoint_id, one.round): one for one in rounds if one.accepted}
+        replays = [self._record_key(id, number) for id, number in self.ids() if number]
+        for key in [*self._calls.list(f"{self._root}/loss"), *replays]:
+            try:
+                if (data := self._calls.get(key)) is not None:
+                    record = Record.from_bytes(data, self._where(key))
+                    self._require_own(vars(record), key)
+                    if record.accepted:
+                        found[record.lineage, record.checkpoint_id, record.round] = record
+            except (CheckpointError, StorageError) as error:
+                bad.append(str(error))
         return sorted(found.values(), key=lambda record: record.completed_at)
 
     def _keep_loss(self, record: Record) -> None:
@@ -540,8 +536,8 @@ class CheckpointStore:
     def _where(self, key: str) -> str:
         return f"record {key} in {self.storage.uri}"
 
-    def _require_own(self, job: str, key: str) -> None:
-        if job != self.job:
+    def _require_own(self, body: Mapping[str, Any], key: str) -> None:
+        if (job := body.get("job")) != self.job:
             raise WrongJob(
                 f"{self._where(key)} belongs to job {job!r}, not to {self.job!r}. Give every job its own name, and "
                 "do not copy records between jobs."

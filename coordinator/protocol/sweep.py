@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from coordinator.errors import StorageBehind
+from coordinator.errors import StorageBehind, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.fence import Fence
+from coordinator.protocol.memories import worth_reading
 from coordinator.protocol.outage import Outages
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
@@ -77,7 +78,8 @@ class Sweeper:
                 continue
             try:
                 fence.require_newest("sweep")
-                history = fence.store.history() if listed else []
+                wanted = worth_reading({}, listed, fence.store.lineage)
+                history = fence.store.history(wanted) if listed else []
                 if records_exist and listed and not history:
                     raise StorageError(fence.store.storage.uri, "", "the records of this job vanished")
                 self._outages.over("the storage", "read the records before a sweep")
@@ -107,6 +109,6 @@ class Sweeper:
             return False  # listed, then committed by whoever it belongs to
         except Exception as error:
             self.make_due()
-            logger.warning("could not abort %s; left to the next sweep: %s", shown(orphan), error)
+            logger.warning("could not abort %s; left to the next sweep: %s", shown(orphan), reason(error))
             return False
         return True

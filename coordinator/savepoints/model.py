@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from coordinator.errors import CorruptRecord, SavepointError
-from coordinator.protocol.records import Record, seal, unseal
-from coordinator.storage import CheckpointStorage, open_storage, storages_as_found
+from coordinator.protocol.records import Record
+from coordinator.protocol.sealed import fitting, seal, understood, unseal
+from coordinator.storage import CheckpointStorage, StorageError, open_storage, storages_as_found
 from coordinator.storage.uris import within
 
 logger = logging.getLogger(__package__)
@@ -102,14 +103,13 @@ class Savepoint:
                     f"{where} is of an older version of this library, which kept the files in another form. Restore it "
                     "with the version that took it, and take another with this one. Nothing was changed."
                 )
-            records = tuple(Record.from_json(record, where) for record in body["records"])
-            if body["id"] != _id_in(uri) or not records:
-                raise SavepointError(f"{where} is that of another savepoint, or of no checkpoint: {body['id']!r}")
-            return cls(**body | {"uri": uri, "records": records, "chunks": tuple(body["chunks"])})
+            with understood(where):
+                records = tuple(Record.from_json(record, where) for record in body["records"])
+                if body["id"] != _id_in(uri) or not records:
+                    raise SavepointError(f"{where} is that of another savepoint, or of no checkpoint: {body['id']!r}")
+                return fitting(cls(**body | {"uri": uri, "records": records, "chunks": tuple(body["chunks"])}))
         except CorruptRecord as error:
             raise SavepointError(str(error)) from error
-        except (KeyError, TypeError, AttributeError) as error:
-            raise SavepointError(f"{where} lacks or misuses a field: {error!r}") from error
 
 
 def chunk_key(id: str, number: int) -> str:
@@ -118,13 +118,22 @@ def chunk_key(id: str, number: int) -> str:
 
 def list_savepoints(uri: str | CheckpointStorage) -> list[Savepoint]:
     """The whole savepoints in a storage, oldest first. Half-written and damaged ones are logged."""
+    bad: list[str] = []
+    found = look_for_savepoints(uri, bad)
+    for text in bad:
+        logger.warning("%s", text)
+    return found
+
+
+def look_for_savepoints(uri: str | CheckpointStorage, bad: list[str]) -> list[Savepoint]:
+    """As `list_savepoints`; `bad` gets a sentence on each of the others."""
     with opened(uri, as_found=True) as storage:
         found = []
         for id in sorted({key.partition("/")[0] for key in storage.list("") if key.startswith("savepoint-")}):
             try:
                 found.append(load(storage, id))
-            except SavepointError as error:
-                logger.warning("%s", error)
+            except (SavepointError, StorageError) as error:
+                bad.append(str(error))
         return sorted(found, key=lambda savepoint: savepoint.created_at)
 
 

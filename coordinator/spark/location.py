@@ -14,7 +14,7 @@ from typing import Any
 from coordinator.errors import SavepointError
 from coordinator.protocol.batch import BatchFacts
 from coordinator.spark.internals import gateway, hadoop_conf
-from coordinator.storage.objects import fsync_directory
+from coordinator.storage.files import fsync_directory
 
 _PIECE = 1 << 20
 

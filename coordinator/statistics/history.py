@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 
-from coordinator.errors import CorruptRecord
+from coordinator.errors import CheckpointError
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.model import CheckpointStatistics
+from coordinator.storage import StorageError
 
 _TOGETHER = 100
 """Checkpoints that are kept in one object: the more, the fewer objects, and the more is written again by a flush."""
@@ -40,20 +42,14 @@ class CheckpointHistory:
 
 
 def load_history(
-    store: CheckpointStore, known: dict[str, list[CheckpointStatistics]] | None = None
+    store: CheckpointStore, bad: list[str], known: dict[str, list[CheckpointStatistics]] | None = None
 ) -> list[CheckpointStatistics]:
-    """In the order of their ends. `known`: what calls before have read, by key, since an object never changes. Raises
-    `StorageError`, `CorruptRecord`."""
+    """In the order of their ends. `bad`: gets a sentence on what cannot be read. `known`: what calls before
+    have read, by key, since an object never changes. Raises `StorageError`, `CorruptRecord`."""
     before = {} if known is None else known
-    try:
-        read = {
-            key: before.get(key) or [CheckpointStatistics.from_json(value) for value in store.statistics_in(key)]
-            for key in store.statistics_keys()
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptRecord(
-            f"statistics of job {store.job!r} in {store.storage.uri} lack or misuse a field ({error!r})"
-        ) from error
+    read: dict[str, list[CheckpointStatistics]] = {}
+    for key in store.statistics_keys():
+        read[key] = before.get(key) or list(_understood(store, key, bad))
     before.clear()
     before |= read
     unique = {
@@ -62,3 +58,14 @@ def load_history(
         for one in each
     }
     return sorted(unique.values(), key=lambda one: one.ended_at)
+
+
+def _understood(store: CheckpointStore, key: str, bad: list[str]) -> Iterator[CheckpointStatistics]:
+    try:
+        for value in store.statistics_in(key):
+            try:
+                yield CheckpointStatistics.from_json(value)
+            except (KeyError, TypeError, ValueError) as error:
+                bad.append(f"statistics {key} in {store.storage.uri} lack or misuse a field: {error!r}")
+    except (CheckpointError, StorageError) as error:
+        bad.append(str(error))

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from coordinator.protocol.sealed import fitting
+
 
 class Status(str, Enum):
     IN_PROGRESS = "in progress"
@@ -65,10 +67,10 @@ class CheckpointStatistics:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CheckpointStatistics:
-        """What a newer version has added is left out."""
+        """What a newer version has added is left out. Raises TypeError, ValueError or KeyError."""
         known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
         texts = {name: tuple(known.get(name, ())) for name in ("reasons", "offsets_from", "offsets_to")}
-        return cls(**known | texts | {"status": Status(known["status"])})
+        return fitting(cls(**known | texts | {"status": Status(known["status"])}))
 
     def __str__(self) -> str:
         """One line for a person."""
@@ -89,3 +91,24 @@ class CheckpointStatistics:
             if count:
                 said.append(f"{count} {what}")
         return "; ".join(said) + (f": {self.error}" if self.error else "")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a driver does now, as its signs of life tell it: the current checkpoint and what is done for it, if it takes
+    a while; what has been decided, since a time in milliseconds since the epoch, and is not known to be visible, by
+    sink; and the first of what its books differ in."""
+
+    checkpoint: CheckpointStatistics | None = None
+    doing: tuple[str, ...] = ()
+    in_doubt: Mapping[str, int] = field(default_factory=dict)
+    in_doubt_since: int = 0
+    balance: str = ""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Activity:
+        """What a newer version has added is left out. Raises TypeError, ValueError or KeyError."""
+        known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
+        if "checkpoint" in known:
+            known["checkpoint"] = CheckpointStatistics.from_json(known["checkpoint"])
+        return fitting(cls(**known))

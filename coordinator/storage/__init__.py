@@ -63,7 +63,7 @@ def storages_as_found() -> Iterator[None]:
 def _open(uri: str, *, make: bool) -> CheckpointStorage:
     scheme, colon, rest = uri.partition(":")
     if uri.startswith("/") or scheme == "file":
-        from coordinator.storage.objects import FileStorage
+        from coordinator.storage.files import FileStorage
 
         return FileStorage(_directory(uri), make=make)
     if scheme in ("s3", "gs", "az"):

@@ -6,6 +6,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from sinks.errors import printable
+
 _KEY = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}(/(?!\.)[A-Za-z0-9._-]{1,200})*")
 _KEY_LIMIT = 512
 
@@ -30,7 +32,7 @@ class StorageError(Exception):
 
     def __str__(self) -> str:
         where = f"checkpoint storage {self.uri}" + (f", key {self.key!r}" if self.key else "")
-        return f"{where}: {self.reason}" + (f". {self.advice}" if self.advice else "")
+        return printable(f"{where}: {self.reason}" + (f". {self.advice}" if self.advice else ""))
 
 
 class NoSuchStorage(StorageError):

@@ -89,13 +89,15 @@ class HadoopStorage(CheckpointStorage):
             where = java.jvm.java.net.URI.create(f"{parts.scheme}://{parts.netloc}")
             self._files: Any = self._fs.FileContext.getFileContext(where, conf)
             root = self._fs.Path(self.uri)
-            self._files.mkdir(root, self._fs.permission.FsPermission.getDirDefault(), True)
+            rights = self._fs.permission.FsPermission
+            self._files.mkdir(root, rights("700"), True)
             behind = self._files.resolvePath(root).toUri().getScheme()
             self._folder = root.toUri().getPath() + "/"
             # SHOULD_REPLICATE: no erasure coding, which cannot sync
             self._flags = java.jvm.java.util.EnumSet.of(flag.CREATE, flag.SYNC_BLOCK, flag.SHOULD_REPLICATE)
-            self._with_parent = java.new_array(options.CreateOpts, 1)
-            self._with_parent[0] = options.CreateOpts.createParent()
+            self._options = java.new_array(options.CreateOpts, 2)
+            self._options[0] = options.CreateOpts.createParent()
+            self._options[1] = options.CreateOpts.perms(rights("600"))
             self._no_overwrite = java.new_array(options.Rename, 0)
         if behind != "hdfs":
             raise StorageError(
@@ -106,7 +108,7 @@ class HadoopStorage(CheckpointStorage):
         with self._errors(f"cannot write {len(value)} bytes", check_key(key)):
             path, staged = self._path(key), self._path(f"{key}#{uuid4().int}")
             try:
-                with closing(self._files.create(staged, self._flags, self._with_parent)) as stream:
+                with closing(self._files.create(staged, self._flags, self._options)) as stream:
                     stream.write(value)
                 self._files.rename(staged, path, self._no_overwrite)
             except Py4JJavaError as error:

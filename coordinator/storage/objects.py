@@ -1,34 +1,27 @@
-"""Checkpoint storage in object stores, through obstore, and in a local directory.
+"""Checkpoint storage in object stores, through obstore.
 
 A cloud store's conditional put (obstore's mode "create") is one request, atomic and durable when answered. Two things
 are left to do here. obstore 0.12 (object_store 0.14) repeats some puts whose answer got lost, and then says that there
 is a value already, without telling that it tried twice: so it is told to repeat nothing, and it is done here. And it
 takes every 409 for a value that is there, though S3 also answers 409 while the key is being deleted.
-
-A local directory is another matter: obstore writes `KEY#1` and links it to `KEY`, which is atomic, but never calls
-fsync (seen with strace). So a record that was read, and acted upon, could be empty or gone after a power loss.
-`FileStorage` therefore writes by itself, the same way plus fsync, and leaves the rest to obstore.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore, ObjectStore, from_url
+from obstore.store import ObjectStore, from_url
 from tenacity import Retrying
 
-from coordinator.storage.base import CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key, is_key
+from coordinator.storage.base import CheckpointStorage, StorageError, check_folder, check_key, is_key
 from coordinator.storage.retry import retries
 
 _FORMS = {"s3": "s3://BUCKET/PREFIX", "gs": "gs://BUCKET/PREFIX", "az": "az://CONTAINER/PREFIX"}
@@ -41,18 +34,6 @@ _PASSING = r"HTTP error: (?!builder)|status code: (5\d\d|408|429)|InternalError|
 """What obstore says of faults that may pass: of the transport, or of the store."""
 
 _NO_BUCKET = "NoSuchBucket|ContainerNotFound|bucket does not exist"
-
-_ADVICE = {
-    errno.ENOSPC: "Free space there; the query can then be restarted, nothing torn was left",
-    errno.EDQUOT: "Raise the disk quota; the query can then be restarted, nothing torn was left",
-    errno.EACCES: "Let the user that runs the driver write to this directory",
-    errno.EPERM: "The file system must allow hard links, and the user that runs the driver to make them",
-    errno.ENOSYS: "The file system does not know hard links; use another one or a database",
-    errno.ENOTSUP: "The file system does not know hard links; use another one or a database",
-    errno.EROFS: "The file system is mounted read-only; mount it for writing or use another directory",
-    errno.ENOTDIR: "A part of the path is a file; use another directory",
-    errno.EEXIST: "The path is a file; use another directory",
-}
 
 # By what obstore or the store says; {} is the family of environment variables.
 _CLOUD_ADVICE = (
@@ -131,13 +112,10 @@ class ObjectStorage(CheckpointStorage):
         try:
             yield
         except (OSError, BaseError) as error:
-            number = error.errno if isinstance(error, OSError) else None
             text = str(error)
-            reason = os.strerror(number) if number else _reason(text)
-            advice = _ADVICE.get(number or 0, "") or _advice(self.uri, text)
             # S3 repeats a request whose signature is wrong, with the session token in it
             cause = None if "CanonicalRequest" in text else error
-            raise StorageError(self.uri, key, f"{action}: {reason}", advice) from cause
+            raise StorageError(self.uri, key, f"{action}: {_reason(text)}", _advice(self.uri, text)) from cause
 
     def _prove(self) -> None:
         """Raises StorageError unless the store can be listed and written, and of several puts at once takes one."""
@@ -215,93 +193,3 @@ def _advice(uri: str, text: str) -> str:
     variables = _VARIABLES.get(uri.partition(":")[0])
     found = next((advice for pattern, advice in _CLOUD_ADVICE if variables and re.search(pattern, text)), "")
     return found.format(variables)
-
-
-class FileStorage(ObjectStorage):
-    """`file:///DIRECTORY`: one file for each key. The directory is made if it is missing, unless `make` is False.
-
-    A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the one atomic step, so
-    that no torn value can ever stand under a key) and fsyncs the directories. A reader fsyncs them too before it hands
-    out a value: the writer may have died in between. A killed writer leaves `KEY#RANDOM` behind, which is no key, so
-    `list` passes over it; it goes with `delete(KEY)`.
-
-    Several hosts may share the directory if its file system has hard links and close-to-open consistency (NFS has).
-    """
-
-    def __init__(self, directory: str | Path, *, make: bool = True) -> None:
-        self._root = Path(os.path.abspath(directory))
-        self.uri = self._root.as_uri()
-        if not make and not os.path.lexists(self._root):
-            raise NoSuchStorage(self.uri, "", "there is no such directory")
-        with self._errors("cannot make the directory"):
-            self._root.mkdir(parents=True, exist_ok=True)
-            for parent in self._root.parents:
-                with suppress(PermissionError):  # not ours to read, so not made by us
-                    fsync_directory(parent)
-        with self._errors("cannot use the directory"):
-            super().__init__(self.uri, LocalStore(self._root))
-        if os.access(self._root, os.W_OK):
-            self._require_hard_links()
-
-    def _require_hard_links(self) -> None:
-        staged = self._root / f".link-{uuid.uuid4().hex}"
-        linked = staged.with_suffix(".2")
-        with self._errors("cannot make a hard link"):
-            try:
-                staged.touch(exist_ok=False)
-                os.link(staged, linked)
-                with suppress(FileExistsError):
-                    os.link(staged, linked)
-                    raise OSError(errno.ENOTSUP, "a second link of one name is not refused")
-            finally:
-                linked.unlink(missing_ok=True)
-                staged.unlink(missing_ok=True)
-
-    def put_if_absent(self, key: str, value: bytes) -> bool:
-        path = self._root / check_key(key)
-        staged = path.with_name(f"{path.name}#{uuid.uuid4().int}")
-        with self._errors(f"cannot write {len(value)} bytes", key):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with staged.open("xb") as file:
-                    file.write(value)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.link(staged, path)
-            except FileExistsError:
-                if path.is_dir():
-                    raise IsADirectoryError(errno.EISDIR, "there are keys below this one", str(path)) from None
-                return False
-            finally:
-                staged.unlink(missing_ok=True)
-            self._fsync_directories(path)
-            return True
-
-    def get(self, key: str) -> bytes | None:
-        value = super().get(key)
-        if value is not None:
-            with self._errors("cannot fsync", key):
-                self._fsync_directories(self._root / key)
-        return value
-
-    def delete(self, key: str) -> None:
-        super().delete(key)
-        path = self._root / key
-        with self._errors("cannot delete", key):
-            for staged in path.parent.glob(f"{path.name}#*"):
-                staged.unlink(missing_ok=True)
-
-    def _fsync_directories(self, path: Path) -> None:
-        for parent in path.parents:
-            fsync_directory(parent)
-            if parent == self._root:
-                return
-
-
-def fsync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -95,8 +95,11 @@ class SQLStorage(CheckpointStorage):
         """Connects, and raises StorageError at once if that fails: retries are for connections that worked before."""
         url = _parse(uri)
         self.uri = redacted(url.render_as_string(hide_password=False))
-        if not make and url.get_backend_name() == "sqlite" and not os.path.exists(str(url.database)):
-            raise NoSuchStorage(self.uri, "", "there is no such file")
+        if url.get_backend_name() == "sqlite" and not os.path.exists(str(url.database)):
+            if not make:
+                raise NoSuchStorage(self.uri, "", "there is no such file")
+            with suppress(OSError):  # SQLite says it better
+                os.close(os.open(str(url.database), os.O_CREAT, 0o600))
         self._secrets = sorted(_secrets(url), key=len, reverse=True)
         session = [_DURABLE] if url.get_backend_name() == "postgresql" else []
         bounds: dict[str, Any] = {"silence": _SILENCE, "answer": _ANSWER_SECONDS, "short": True}

@@ -32,7 +32,12 @@ def redacted(uri: str) -> str:
 
 def secret_parameters(url: URL) -> list[str]:
     """Those in the query of a database URL."""
-    return [name for name in url.query if _SECRET.search(name)]
+    return [name for name in url.query if is_secret(name)]
+
+
+def is_secret(name: str) -> bool:
+    """Whether a parameter, or a variable, of that name seems to hold one."""
+    return _SECRET.search(name) is not None
 
 
 def without_secrets(uri: str) -> str:

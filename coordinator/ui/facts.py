@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from importlib import metadata
 from typing import Any, TypeVar
@@ -22,10 +22,10 @@ from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.in_doubt import Seen, look, remedies
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.records import CheckpointStore
-from coordinator.savepoints import list_savepoints
+from coordinator.protocol.records import CheckpointStore, jobs_in
+from coordinator.savepoints.model import Savepoint, look_for_savepoints
 from coordinator.statistics.history import load_history
-from coordinator.statistics.model import CheckpointStatistics, Status
+from coordinator.statistics.model import Activity, CheckpointStatistics, Status
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.uris import redacted
 from coordinator.three_memories import set_back
@@ -85,12 +85,14 @@ class JobFacts:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _tries: dict[str, list[CheckpointStatistics]] = field(default_factory=dict)
 
-    def _find(self, name: str, seconds: float, ask: Callable[[], Any]) -> Found:
+    def _find(self, name: str, seconds: float, ask: Callable[[list[str]], Any]) -> Found:
+        """`ask` gets a list for sentences on what it leaves out."""
         with self._lock:
             until, found = self._kept.get(name, (0.0, Found()))
             if time.monotonic() >= until:
+                bad: list[str] = []
                 try:
-                    found = Found(ask())
+                    found = Found(ask(bad), " ".join(bad))
                 except (CheckpointError, StorageError, SinkError, OSError) as error:
                     found = Found(trouble=reason(error))
                 self._kept[name] = time.monotonic() + seconds, found
@@ -104,33 +106,32 @@ class JobFacts:
     # ------------------------------------------------------------------ tries of checkpoints
     def tries(self) -> Found:
         """Those kept, newest first."""
-        found = self._find("history", 1, lambda: load_history(self.store, self._tries))
+        found = self._find("history", 1, lambda bad: load_history(self.store, bad, self._tries))
         return Found(list(reversed(found.value or ())), found.trouble)
 
     def under_way(self) -> CheckpointStatistics | None:
         """What the driver that runs has told of the current one, which it does if that takes a while."""
-        driver = self._that_runs()
-        told = driver.sign.now.get("checkpoint") if driver else None
-        if driver is None or told is None:
-            return None
-        with suppress(KeyError, TypeError, ValueError):
-            one = CheckpointStatistics.from_json(told)
-            one.duration = (driver.sign.at - one.triggered_at) / 1000 + max(driver.age, 0)
-            return one
-        return None
+        activity, at = self._activity()
+        one = activity.checkpoint
+        return replace(one, duration=(at - one.triggered_at) / 1000) if one else None
 
-    def doing(self) -> list[str]:
+    def doing(self) -> Sequence[str]:
         """What the driver is at, of what people wait for."""
-        driver = self._that_runs()
-        return [str(text) for text in driver.sign.now.get("doing", ())] if driver else []
+        return self._activity()[0].doing
 
     def own_in_doubt(self) -> tuple[Mapping[str, int], float]:
         """What the driver that runs has decided, and does not know to be visible, by sink; and for how many seconds."""
+        activity, at = self._activity()
+        return activity.in_doubt, (at - activity.in_doubt_since) / 1000 if activity.in_doubt else 0.0
+
+    def _activity(self) -> tuple[Activity, float]:
+        """Of the driver that runs, and what its clock says now, in milliseconds since the epoch."""
         driver = self._that_runs()
-        if driver is None or "in_doubt" not in driver.sign.now:
-            return {}, 0.0
-        now = driver.sign.now
-        return now["in_doubt"], (driver.sign.at - now["in_doubt_since"]) / 1000 + max(driver.age, 0)
+        if driver is None:
+            return Activity(), 0.0
+        with suppress(KeyError, TypeError, ValueError):
+            return Activity.from_json(driver.sign.now), driver.sign.at + max(driver.age, 0) * 1000
+        return Activity(), 0.0
 
     def _that_runs(self) -> Driver | None:
         driver: Driver | None = self.driver().value
@@ -145,8 +146,8 @@ class JobFacts:
         if one.status is Status.FAILED:
             return Found([])
 
-        def read() -> list[tuple[int, Any]]:
-            for rounds in self.store.history():
+        def read(bad: list[str]) -> list[tuple[int, Any]]:
+            for rounds in self.store.history(lambda id: id == one.checkpoint_id):
                 if rounds[0].checkpoint_id == one.checkpoint_id:
                     return [(record.round, committable) for record in rounds for committable in record.committables]
             return []
@@ -155,14 +156,25 @@ class JobFacts:
 
     # ------------------------------------------------------------------ the job
     def driver(self) -> Found:
-        return self._find("driver", 1, lambda: look_for_driver(self.store))
+        return self._find("driver", 1, lambda bad: look_for_driver(self.store, bad))
 
     def newest(self) -> Found:
         """The newest complete checkpoint's records."""
-        return self._find("newest", 3, lambda: self.store.load_newest())
+        return self._find("newest", 3, lambda _: self.store.load_newest())
+
+    @property
+    def runs(self) -> bool:
+        """As far as storage tells."""
+        return self._that_runs() is not None
+
+    def other_jobs(self) -> Sequence[str]:
+        jobs = self._find("jobs", 30, lambda _: jobs_in(self.storage)).value or ()
+        return [name for name in jobs if name != self.job]
 
     def given_up(self) -> Found:
-        return self._find("losses", 30, lambda: [one for record in self.store.losses() for one in record.accepted])
+        return self._find(
+            "losses", 30, lambda bad: [one for record in self.store.losses(bad) for one in record.accepted]
+        )
 
     def promise(self) -> tuple[Guarantee, str]:
         """The guarantee, and whose word it is."""
@@ -183,9 +195,8 @@ class JobFacts:
         if pending:
             text = f"{sum(pending.values())} decided transactions are not known to be visible for {duration(seconds)}: "
             said.append(Notice("warn", text + by_sink(pending), "in-doubt"))
-        driver = self._that_runs()
-        if driver and "balance" in driver.sign.now:
-            said.append(Notice("bad", f"The books do not balance: {driver.sign.now['balance']}", "balance"))
+        if balance := self._activity()[0].balance:
+            said.append(Notice("bad", f"The books do not balance: {balance}", "balance"))
         said += self._of_driver()
         if given_up := self.given_up().value:
             rows = sum(one.rows for one in given_up)
@@ -225,7 +236,7 @@ class JobFacts:
         """What is in doubt, and a sentence on each sink that remembers other checkpoints than storage. Of copies of the
         sinks, since the balance may ask them just now."""
 
-        def ask() -> tuple[Seen, list[str]]:
+        def ask(_: list[str]) -> tuple[Seen, list[str]]:
             copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
             try:
                 for sink in copies.values():
@@ -242,13 +253,15 @@ class JobFacts:
         place = self.config.savepoint_dir
         if not place:
             return Found([])
-        return self._find(
-            "savepoints", 10, lambda: [one for one in reversed(list_savepoints(place)) if one.job == self.job]
-        )
+
+        def read(bad: list[str]) -> list[Savepoint]:
+            return [one for one in reversed(look_for_savepoints(place, bad)) if one.job == self.job]
+
+        return self._find("savepoints", 10, read)
 
     def balance(self) -> Found:
         """Records beside the systems' own ledgers: no table and no topic is read."""
-        return self._find("balance", 30, lambda: take_balance(self.store, self.sinks, quick=True))
+        return self._find("balance", 30, lambda _: take_balance(self.store, self.sinks, quick=True))
 
     # ------------------------------------------------------------------ configuration
     def settings(self) -> list[Setting]:
@@ -297,6 +310,24 @@ def latest(tries: Sequence[CheckpointStatistics]) -> dict[Status, CheckpointStat
 
 def counts(tries: Sequence[CheckpointStatistics]) -> dict[Status, int]:
     return {status: sum(one.status is status for one in tries) for status in Status if status is not Status.IN_PROGRESS}
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of the last completed tries, between the first's end and the last's."""
+
+    rows: float
+    """A second."""
+    seconds: float
+    """Between the ends of two."""
+
+
+def pace(tries: Sequence[CheckpointStatistics]) -> Pace | None:
+    """`tries` newest first; None for less than two."""
+    completed = [one for one in tries if one.status is Status.COMPLETED]
+    if len(completed) < 2 or (span := (completed[0].ended_at - completed[-1].ended_at) / 1000) <= 0:
+        return None
+    return Pace(sum(sum(one.rows.values()) for one in completed[:-1]) / span, span / (len(completed) - 1))
 
 
 def waterfall(one: CheckpointStatistics) -> list[Bar]:

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 
 from coordinator.balance import COLUMNS
@@ -14,8 +13,9 @@ from coordinator.errors import reason
 from coordinator.in_doubt import Decision, Pending, remedies
 from coordinator.statistics.model import PHASES, Status
 from coordinator.statistics.summary import remarks, summarized
-from coordinator.ui.facts import JobFacts, counts, key_of, latest, waterfall
+from coordinator.ui.facts import JobFacts, counts, key_of, latest, pace, waterfall
 from coordinator.wording import ago, by_sink, duration, of_driver, of_newest, time_of
+from sinks.errors import printable
 from sinks.extras import needs_extra
 from sinks.transaction import shown
 
@@ -112,6 +112,8 @@ class _Tabs:
             "counts": counts(tries),
             "latest": latest(tries),
             "tries": len(tries),
+            "pace": pace(tries[:_BARS]),
+            "others": facts.other_jobs(),
             "bars": list(reversed(tries[:_BARS])),
             "longest": max((one.duration for one in tries[:_BARS]), default=0) or 1,
         }
@@ -169,6 +171,7 @@ class _Tabs:
         return {
             "found": self._facts.savepoints(),
             "has_place": bool(self._facts.config.savepoint_dir),
+            "runs": self._facts.runs,
         }
 
     def guarantee(self, query: Mapping[str, str]) -> dict[str, Any]:
@@ -191,6 +194,7 @@ class _Tabs:
 def _make_ready(app: Flask) -> None:
     """Its templates."""
     app.jinja_env.undefined = StrictUndefined
+    app.jinja_env.finalize = lambda value: printable(value) if type(value) is str else value
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.globals |= {"Status": Status, "key_of": key_of, "command": _command}
     app.jinja_env.filters |= {
@@ -199,6 +203,7 @@ def _make_ready(app: Flask) -> None:
         "clock": _clock,
         "number": "{:,}".format,
         "pretty": _pretty,
+        "rate": _rate,
         "remarks": remarks,
         "shown": shown,
         "time": time_of,
@@ -216,13 +221,17 @@ def _command(pending: Pending) -> str:
 
 
 def _clock(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    return time_of(milliseconds)[:19].replace("T", " ")
 
 
 def _took(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else duration(seconds)
+
+
+def _rate(rows: float) -> str:
+    return f"{rows:,.0f}" if rows >= 10 else f"{rows:.2g}"
 
 
 def _size(count: float) -> str:

@@ -581,6 +581,9 @@ class KafkaSink(
         elif answer and answer not in ASK_THE_WITNESS:
             raise NotYetKnown(f"{name} could not be aborted: the broker answered {answer}")
 
+    def owns(self, job: str, transaction: Identity) -> bool:
+        return str(transaction.get("transactional_id")).startswith(_prefix(job, self.name))
+
     def in_doubt(self, job: str) -> Iterable[Identity]:
         return self._brokers.ongoing(_prefix(job, self.name))
 

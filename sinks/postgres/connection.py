@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NOT_IN_CLEAR = "!password"
+_IN_CLEAR = (
+    "The password is not sent in clear to a server that has not proved who it is: set sslmode=verify-full, or, if the "
+    "network is safe, require_auth=password"
+)
 SILENCE = 5  # seconds without an answer, after which the server is asked whether it is there
 _COPY_ROW = re.compile(r"COPY [^\n]*?, line (\d+)(?:, column ([^\n:]+))?")
 _INDEX = re.compile(r'in relation "([^"]+)"')
@@ -53,6 +59,19 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     """What errors call the server; "" for host, port, database and user."""
     on_silence: Callable[[], None] | None = None
     """Called when the server did not answer."""
+
+    @classmethod
+    def connect(cls, conninfo: str = "", **options: Any) -> Connection:
+        """No password goes in clear to a server that has not proved who it is, unless `require_auth` is given."""
+        proved = options.get("sslmode", os.environ.get("PGSSLMODE")) == "verify-full"
+        if not proved and "PGREQUIREAUTH" not in os.environ and psycopg.pq.version() >= 160000:
+            options = {"require_auth": _NOT_IN_CLEAR} | options
+        try:
+            return super().connect(conninfo, **options)
+        except psycopg.OperationalError as error:
+            if f'"{_NOT_IN_CLEAR}" failed' not in str(error):
+                raise
+            raise psycopg.OperationalError(f"{str(error).strip()}. {_IN_CLEAR}") from error
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         return super().wait(self._watched(gen), *args, **kwargs)

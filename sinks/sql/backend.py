@@ -17,13 +17,13 @@ from sinks.sql.ddl import DDL, Ddl
 from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault, explained
 from sinks.sql.ledger import Ledger
-from sinks.sql.names import label
+from sinks.sql.names import label, of_sink
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import MYSQL, SORTED_BYTES
 from sinks.sql.server import LEDGER_COLUMNS, C, Row, Server, no_ledger
 from sinks.sql.target import Column, Target
 from sinks.sql.transaction import T
-from sinks.transaction import Identity, TransactionContext
+from sinks.transaction import Identity, TransactionContext, TransactionId
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +193,10 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
     def key(self, identity: Identity) -> str:
         """What the ledger knows a prepared transaction by."""
         return str(identity[self.KEY])
+
+    def owns(self, job: str, sink: str, name: str) -> bool:
+        """Whether the ledger can know a transaction of this job and sink by that name."""
+        return name.startswith(TransactionId.prefix(job)) and of_sink(name, sink)
 
     def evidence(self, transaction: T) -> dict[str, object]:
         """What a committable carries beside the ledger's proof. `transaction_id` is needed where `key` is another."""

@@ -251,6 +251,12 @@ class TableSink(
             ledger = self._planner.ensure_ledger(connection)
             self._strategy(transaction).abort(connection, ledger, transaction)
 
+    def owns(self, job: str, transaction: Identity) -> bool:
+        try:
+            return self._backend.owns(job, self.name, self._key(transaction))
+        except LookupError:
+            return False
+
     def in_doubt(self, job: str) -> Iterable[Identity]:
         with self._backend.lend() as connection:
             self._planner = self._planner.at_home(connection, job)

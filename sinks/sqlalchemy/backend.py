@@ -226,6 +226,9 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
         hence the database's name; and XA takes no more than 64 bytes, hence hashes."""
         return f"tpc_{_digest(token(job))}_{_digest(f'{self.url.database} {token(sink)}')}_"
 
+    def owns(self, job: str, sink: str, name: str) -> bool:
+        return name.startswith(self._prefix(job, sink)) or super().owns(job, sink, name)
+
     def end(
         self,
         connection: Connection,

@@ -13,7 +13,7 @@ from coordinator.protocol.decisions import Complete
 from coordinator.protocol.fence import CommitPermit
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import Record
-from coordinator.storage.objects import FileStorage
+from coordinator.storage.files import FileStorage
 
 # Private members are replaced, for want of any way to ask the product for a bug.
 

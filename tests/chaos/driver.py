@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-import coordinator.storage.objects
+import coordinator.storage.files
 import coordinator.storage.sql  # noqa: F401
 import sinks.kafka
 import sinks.mysql

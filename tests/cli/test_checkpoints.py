@@ -45,7 +45,7 @@ def test_list_and_show(file_job: Job) -> None:
     assert [c["subtask"] for c in shown["committables"]] == [0, 1, 2]
     assert set(shown["committables"][0]) == {"sink", "subtask", "transaction", "proof", "fingerprint", "round"}
     assert file_job.json("checkpoints", "show")["checkpoint"] == 1
-    assert "there are 0, 1" in file_job.cli("checkpoints", "show", "7", code=1).stderr
+    assert "there are 0 to 1" in file_job.cli("checkpoints", "show", "7", code=1).stderr
 
 
 def test_a_replay_is_shown(file_job: Job) -> None:

@@ -104,6 +104,7 @@ def test_a_sink_that_passes_keys_on_to_its_base(tmp_path: Path, monkeypatch: pyt
         (f'job = "a"\nstorage = "memory:x"\n[[sinks]]\n{PG}\nmode = "merge"', r"mode='merge' is not one of"),
         (f'job = "a"\n[[sinks]]\n{PG}', r"needs a storage"),
         (f'job = "a"\n[checkpointing]\nintervall = 1\n[[sinks]]\n{PG}', r"did you mean 'interval'"),
+        (f'job = "a"\n[[sinks]]\n{PG}\nname = "${{PASSWORD}}"', r"sinks 1, name: 'PASSWORD' seems to be a secret"),
         ('job = "${NOT_THERE}"\nsinks = []', r"job: the environment variable 'NOT_THERE' is not set"),
         ('job = "a"\n[[sinks]]\ntype = "coordinator.errors:CheckpointGap"', r"no subclass of sinks.TwoPhaseCommitSink"),
         ('job = "a"\n[[sinks]]\ntype = "no_such:Sink"', r"cannot import no_such"),

@@ -30,7 +30,12 @@ def test_of_a_stopped_query_and_back(file_job: Job, file_rows: Callable[[], list
 
     place = f"{file_job.folder}/restored"
     file_job.cli("savepoint", "restore", taken["uri"], place, code=3)
-    assert file_job.json("savepoint", "restore", taken["uri"], place, "--yes") == taken
+    restored = file_job.json("savepoint", "restore", taken["uri"], place, "--yes")
+    assert restored["lineage"] != taken["lineage"]
+    assert restored == taken | {"lineage": restored["lineage"], "checkpoint_location": place}
+    shown = file_job.cli("savepoint", "show", taken["uri"]).stdout
+    assert "{'" not in shown
+    assert str(taken["created_at"]) not in shown
     with load_job(str(file_job.file)) as coordinator:
         LocalQuery(place, INPUT).run(coordinator)
     assert file_rows() == ids()

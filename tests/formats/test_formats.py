@@ -12,7 +12,8 @@ import pytest
 from coordinator import describe_savepoint, restore_savepoint
 from coordinator.balance import take_balance
 from coordinator.heartbeat import look_for_driver
-from coordinator.protocol.records import FORMAT, CheckpointStore
+from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.sealed import FORMAT
 from coordinator.savepoints.model import list_savepoints
 from coordinator.statistics.history import load_history
 from coordinator.storage import open_storage
@@ -61,8 +62,8 @@ def test_what_an_older_format_says_to_operators(world: World) -> None:
     assert driver
     assert driver.sign.who.startswith("host host, process ")
     assert [[each.round for each in rounds] for rounds in store.history()] == [[0], [0], [0, 1]]
-    assert [(loss.accepted[0].who, loss.accepted[0].why) for loss in store.losses()] == [("ann", "gone")]
-    assert {one.checkpoint_id for one in load_history(store)} >= {0, 1, 2}
+    assert [(loss.accepted[0].who, loss.accepted[0].why) for loss in store.losses([])] == [("ann", "gone")]
+    assert {one.checkpoint_id for one in load_history(store, [])} >= {0, 1, 2}
     lines = take_balance(store, {"orders": world.sink()}, quick=True).lines
     assert [line.checkpoint for line in lines if line.verdict.value == "balanced"] == [2]
 
@@ -80,7 +81,7 @@ def test_a_savepoint_of_an_older_format_is_restored(world: World) -> None:
 
 
 def test_what_this_version_writes_is_what_is_stored_of_its_format(request: pytest.FixtureRequest, empty: World) -> None:
-    """A field that older readers do not know takes a new format: raise `records.FORMAT`, then `python -m tests.formats`
+    """A field that older readers do not know takes a new format: raise `sealed.FORMAT`, then `python -m tests.formats`
     stores what later versions have to read. Before a format is released, what is stored of it may be stored anew."""
     leave(empty)
     stored = json.loads((HERE / f"format-{FORMAT}.json").read_text())[request.node.callspec.params["empty"]]

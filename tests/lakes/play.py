@@ -43,9 +43,6 @@ class Lake:
         """Whether a file is the first that the transaction has written."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        pass
-
     def rows(self) -> list[dict[str, Any]]:
         return list(self.read().select(SCHEMA.names).to_pylist())
 
@@ -102,7 +99,6 @@ class IcebergLake(Lake):
     def __init__(self, folder: Path, uri: str = "") -> None:
         folder.mkdir(exist_ok=True)
         self.name = "test.orders"
-        self._catalog: Any = None
         self.properties = {
             "name": "test",
             "type": "sql",
@@ -119,13 +115,7 @@ class IcebergLake(Lake):
             catalog.create_table(self.name, schema, **options)
 
     def table(self) -> Any:
-        if self._catalog is None:
-            self._catalog = load_catalog(**self.properties)
-        return self._catalog.load_table(self.name)
-
-    def close(self) -> None:
-        if self._catalog is not None:
-            self._catalog.close()
+        return load_catalog(**self.properties).load_table(self.name)
 
     def read(self) -> pa.Table:
         return self.table().scan().to_arrow()

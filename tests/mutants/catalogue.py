@@ -291,7 +291,7 @@ MUTANTS = (
     Mutant(
         "a system of before the savepoint that was restored (R15)",
         "coordinator",
-        "memories.require_restored(remembered, history[0], place)",
+        "memories.require_restored(remembered, base or newest.record, place)",
         "pass",
         MEMORIES,
     ),
@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant(
         "a sweep spares only what the newest record names (R16)",
         "coordinator",
-        "history = fence.store.history() if listed else []",
+        "history = fence.store.history(wanted) if listed else []",
         "history = [fence.store.load_newest()] if listed else []",
         MEMORIES,
     ),
@@ -492,7 +492,13 @@ MUTANTS = (
         "if rounds:",
         PROTOCOL,
     ),
-    Mutant("a record of another job", "coordinator", "        if job != self.job:", "        if False:", PROTOCOL),
+    Mutant(
+        "a record of another job",
+        "coordinator",
+        'if (job := body.get("job")) != self.job:',
+        'if (job := body.get("job")) is None:',
+        PROTOCOL,
+    ),
     Mutant("a record that was changed", "coordinator", ".hexdigest() != checksum:", ".hexdigest() == 0:", PROTOCOL),
     Mutant(
         "a put that was repeated is taken for another driver's",
@@ -539,15 +545,32 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------------ storages
     Mutant(
-        "file: a second put replaces", "coordinator/storage", "os.link(staged, path)", "os.replace(staged, path)", FILES
+        "file: a second put replaces",
+        "coordinator/storage",
+        "os.link(staged, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)",
+        "os.replace(staged, name, src_dir_fd=here, dst_dir_fd=here)",
+        FILES,
     ),
-    Mutant("file: not durable", "coordinator/storage", "os.fsync(file.fileno())", "pass", FILES),
-    Mutant("file: names are not durable", "coordinator/storage", "    os.fsync(descriptor)", "    pass", FILES),
+    Mutant(
+        "file: not durable",
+        "coordinator/storage",
+        "                    os.fsync(descriptor)",
+        "                    pass",
+        FILES,
+    ),
+    Mutant("file: names are not durable", "coordinator/storage", "        os.fsync(folder)", "        pass", FILES),
     Mutant(
         "file: half-written values are listed",
         "coordinator/storage",
-        "self._retrying()(names) if is_key(name))",
-        "self._retrying()(names))",
+        "if not is_key(key := prefix + entry.name):",
+        "if (key := prefix + entry.name) is None:",
+        FILES,
+    ),
+    Mutant(
+        "file: a link to a folder is followed",
+        "coordinator/storage",
+        "no_link = 0 if within is None else os.O_NOFOLLOW",
+        "no_link = 0",
         FILES,
     ),
     Mutant(
@@ -680,7 +703,7 @@ MUTANTS = (
     Mutant(
         "a failover that lost only commits stops the query (R15)",
         "coordinator",
-        "self._commit_again({name: remembered}, [*older, newest], batch)",
+        "self._commit_again({name: remembered}, older, [newest], batch)",
         "raise memories.external_system_behind(name, remembered, newest)",
         MEMORIES,
     ),
@@ -1531,5 +1554,12 @@ MUTANTS = (
         '"commit.retry.num-retries": "0"',
         '"commit.retry.num-retries": "4"',
         ("tests/iceberg/test_conformance.py", *LAKES),
+    ),
+    Mutant(
+        "Iceberg: the partitions may change amid the commit",
+        "sinks/iceberg",
+        "            transaction._stage((), (spec, columns))\n",
+        "",
+        LAKES,
     ),
 )

@@ -23,7 +23,8 @@ from coordinator.errors import (
     UnknownSink,
     WrongJob,
 )
-from coordinator.protocol.records import CheckpointStore, seal
+from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.sealed import seal
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from examples.custom_sink import FileSink
 from sinks import CommitOutcome, Committable

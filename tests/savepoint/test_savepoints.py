@@ -31,7 +31,8 @@ from coordinator import (
     restore_savepoint,
 )
 from coordinator.errors import InDoubtError, SavepointError, Superseded, UnknownSink
-from coordinator.protocol.records import CheckpointStore, seal, unseal
+from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.sealed import seal, unseal
 from coordinator.savepoints.model import opened_savepoint
 from coordinator.savepoints.restore import _files
 from coordinator.savepoints.take import _require_own

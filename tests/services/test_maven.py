@@ -85,3 +85,10 @@ def test_what_cannot_be_had_is_told_and_leaves_nothing(cache: Path) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)org\.example:app:9 could not be fetched; .*IVY_SETTINGS"):
         maven_jars("org.example:app:9")
     assert [path.suffix for path in (cache / "jars").iterdir()] == [".lock"]
+
+
+def test_a_jar_with_another_content_is_refused(cache: Path) -> None:
+    _publish(cache.parent / "repository", "mysql-connector-j", "9.4.0")
+    with pytest.raises(RuntimeError, match=r"mysql-connector-j-9\.4\.0\.jar is not what it was: its SHA-256 is"):
+        maven_jars("org.example:mysql-connector-j:9.4.0")
+    assert [path.suffix for path in (cache / "jars").iterdir()] == [".lock"]

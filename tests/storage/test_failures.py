@@ -334,6 +334,69 @@ class TestFile:
         assert not failed
 
 
+class TestLinksAndRights:
+    """Below the directory nothing is reached through a link, and nobody else may read."""
+
+    @pytest.fixture
+    def outside(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "outside"
+        folder.mkdir()
+        (folder / "0000000001.0000000001").write_text("somebody else's")
+        return folder
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> CheckpointStorage:
+        return open_storage(str(tmp_path / "root"))
+
+    def test_a_link_to_a_folder(self, storage, tmp_path, outside):
+        storage.put_if_absent("job/1", b"1")
+        (tmp_path / "root" / "job" / "alive").symlink_to(outside)
+        key = "job/alive/0000000001.0000000001"
+        assert storage.list("") == ["job/1", "job/alive"]
+        for call in (lambda: storage.get(key), lambda: storage.delete(key), lambda: storage.list("job/alive")):
+            with pytest.raises(StorageError, match="a link, which is not followed"):
+                call()
+        with pytest.raises(StorageError, match=r"key 'job/alive/2': cannot write.*a link, which is not followed"):
+            storage.put_if_absent("job/alive/2", b"2")
+        storage.delete("job/alive")
+        assert storage.list("") == ["job/1"]
+        assert [one.read_text() for one in outside.iterdir()] == ["somebody else's"]
+
+    def test_a_link_to_a_file(self, storage, tmp_path, outside):
+        storage.put_if_absent("job/1", b"1")
+        target = outside / "0000000001.0000000001"
+        (tmp_path / "root" / "job" / "2").symlink_to(target)
+        assert storage.list("job") == ["job/1", "job/2"]
+        assert not storage.put_if_absent("job/2", b"2")
+        with pytest.raises(StorageError, match=r"key 'job/2': cannot read: .*symbolic link, which is not followed"):
+            storage.get("job/2")
+        storage.delete("job/2")
+        assert storage.list("job") == ["job/1"]
+        assert target.read_text() == "somebody else's"
+
+    def test_a_pipe_holds_nobody_up(self, storage, tmp_path):
+        storage.put_if_absent("job/1", b"1")
+        os.mkfifo(tmp_path / "root" / "job" / "2")
+        with pytest.raises(StorageError, match="key 'job/2': cannot read: it is a pipe"):
+            storage.get("job/2")
+
+    def test_the_directory_itself_may_be_a_link(self, tmp_path):
+        (tmp_path / "real").mkdir()
+        (tmp_path / "linked").symlink_to("real")
+        assert open_storage(str(tmp_path / "linked")).put_if_absent("a/1", b"1")
+        assert (tmp_path / "real" / "a" / "1").read_bytes() == b"1"
+
+    def test_what_is_made_is_for_this_user(self, tmp_path):
+        before = os.umask(0o022)
+        try:
+            open_storage(str(tmp_path / "root")).put_if_absent("job/1", b"1")
+            open_storage(f"sqlite:///{tmp_path}/x.db").put_if_absent("job/1", b"1")
+        finally:
+            os.umask(before)
+        made = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("root", "root/job", "root/job/1", "x.db")}
+        assert made == {"root": 0o700, "root/job": 0o700, "root/job/1": 0o600, "x.db": 0o600}
+
+
 class TestSqlite:
     @pytest.mark.parametrize("below", ["plain/x.db", "missing/x.db"])
     def test_a_path_that_cannot_be(self, tmp_path, below):

@@ -19,7 +19,7 @@ from coordinator.balance import Balance
 from coordinator.errors import CheckpointFailed
 from coordinator.heartbeat import State, look_for_driver
 from coordinator.listener import Step
-from coordinator.protocol import records
+from coordinator.protocol import sealed
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
@@ -146,7 +146,7 @@ def test_savepoints(job: Job, target: str) -> None:
         taken = coordinator.trigger_savepoint(target, str(job.folder / "query"))
         text = Browser(coordinator).see("/savepoints")
     assert taken.uri in text
-    assert "<code>coordinator savepoint trigger --job job.toml</code>" in text
+    assert "<code>coordinator savepoint trigger --checkpoint-location LOCATION --job job.toml</code>" in text
 
 
 def test_no_checkpoint_yet(job: Job) -> None:
@@ -180,7 +180,7 @@ def test_the_waterfall_of_two_sinks(job: Job) -> None:
     with CheckpointCoordinator("job", sinks, job.storage) as coordinator:
         job.query(1).run(coordinator)
         coordinator.history.flush()
-        [one] = load_history(coordinator.protocol.store)
+        [one] = load_history(coordinator.protocol.store, [])
     assert [(bar.phase, bar.sink) for bar in waterfall(one)] == [
         ("prepare", ""),
         ("prepare", "files"),
@@ -242,7 +242,7 @@ def test_a_history_of_a_newer_version(job: Job, monkeypatch: pytest.MonkeyPatch)
     job.run(1)
     newer = CheckpointStatistics("job", 7, 1, Status.COMPLETED).to_json() | {"status": "unheard of"}
     with monkeypatch.context() as later:
-        later.setattr(records, "FORMAT", records.FORMAT + 1)
+        later.setattr(sealed, "FORMAT", sealed.FORMAT + 1)
         CheckpointStore(job.storage, "job").add_statistics([newer], together=100, keep=100)
     with seen_from_outside(job) as browser:
         pages = see_all(browser)

@@ -26,6 +26,7 @@ async function refresh() {
   if (document.hidden) return;
   try {
     const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(20000) });
+    if (!answer.ok) throw new Error(answer.statusText);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     change(document.querySelector("main"), page.querySelector("main"));
     told.textContent = "live";
@@ -42,6 +43,8 @@ async function follow() {
     await refresh();
   }
 }
+
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 if (seconds > 0) {
   told.textContent = "live";

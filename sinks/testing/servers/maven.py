@@ -94,12 +94,23 @@ def _fetch(coordinates: tuple[str, ...], text: str, folder: Path, *, unpack: boo
                 f"{', '.join(coordinates)} could not be fetched; a mirror can be set in the ivysettings.xml that "
                 f"IVY_SETTINGS names. The end of what Ivy said:\n{done.stdout[-3000:]}"
             )
+        for file in jars.iterdir():
+            _require_pinned(file)
         if unpack:
             [archive] = jars.iterdir()
             with tarfile.open(archive) as tar:
                 tar.extractall(jars, filter="data")
             archive.unlink()
         jars.rename(folder)
+
+
+def _require_pinned(file: Path) -> None:
+    """Raises RuntimeError for a file that `pins.sha256` knows by its name, and not with this content."""
+    lines = (Path(__file__).parent / "pins.sha256").read_text().splitlines()
+    known = {name: checksum for checksum, name in map(str.split, lines)}
+    found = hashlib.sha256(file.read_bytes()).hexdigest()
+    if known.get(file.name, found) != found:
+        raise RuntimeError(f"{file.name} is not what it was: its SHA-256 is {found}, and {known[file.name]} is pinned")
 
 
 def _module(coordinates: tuple[str, ...], scope: str, classifier: str = "") -> str:

@@ -1,0 +1,88 @@
+"""JSON objects as storage has them: sealed with a checksum, and trusted only as what they have to be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from coordinator.errors import CorruptRecord
+
+T = TypeVar("T")
+
+FORMAT = 2
+"""The one that is written; those below it from `_OLDEST` on are read. A field that older readers do not know takes a
+new one."""
+_OLDEST = 2
+
+
+def seal(body: Mapping[str, Any]) -> bytes:
+    """JSON with format number and checksum."""
+    text = json.dumps(body, sort_keys=True)
+    return json.dumps({"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}).encode()
+
+
+def unseal(data: bytes, where: str) -> dict[str, Any]:
+    mend = "Restore it from a backup of the storage; nothing was changed."
+    try:
+        sealed = json.loads(data)
+        version, checksum, body = sealed["format"], sealed["sha256"], sealed["body"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptRecord(f"{where} is truncated or not a record of this library ({error}). {mend}") from error
+    if version not in range(_OLDEST, FORMAT + 1):
+        raise CorruptRecord(
+            f"{where} was written by a newer version of this library, or by one before 0.2: it has format {version}, "
+            f"and this version reads formats {_OLDEST} to {FORMAT}. Use the version that wrote it. Nothing was changed."
+        )
+    if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != checksum:
+        raise CorruptRecord(f"{where} was changed after it was written: its checksum does not match. {mend}")
+    if not isinstance(body, dict):
+        raise CorruptRecord(f"{where} is not a record of this library. {mend}")
+    return body
+
+
+@contextmanager
+def understood(where: str) -> Iterator[None]:
+    """What does not fit raises `CorruptRecord`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptRecord(f"{where} lacks or misuses a field: {error!r}") from error
+
+
+def fitting(one: T) -> T:
+    """The dataclass itself. Raises TypeError if a field, at any depth, is not of its type."""
+    for name, kind in _kinds(type(one)).items():  # type: ignore[arg-type]
+        if not _fits(value := getattr(one, name), kind):
+            raise TypeError(f"{name} is {str(value)[:80]!r}")
+    return one
+
+
+@cache
+def _kinds(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind)}
+
+
+def _fits(value: object, kind: Any) -> bool:
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin in (tuple, list, Sequence):
+        return isinstance(value, (tuple, list)) and all(_fits(each, parts[0]) for each in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(isinstance(key, str) and _fits(value[key], parts[1]) for key in value)
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    if kind is float:
+        return isinstance(value, (int, float))
+    if is_dataclass(kind):
+        return type(value) is kind and fitting(value) is value
+    return isinstance(value, kind)

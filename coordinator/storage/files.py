@@ -1,0 +1,185 @@
+"""Checkpoint storage in a local or shared folder.
+
+obstore has a store for folders too, but it never calls fsync (seen with strace), so a record that was read, and acted
+upon, could be empty or gone after a power loss; and it follows links.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from coordinator.storage.base import CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key, is_key
+
+_ADVICE = {
+    errno.ENOSPC: "Free space there; the query can then be restarted, nothing torn was left",
+    errno.EDQUOT: "Raise the disk quota; the query can then be restarted, nothing torn was left",
+    errno.EACCES: "Let the user that runs the driver write to this directory",
+    errno.EPERM: "The file system must allow hard links, and the user that runs the driver to make them",
+    errno.ENOSYS: "The file system does not know hard links; use another one or a database",
+    errno.ENOTSUP: "The file system does not know hard links; use another one or a database",
+    errno.EROFS: "The file system is mounted read-only; mount it for writing or use another directory",
+    errno.ENOTDIR: "A part of the path is a file, or a link, which is not followed; use another directory",
+    errno.EEXIST: "The path is a file; use another directory",
+    errno.ELOOP: "It is a symbolic link, which is not followed: see who put it there, and remove it",
+}
+
+
+class FileStorage(CheckpointStorage):
+    """`file:///DIRECTORY`: one file for each key. The directory is made if it is missing, unless `make` is False. What
+    is made is for the user alone (0700 and 0600). No link below the directory is followed.
+
+    A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the one atomic step, so
+    that no torn value can ever stand under a key) and fsyncs the directories. A reader fsyncs them too before it hands
+    out a value: the writer may have died in between. A killed writer leaves `KEY#RANDOM` behind, which is no key, so
+    `list` passes over it; it goes with `delete(KEY)`.
+
+    Several hosts may share the directory if its file system has hard links and close-to-open consistency (NFS has).
+    """
+
+    def __init__(self, directory: str | Path, *, make: bool = True) -> None:
+        self._root = Path(os.path.abspath(directory))
+        self.uri = self._root.as_uri()
+        if not make and not os.path.lexists(self._root):
+            raise NoSuchStorage(self.uri, "", "there is no such directory")
+        with self._errors("cannot make the directory"):
+            self._root.mkdir(0o700, parents=True, exist_ok=True)
+            for parent in self._root.parents:
+                with suppress(PermissionError):  # not ours to read, so not made by us
+                    fsync_directory(parent)
+        if os.access(self._root, os.W_OK):
+            self._require_hard_links()
+
+    def _require_hard_links(self) -> None:
+        staged = self._root / f".link-{uuid.uuid4().hex}"
+        linked = staged.with_suffix(".2")
+        with self._errors("cannot make a hard link"):
+            try:
+                staged.touch(0o600, exist_ok=False)
+                os.link(staged, linked)
+                with suppress(FileExistsError):
+                    os.link(staged, linked)
+                    raise OSError(errno.ENOTSUP, "a second link of one name is not refused")
+            finally:
+                linked.unlink(missing_ok=True)
+                staged.unlink(missing_ok=True)
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        with self._errors(f"cannot write {len(value)} bytes", key), self._folders(check_key(key), make=True) as folders:
+            here, name = folders[-1], _name(key)
+            staged = f"{name}#{uuid.uuid4().int}"
+            try:
+                descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=here)
+                with open(descriptor, "wb") as file:
+                    file.write(value)
+                    file.flush()
+                    os.fsync(descriptor)
+                os.link(staged, name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
+            except FileExistsError:
+                with suppress(FileNotFoundError):
+                    if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+                        raise IsADirectoryError(errno.EISDIR, "Is a directory: keys are below it") from None
+                return False
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(staged, dir_fd=here)
+            _fsync(folders)
+            return True
+
+    def get(self, key: str) -> bytes | None:
+        with self._errors("cannot read", check_key(key)), suppress(FileNotFoundError), self._folders(key) as folders:
+            descriptor = os.open(_name(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folders[-1])
+            try:
+                mode = os.fstat(descriptor).st_mode
+                if stat.S_ISDIR(mode):
+                    return None
+                if not stat.S_ISREG(mode):
+                    raise OSError(errno.EINVAL, "it is a pipe, a socket or a device")
+                with open(descriptor, "rb", closefd=False) as file:
+                    value = file.read()
+            finally:
+                os.close(descriptor)
+            _fsync(folders)
+            return value
+        return None
+
+    def list(self, prefix: str) -> list[str]:
+        folder = check_folder(prefix)
+        with self._errors(f"cannot list {folder!r}"), suppress(FileNotFoundError), self._folders(folder) as folders:
+            return sorted(_below(folders[-1], folder))
+        return []
+
+    def delete(self, key: str) -> None:
+        """A link is removed, and not what it leads to."""
+        with self._errors("cannot delete", check_key(key)), suppress(FileNotFoundError), self._folders(key) as folders:
+            name = _name(key)
+            for there in os.listdir(folders[-1]):
+                if there == name or there.startswith(f"{name}#"):
+                    with suppress(FileNotFoundError):
+                        os.unlink(there, dir_fd=folders[-1])
+
+    @contextmanager
+    def _folders(self, key: str, *, make: bool = False) -> Iterator[Sequence[int]]:
+        """Descriptors of the directory and of those down to the one that the key is in."""
+        if make:  # somebody may have deleted it
+            self._root.mkdir(0o700, parents=True, exist_ok=True)
+        with ExitStack() as opened:
+            folders = [opened.enter_context(_opened(self._root))]
+            for name in key.split("/")[:-1]:
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(name, 0o700, dir_fd=folders[-1])
+                folders.append(opened.enter_context(_opened(name, folders[-1])))
+            yield folders
+
+    @contextmanager
+    def _errors(self, action: str, key: str = "") -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                self.uri, key, f"{action}: {error.strerror}", _ADVICE.get(error.errno or 0, "")
+            ) from error
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+@contextmanager
+def _opened(path: Path | str, within: int | None = None) -> Iterator[int]:
+    """The descriptor of a directory. Only one that is not `within` another may be a link."""
+    no_link = 0 if within is None else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | no_link, dir_fd=within)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _below(folder: int, prefix: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not is_key(key := prefix + entry.name):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                with suppress(FileNotFoundError), _opened(entry.name, folder) as below:
+                    yield from _below(below, f"{key}/")
+            else:
+                yield key
+
+
+def _fsync(folders: Sequence[int]) -> None:
+    for folder in reversed(folders):
+        os.fsync(folder)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)

@@ -1,0 +1,158 @@
+"""An object in storage that somebody has altered is named, and hides nothing else: in no command and on no tab."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import CheckpointCoordinator
+from coordinator.jobfile import load_job
+from coordinator.protocol.sealed import seal, unseal
+from coordinator.storage import CheckpointStorage
+from coordinator.ui.facts import facts_of
+from coordinator.ui.page import TABS, page_of
+from sinks.errors import SinkError, printable
+from sinks.transaction import shown
+from tests.cli.play import Job
+
+ESCAPES = "\x1b]0;owned\x07\x1b[31m\u202eevil\x9b"
+COMMANDS = (
+    ("status",),
+    ("history",),
+    ("history", "--summary"),
+    ("checkpoints", "list"),
+    ("checkpoints", "show"),
+    ("losses",),
+    ("savepoint", "list"),
+    ("in-doubt", "list"),
+    ("dead-letters", "list"),
+)
+
+
+@pytest.fixture
+def job(file_job: Job, tmp_path: Path) -> Job:
+    text = file_job.file.read_text()
+    file_job.file.write_text(
+        text.replace("[checkpointing]", f'[checkpointing]\nsavepoint_dir = "{tmp_path.as_uri()}/savepoints"')
+    )
+    file_job.run()
+    with load_job(str(file_job.file)) as coordinator:
+        coordinator.trigger_savepoint(f"{tmp_path.as_uri()}/savepoints", str(tmp_path / "query"))
+    return file_job
+
+
+def storage_of(coordinator: CheckpointCoordinator) -> CheckpointStorage:
+    return coordinator.protocol.store.storage
+
+
+def put(storage: CheckpointStorage, key: str, value: bytes) -> None:
+    storage.delete(key)
+    assert storage.put_if_absent(key, value)
+
+
+def altered(storage: CheckpointStorage, key: str, changes: dict[str, Any]) -> bytes:
+    """As it is, but for these fields, and with the checksum that belongs to that."""
+    data = storage.get(key)
+    assert data
+    return seal(unseal(data, key) | changes)
+
+
+NESTED = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+
+
+@pytest.mark.parametrize("kind", ["nested", "text", "wrong types"])
+@pytest.mark.parametrize("folder", ["alive", "statistics", "loss", "checkpoint"])
+def test_in_checkpoint_storage(job: Job, kind: str, folder: str) -> None:
+    with load_job(str(job.file)) as coordinator:
+        storage = storage_of(coordinator)
+        root, generation = storage.list("")[0].partition("/")[0], coordinator.protocol.store.newest_generation()
+        made = {"alive": f"{root}/alive/{generation:010d}.9999999999", "loss": f"{root}/loss/x.{0:020d}.{0:06d}"}
+        key = made.get(folder) or next(key for key in storage.list("") if f"/{folder}/" in key)
+        wrong = seal(
+            {"job": "orders", "checkpoints": [{"status": [], "checkpoint_id": "evil"}], "sign": {"at": "evil"}}
+        )
+        put(storage, key, {"nested": NESTED, "text": b"\xff nothing", "wrong types": wrong}[kind])
+    for command in COMMANDS:
+        result = job.cli(*command, code=None)
+        assert result.exception is None or isinstance(result.exception, SystemExit), command
+        assert "Traceback" not in result.output
+    told = {"alive": "status", "statistics": "history", "loss": "losses", "checkpoint": "checkpoints list"}[folder]
+    output = job.cli(*told.split(), code=None).output
+    assert key in output.replace("\n", "")
+    if folder == "checkpoint":
+        assert [line.split()[0] for line in output.splitlines()[-3:]] == ["checkpoint", "1", "2"]
+    see_all(job)
+
+
+def test_what_a_driver_says_that_it_does(job: Job) -> None:
+    with load_job(str(job.file)) as coordinator:
+        storage, store = storage_of(coordinator), coordinator.protocol.store
+        store.sign(store.newest_generation(), 5, 1000.0)
+        key = storage.list(f"{storage.list('')[0].partition('/')[0]}/alive")[-1]
+        put(storage, key, altered(storage, key, {"now": {"doing": 5, "in_doubt": {"a": "b"}, "checkpoint": []}}))
+    assert "runs as far as storage tells" in job.cli("status").output
+    see_all(job)
+
+
+def see_all(job: Job) -> dict[str, str]:
+    with load_job(str(job.file)) as coordinator:
+        client = page_of(facts_of(coordinator)).test_client()
+        pages = {}
+        for tab in TABS:
+            with client.get(f"/{tab}", headers={"Host": "127.0.0.1"}) as answer:
+                assert answer.status_code == 200, tab
+                pages[tab] = answer.get_data(as_text=True)
+    return pages
+
+
+@pytest.mark.parametrize(
+    "changes", [{"created_at": "evil"}, {"created_at": 10**30}, {"records": 5}, {"files": None}, None]
+)
+def test_savepoints(job: Job, tmp_path: Path, changes: dict[str, Any] | None) -> None:
+    with load_job(str(job.file)) as coordinator:
+        storage = type(storage_of(coordinator))(tmp_path / "savepoints")  # type: ignore[call-arg]
+        [good] = [key for key in storage.list("") if key.endswith("_metadata")]
+        bad = "savepoint-orders-9-bad"
+        value = NESTED if changes is None else altered(storage, good, {"id": bad} | changes)
+        put(storage, f"{bad}/_metadata", value)
+    result = job.cli("savepoint", "list")
+    assert good.partition("/")[0] in result.stdout
+    assert bad in result.output
+    page = see_all(job)["savepoints"]
+    assert good.partition("/")[0] in page
+    assert bad in page
+
+
+def test_a_record_that_names_what_is_not_of_the_job(pg_job: Job) -> None:
+    """As somebody could write it who can write to storage: nothing is committed by such a name."""
+    pg_job.run()
+    with load_job(str(pg_job.file)) as coordinator:
+        storage = storage_of(coordinator)
+        newest = [key for key in storage.list("") if "/checkpoint/" in key][-1]
+        data = storage.get(newest)
+        assert data
+        body = unseal(data, newest)
+        body["committables"][0]["transaction"] = {"gid": "somebody elses"}
+        put(storage, newest, seal(body))
+    result = pg_job.cli("resolve", code=1)
+    assert "names what is no transaction of this job and sink" in result.output
+    assert "somebody elses" in result.output
+
+
+def test_text_of_others_steers_no_terminal(job: Job) -> None:
+    for text in (printable(ESCAPES), str(SinkError(ESCAPES)), shown({"gid": ESCAPES})):
+        assert text == r"\x1b]0;owned\x07\x1b[31m\u202eevil\x9b"
+    assert printable("Zürich\n\t✓ 北京") == "Zürich\n\t✓ 北京"
+    with load_job(str(job.file)) as coordinator:
+        storage = storage_of(coordinator)
+        [key] = [key for key in storage.list("") if "/statistics/" in key]
+        one = json.loads(storage.get(key) or b"")["body"]["checkpoints"][-1]
+        put(storage, key, seal({"job": "orders", "checkpoints": [one | {"status": "failed", "error": ESCAPES}]}))
+    output = job.cli("history").output
+    pages = see_all(job)
+    for text in (output, pages["history"], pages[""]):
+        assert r"\x1b]0;owned" in text
+        assert not {"\x1b", "\u202e", "\x9b", "\x07"} & set(text)
