@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 PAGE = 1500
 OTHERS = {"README.md": 700}
 """Pages with a limit of their own."""
-TOTAL = 31_000
+TOTAL = 31_500
 """Of docs/."""
 UNREVISED = frozenset(["custom-sinks", "sink-tutorial"])
 """Pages that are still to be shortened."""

@@ -3,84 +3,55 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow.fs as fs
-from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.encoder import BinaryEncoder
+from pyiceberg.avro.resolver import construct_writer, resolve_reader
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import DataFile, data_file_with_partition
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.typedef import Record
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import StructType
 
 from sinks.lake.files import Files, make_durable, side_by_side
 
-_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
-_BOUNDS = ("lower_bounds", "upper_bounds")
-
 
 def to_json(file: DataFile, table: TableMetadata) -> dict[str, Any]:
-    values = [file.partition[at] for at in range(len(file.partition))]
-    kinds = _partition_types(table)
-    return {
-        "path": file.file_path,
-        "size": file.file_size_in_bytes,
-        "rows": file.record_count,
-        "splits": file.split_offsets,
-        "values": [v if v is None else _text(to_bytes(kind, v)) for kind, v in zip(kinds, values, strict=True)],
-        **{name: {str(key): value for key, value in (getattr(file, name) or {}).items()} for name in _COUNTS},
-        **{name: {str(key): _text(value) for key, value in (getattr(file, name) or {}).items()} for name in _BOUNDS},
-    }
+    """As a manifest has it."""
+    stream = io.BytesIO()
+    construct_writer(_fields(table)).write(BinaryEncoder(stream), file)
+    return {"path": file.file_path, "rows": file.record_count, "avro": base64.b64encode(stream.getvalue()).decode()}
 
 
 def from_json(file: Mapping[str, Any], table: TableMetadata) -> DataFile:
-    kinds = _partition_types(table)
-    values = [v if v is None else from_bytes(kind, _bytes(v)) for kind, v in zip(kinds, file["values"], strict=True)]
-    columns: dict[str, Any] = {name: {int(key): value for key, value in file[name].items()} for name in _COUNTS}
-    columns |= {name: {int(key): _bytes(value) for key, value in file[name].items()} for name in _BOUNDS}
-    return DataFile.from_args(
-        content=DataFileContent.DATA,
-        file_path=file["path"],
-        file_format=FileFormat.PARQUET,
-        partition=Record(*values),
-        record_count=file["rows"],
-        file_size_in_bytes=file["size"],
-        split_offsets=file["splits"],
-        sort_order_id=None,
-        spec_id=table.default_spec_id,
-        equality_ids=None,
-        key_metadata=None,
-        **columns,
-    )
+    fields = Schema(*_fields(table).fields)
+    reader = resolve_reader(fields, fields, read_types={-1: DataFile})
+    found: DataFile = reader.read(new_decoder(base64.b64decode(file["avro"])))
+    found.spec_id = table.default_spec_id
+    return found
 
 
-def _partition_types(table: TableMetadata) -> list[PrimitiveType]:
-    fields = table.spec().partition_type(table.schema()).fields
-    return [field.field_type for field in fields if isinstance(field.field_type, PrimitiveType)]
-
-
-def _text(value: bytes) -> str:
-    return base64.b64encode(value).decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
+def _fields(table: TableMetadata) -> StructType:
+    return data_file_with_partition(table.spec().partition_type(table.schema()), table.format_version)
 
 
 def recording(properties: Mapping[str, str], begun: list[str]) -> PyArrowFileIO:
     """It tells the paths of files before they are there."""
-    io = PyArrowFileIO(dict(properties))
-    create = io.new_output
+    files = PyArrowFileIO(dict(properties))
+    create = files.new_output
 
     def new_output(location: str) -> PyArrowFile:
         begun.append(location)
         return create(location)
 
-    io.__dict__["new_output"] = new_output
-    return io
+    files.__dict__["new_output"] = new_output
+    return files
 
 
 class TableFiles(Files):

@@ -13,7 +13,6 @@ from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataUtil
-from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
@@ -72,18 +71,22 @@ class IcebergSink(LakeSink):
         return self.table
 
     # ------------------------------------------------------------------ the table
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.catalog.close()
+        super().close()
+
     def _look(self) -> LakeTable | None:
+        catalog = self._handle.catalog if self._handle is not None else self._opened()
         try:
-            if self._handle is None:
-                self._handle = self._opened().load_table(self.table)
-            else:
-                self._handle.refresh()
+            self._handle = catalog.load_table(self.table)
         except NoSuchTableError:
+            catalog.close()
             self._handle = None
             return None
         metadata = self._handle.metadata
         columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
-        layout = f"{metadata.default_spec_id}.{metadata.current_schema_id}"
+        layout = f"{metadata.format_version}.{metadata.default_spec_id}.{metadata.current_schema_id}"
         mine = {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}
         plain = metadata.model_copy(update=_NO_HISTORY | {"properties": mine})
         place = metadata.location, self._handle.io.properties
@@ -94,14 +97,12 @@ class IcebergSink(LakeSink):
         return LakeTable(f"{self.table} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *place))
 
     def _opened(self) -> Any:
-        if isinstance(self._catalog, str):
-            return load_catalog(self._catalog)
-        return load_catalog(**self._catalog)
+        return load_catalog(self._catalog) if isinstance(self._catalog, str) else load_catalog(**self._catalog)
 
     def _create(self, schema: pa.Schema) -> None:
-        catalog = self._opened()
-        catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
-        catalog.create_table_if_not_exists(self.table, schema)
+        with self._opened() as catalog:
+            catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+            catalog.create_table_if_not_exists(self.table, schema)
 
     def _problems(self) -> Iterable[str]:
         table: Table = self._handle
@@ -152,9 +153,6 @@ class IcebergSink(LakeSink):
             with update.merge_append() if merges else update.fast_append() as append:
                 for file in files:
                     append.append_data_file(from_json(file, metadata))
-            spec = AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
-            columns = AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id})
-            transaction._stage((), (spec, columns))
             transaction.commit_transaction()
         except CommitFailedException as error:
             raise Outrun(error) from error

@@ -57,4 +57,4 @@ class LakeTarget(Target):
                     sink.abort(identity)
 
     def close(self) -> None:
-        pass
+        self._lake.close()

@@ -43,6 +43,9 @@ class Lake:
         """Whether a file is the first that the transaction has written."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        pass
+
     def rows(self) -> list[dict[str, Any]]:
         return list(self.read().select(SCHEMA.names).to_pylist())
 
@@ -99,6 +102,7 @@ class IcebergLake(Lake):
     def __init__(self, folder: Path, uri: str = "") -> None:
         folder.mkdir(exist_ok=True)
         self.name = "test.orders"
+        self._catalog: Any = None
         self.properties = {
             "name": "test",
             "type": "sql",
@@ -115,7 +119,13 @@ class IcebergLake(Lake):
             catalog.create_table(self.name, schema, **options)
 
     def table(self) -> Any:
-        return load_catalog(**self.properties).load_table(self.name)
+        if self._catalog is None:
+            self._catalog = load_catalog(**self.properties)
+        return self._catalog.load_table(self.name)
+
+    def close(self) -> None:
+        if self._catalog is not None:
+            self._catalog.close()
 
     def read(self) -> pa.Table:
         return self.table().scan().to_arrow()

@@ -1555,11 +1555,4 @@ MUTANTS = (
         '"commit.retry.num-retries": "4"',
         ("tests/iceberg/test_conformance.py", *LAKES),
     ),
-    Mutant(
-        "Iceberg: the partitions may change amid the commit",
-        "sinks/iceberg",
-        "            transaction._stage((), (spec, columns))\n",
-        "",
-        LAKES,
-    ),
 )
