@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import median
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from benchmarks import spark
@@ -66,8 +65,12 @@ def beside_spark(rows: int, runs: int, folder: Path) -> None:
         for stream in streams:
             stream.stop()
     for contender, uri in zip(contenders, (theirs, ours), strict=True):
-        found = DeltaTable(uri).to_pyarrow_dataset().count_rows()
-        assert found == (runs + WARM) * rows, f"{contender.name} has {found} rows"
+        table = session.read.format("delta").load(uri)
+        found = table.selectExpr("count(*)", "count(DISTINCT id)", "max(at)").first()
+        assert found is not None
+        assert tuple(found)[:2] == ((runs + WARM) * rows, rows), f"{contender.name}: {found}"
+        newest = table.where(f"at = timestamp_micros(1700000000000000 + {rows - 1}) AND id > {rows - 2}").count()
+        assert newest == runs + WARM, f"{contender.name}: Spark finds {newest} rows by the bounds of files"
         seconds = spread([1000 * one for one in contender.seconds], "{:,.0f}")
         print(f"{contender.name:12s} {rows:9,d} rows: {seconds} ms, {spread(contender.processor)} CPU s")
     session.stop()

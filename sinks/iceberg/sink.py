@@ -22,7 +22,7 @@ from sinks.lake.memory import Memory
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Outrun
 from sinks.transaction import Checkpoint
 
-_NO_HISTORY: dict[str, Any] = {
+_BARE: dict[str, Any] = {
     "snapshots": [],
     "snapshot_log": [],
     "metadata_log": [],
@@ -88,7 +88,7 @@ class IcebergSink(LakeSink):
         columns = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
         layout = f"{metadata.format_version}.{metadata.default_spec_id}.{metadata.current_schema_id}"
         mine = {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}
-        plain = metadata.model_copy(update=_NO_HISTORY | {"properties": mine})
+        plain = metadata.model_copy(update=_BARE | {"properties": mine})
         place = metadata.location, self._handle.io.properties
         if (
             not isinstance(self._store, TableFiles) or self._store.place != place
