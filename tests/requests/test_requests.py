@@ -21,6 +21,7 @@ from coordinator.protocol.sealed import seal
 from coordinator.requests import Request, ask_driver
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from sinks.testing.local import LocalQuery
+from sinks.testing.servers.s3 import S3Server
 from sinks.testing.table import eventually
 from sinks.transaction import token
 from tests.protocol.play import Job
@@ -37,9 +38,20 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.heartbeat._MISSED", 30)  # of a busy machine
 
 
-@pytest.fixture(params=["memory", "file", "sqlite"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStorage:
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "file", "sqlite", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointStorage:
     folder = f"{tmp_path}/checkpoints"
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        return open_storage(f"s3://{server.make_bucket()}/checkpoints")
     uris = {"memory": f"memory:{folder}", "file": f"file://{folder}", "sqlite": f"sqlite:///{folder}.db"}
     return open_storage(uris[request.param])
 

@@ -13,9 +13,12 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
+from coordinator.protocol.records import CheckpointStore
+from coordinator.requests import ask_driver
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from sinks.testing.servers.hdfs import HdfsServer
 from sinks.testing.storage import ProcessConformance
+from tests.protocol.play import Job
 from tests.storage.proxy import Proxy
 
 
@@ -79,6 +82,19 @@ class TestHdfs(ProcessConformance):
         storage.put_if_absent("a/1", b"1")
         storage.put_if_absent("a/1", b"2")
         assert [s.getPath().getName() for s in storage._files.util().listStatus(storage._path("a"))] == ["1"]
+
+    def test_what_is_made_is_for_this_user(self, storage):
+        storage.put_if_absent("job/1", b"1")
+        rights = [storage._files.getFileStatus(storage._path(name)).getPermission() for name in ("", "job/1")]
+        assert list(map(str, rights)) == ["rwx------", "rw-------"]
+
+    @pytest.mark.large
+    def test_an_operator_asks_a_driver_by_it(self, storage, tmp_path):
+        job, options = Job(tmp_path, batches=2), {"savepoint_dir": f"file://{tmp_path}/savepoints"}
+        with job.coordinator(storage=storage, config=options | {"contact_interval": 0.2}) as coordinator:
+            job.quiet(2).run(coordinator)
+            taken = ask_driver(CheckpointStore(storage, "job"), "trigger")
+        assert taken["checkpoint"] == 1
 
     def test_a_key_below_a_key(self, storage):
         storage.put_if_absent("a/1", b"1")
