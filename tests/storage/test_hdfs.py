@@ -67,9 +67,9 @@ class TestHdfs(ProcessConformance):
     # ------------------------------------------------------------------ what is there, and what is durable
     def test_what_a_killed_writer_left_is_no_key_and_goes_with_it(self, storage, spark):
         files, path = storage._files, storage._path
-        unfinished = files.create(path("a/1#123"), storage._flags, storage._with_parent)
+        unfinished = files.create(path("a/1#123"), storage._flags, storage._options)
         unfinished.write(b"to")
-        files.create(path("a/10#4"), storage._flags, storage._with_parent).close()
+        files.create(path("a/10#4"), storage._flags, storage._options).close()
         assert storage.get("a/1") is None
         assert storage.list("") == []
         assert storage.put_if_absent("a/1", b"whole") is True
