@@ -1,1 +1,0 @@
-"""What `coordinator new-sink` writes, as modules that are linted, type-checked and tested here."""
