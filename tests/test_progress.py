@@ -1,20 +1,16 @@
-"""How far something has come reaches the log now and then, a terminal at once, and ends with what it tells of."""
+"""How far something has come reaches the log now and then, and ends with what it tells of."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import re
-import threading
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from coordinator.cli.output import bars
 from sinks import progress as module
-from sinks.progress import progress, shown_by, under_way
+from sinks.progress import progress, under_way
 from sinks.testing.table import eventually
 from tests.protocol.play import Job, complete_but_one_lost
 
@@ -85,22 +81,6 @@ def test_a_replay_tells(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch:
     caplog.set_level(logging.INFO, logger="sinks.progress")
     job.run(1)
     assert any(text.startswith("checkpoint 0: write 1 lost transactions again (") for text in caplog.messages)
-
-
-def test_bars_on_a_terminal() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with shown_by(bars(console)), progress("[red]restore into x", 4, "files") as outer, progress("inner") as inner:
-        threads = [threading.Thread(target=outer, args=[1]) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        inner(1)
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert "[red]restore into x" in shown
-    assert "0/4" in shown
-    assert under_way() == []
 
 
 @pytest.fixture

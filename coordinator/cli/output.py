@@ -13,8 +13,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
@@ -28,7 +26,7 @@ from coordinator.wording import duration as duration
 from coordinator.wording import time_of as time_of
 from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
-from sinks.progress import Progress, Show, lines, shown_by
+from sinks.progress import lines, shown_by
 
 FOUND, USAGE, UNCONFIRMED, UNTOLD = 1, 2, 3, 4
 """Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given; what was
@@ -102,7 +100,7 @@ def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointC
         if isinstance(sink, Diagnosable):
             sink.reach_within(_PATIENCE)
     try:
-        with coordinator, shown_by(bars(Console(stderr=True)) if sys.stderr.isatty() else lines(say)):
+        with coordinator, shown_by(lines(say)):
             yield coordinator
     except (CheckpointError, StorageError, SinkError) as error:
         fail(str(error))
@@ -112,25 +110,6 @@ def runnable(command: str) -> str:
     """A command for the person to paste: it names the job, unless that is found without."""
     place = _place.get()
     return command if place == os.environ.get("COORDINATOR_JOB", JOB_FILE) else f"{command} --job {shlex.quote(place)}"
-
-
-def bars(console: Console) -> Show:
-    """On a terminal; gone when all is done."""
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    shown, tasks = Bars(*columns, console=console, transient=True), dict[int, TaskID]()
-
-    def show(one: Progress, ended: bool) -> None:
-        if ended:
-            shown.remove_task(tasks.pop(id(one)))
-            if not tasks:
-                shown.stop()
-        elif id(one) in tasks:
-            shown.update(tasks[id(one)], completed=one.done)
-        else:
-            shown.start()
-            tasks[id(one)] = shown.add_task(one.doing, total=one.total or None)
-
-    return show
 
 
 def of_missing_storage(coordinator: CheckpointCoordinator) -> str:
@@ -151,15 +130,19 @@ Columns = Mapping[str, str | Callable[[Any], object]]
 
 def show(about: Any, as_json: bool, **tables: Columns) -> None:
     """What a command has found: as JSON, or each of its lists that `tables` names, where it is not empty; `self` is the
-    list that is all of it."""
+    list that is all of it. No header where all titles are blank."""
     if as_json:
         typer.echo(json.dumps(about, indent=2, default=str))
         return
     for key, columns in tables.items():
-        rows = about if key == "self" else about[key]
-        if rows:
-            of = [(lambda row, key=one: row[key]) if isinstance(one, str) else one for one in columns.values()]
-            show_table(list(columns), [[cell(row) for cell in of] for row in rows])
+        table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(map(str.strip, columns)))
+        for title in columns:
+            table.add_column(title, overflow="fold")
+        for row in about if key == "self" else about[key]:
+            cells = [row[one] if isinstance(one, str) else one(row) for one in columns.values()]
+            table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in cells))
+        if table.row_count:
+            console().print(table)
 
 
 def show_facts(about: Mapping[str, Any], as_json: bool) -> None:
@@ -173,16 +156,6 @@ def _fact(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_fact(key, item)}" for key, item in sorted(value.items()))
     return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
-
-
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Cells are shown as they are; `Text` keeps its style. No header if all columns are blank."""
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(map(str.strip, columns)))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
-    console().print(table)
 
 
 def confirm(consequence: str, word: str, *, given: bool) -> None:
