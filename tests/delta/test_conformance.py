@@ -9,11 +9,12 @@ import pytest
 from deltalake import DeltaTable
 
 from sinks.delta import DeltaSink
-from sinks.testing import SCHEMA, Ability, SinkConformance
+from sinks.testing import SCHEMA, Ability, OverSpark, SinkConformance
+from sinks.testing.kit import SinkTests
 from sinks.testing.values import SAMPLES
 
 
-class Conformance(SinkConformance):
+class Table(SinkTests):
     partition_by: ClassVar[Sequence[str]] = ()
     bad: ClassVar = {"id": None}
     types = tuple(SAMPLES)
@@ -37,9 +38,14 @@ class Conformance(SinkConformance):
         return [path.name for path in Path(str(sink)).glob("part-*") if path.name not in named]
 
 
-class TestDeltaSink(Conformance):
+class TestDeltaSink(Table, SinkConformance):
     pass
 
 
-class TestPartitioned(Conformance):
+class TestPartitioned(Table, SinkConformance):
     partition_by = ("id",)
+
+
+@pytest.mark.large
+class TestOverSpark(Table, OverSpark):
+    pass

@@ -10,11 +10,12 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.transforms import BucketTransform
 
 from sinks.iceberg import IcebergSink
-from sinks.testing import SCHEMA, Ability, SinkConformance
+from sinks.testing import SCHEMA, Ability, OverSpark, SinkConformance
+from sinks.testing.kit import SinkTests
 from sinks.testing.values import SAMPLES
 
 
-class Conformance(SinkConformance):
+class Table(SinkTests):
     buckets = 0
     bad: ClassVar = {"id": None}
     types = tuple(SAMPLES)
@@ -51,9 +52,14 @@ class Conformance(SinkConformance):
             return [path.name for path in folder.rglob("*.parquet") if path.name not in named]
 
 
-class TestIcebergSink(Conformance):
+class TestIcebergSink(Table, SinkConformance):
     pass
 
 
-class TestPartitioned(Conformance):
+class TestPartitioned(Table, SinkConformance):
     buckets = 4
+
+
+@pytest.mark.large
+class TestOverSpark(Table, OverSpark):
+    pass
