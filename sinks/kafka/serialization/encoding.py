@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 MAGIC = b"\0"
 """What Confluent's wire format begins with, before four bytes of the schema's id."""
 
-_AT_ONCE = 1 << 30
+_MOST_BYTES = 1 << 30
 """Bytes of columns: what is made of them has offsets of 32 bits."""
 _AGREES: dict[tuple[str, pa.DataType], bool] = {}
 """Whether the first rows of a schema and type were the same bytes at once and row by row."""
@@ -65,7 +65,7 @@ class Writer:
         return MAGIC + self.schema_id.to_bytes(4, "big") + self.format.prefix
 
     def _at_once(self, column: pa.StructArray) -> pa.Array | None:
-        if column.nbytes > _AT_ONCE:
+        if column.nbytes > _MOST_BYTES:
             return None
         try:
             parts = self.format.at_once(self.text, column)
