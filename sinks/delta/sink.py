@@ -36,13 +36,11 @@ _FEATURES = {
     "columnMapping",
     "deletionVectors",
     "generatedColumns",
-    "identityColumns",
     "invariants",
     "timestampNtz",
     "v2Checkpoint",
-    "vacuumProtocolCheck",
 }
-"""Of tables, which an append either need not know or `_problems` looks at."""
+"""Of tables: deltalake writes those that have them, and an append need not know them or `_problems` looks at them."""
 _COMPUTED = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 _FORGETS = "delta.setTransactionRetentionDuration"
 
@@ -120,9 +118,10 @@ class DeltaSink(LakeSink):
             yield "its columns are mapped (delta.columnMapping.mode): files of this sink have them by their names"
         if _FORGETS in settings:
             yield f"{_FORGETS} lets its log forget what was committed: unset it"
-        unknown = {*(table.protocol().writer_features or ())} - _FEATURES
-        if unknown:
-            yield f"it has features that this sink does not know: {', '.join(sorted(unknown))}"
+        protocol = table.protocol()
+        implied = ["identityColumns"] if protocol.min_writer_version == 6 else []
+        if unknown := {*(protocol.writer_features or implied)} - _FEATURES:
+            yield f"it has features that deltalake cannot write: {', '.join(sorted(unknown))}"
         for field in json.loads(table.schema().to_json())["fields"]:
             computed = [key for key in _COMPUTED if key in field["metadata"]]
             if computed:

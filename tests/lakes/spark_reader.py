@@ -24,6 +24,7 @@ def main(kind: str, place: str) -> None:
         )
     else:
         session = spark.session(maven_jars(ICEBERG_SPARK, transitive=False))
+    print(session.version, file=sys.stderr)
     table = session.read.format(kind).load(place)
     found = {
         "ids": sorted(row.id for row in table.collect()),

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sinks.audit import Part
+from sinks.delta.sink import _FEATURES
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, TransactionEnded
 from sinks.iceberg import IcebergSink
 from sinks.lake.sink import LakeSink, app_of
@@ -365,7 +366,31 @@ def test_delta_column_mapping_and_unknown_features_are_refused(tmp_path: Path) -
     lake = DeltaLake(tmp_path)
     lake.create()
     in_log(lake, change)
-    refused(lake, "(?s)columns are mapped.*does not know: rowTracking")
+    refused(lake, "(?s)columns are mapped.*cannot write: rowTracking")
+
+
+@pytest.mark.parametrize("version", [2, 3, 4, 5, 6, *sorted(_FEATURES), "identityColumns", "vacuumProtocolCheck"])
+def test_delta_tables_that_deltalake_cannot_write_are_refused_before_the_first_row(
+    tmp_path: Path, version: int | str
+) -> None:
+    """What comes out at the commit comes too late."""
+
+    def change(entry: dict[str, Any]) -> None:
+        if "protocol" in entry and isinstance(version, int):
+            entry["protocol"] = {"minReaderVersion": 2 if version > 4 else 1, "minWriterVersion": version}
+        elif "protocol" in entry:
+            for_readers = {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+            features = {"readerFeatures": [version] if version in for_readers else [], "writerFeatures": [version]}
+            entry["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    in_log(lake, change)
+    if version in (6, "identityColumns", "vacuumProtocolCheck"):
+        refused(lake, "features that deltalake cannot write: (identityColumns|vacuumProtocolCheck)")
+    else:
+        sink = lake.sink()
+        assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
 
 
 def test_delta_partitions_by_text_with_anything_in_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyiceberg.transforms import IdentityTransform
 
@@ -22,7 +23,7 @@ EXPECTED = {"ids": [0, 1, 10, 11, 20, 21], "by bounds": [11, 20], "by partition"
 def read_by_spark(kind: str, place: str) -> Any:
     command = [sys.executable, "-m", "tests.lakes.spark_reader", kind, place]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -38,6 +39,7 @@ def test_spark_reads_and_writes_a_delta_table(tmp_path: Path) -> None:
     assert lake.ids() == [0, 1, 10, 11, 20, 21, 30, 900]
 
 
+@pytest.mark.skipif(not pyspark.__version__.startswith("4.1."), reason="Iceberg's newest release is for Spark 4.1")
 def test_spark_reads_an_iceberg_table(tmp_path: Path) -> None:
     lake = IcebergLake(tmp_path)
     lake.create()
