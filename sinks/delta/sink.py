@@ -30,15 +30,8 @@ from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, LakeTransactio
 from sinks.transaction import Checkpoint
 
 _FEATURES = {
-    "appendOnly",
-    "changeDataFeed",
-    "checkConstraints",
-    "columnMapping",
-    "deletionVectors",
-    "generatedColumns",
-    "invariants",
-    "timestampNtz",
-    "v2Checkpoint",
+    *("appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors"),
+    *("generatedColumns", "invariants", "timestampNtz", "v2Checkpoint"),
 }
 """Of tables: deltalake writes those that have them, and an append need not know them or `_problems` looks at them."""
 _COMPUTED = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
@@ -66,14 +59,8 @@ class DeltaSink(LakeSink):
         """`uri` is a folder, or `s3://`, `gs://`, `az://`; `storage_options` are deltalake's, and environment variables
         do as well. With `create_table` a table that is not there is made of the first batch, with `partition_by`."""
         self._uri = os.fspath(uri).rstrip("/")
-        super().__init__(
-            name=name or self._uri.rpartition("/")[2],
-            schema_evolution=schema_evolution,
-            create_table=create_table,
-            transform=transform,
-            dead_letters=dead_letters,
-            max_dead_letters=max_dead_letters,
-        )
+        name = name or self._uri.rpartition("/")[2]
+        super().__init__(name, schema_evolution, create_table, transform, dead_letters, max_dead_letters)
         if "@" in urlsplit(self._uri).netloc:
             raise ConfigurationError(f"sink {self.name!r}: credentials belong into storage_options, not into the URI")
         if urlsplit(self._uri).scheme in ("", "file"):

@@ -53,14 +53,7 @@ class IcebergSink(LakeSink):
     ) -> None:
         """`table` is `NAMESPACE.TABLE`. `catalog` has pyiceberg's properties (`name`, `type`, `uri`, `warehouse` …), or
         is the name of one in its configuration file. With `keep_snapshots` older snapshots of this sink are expired."""
-        super().__init__(
-            name=name or table,
-            schema_evolution=schema_evolution,
-            create_table=create_table,
-            transform=transform,
-            dead_letters=dead_letters,
-            max_dead_letters=max_dead_letters,
-        )
+        super().__init__(name or table, schema_evolution, create_table, transform, dead_letters, max_dead_letters)
         if "." not in table:
             raise ConfigurationError(f"sink {self.name!r}: a table of Iceberg is NAMESPACE.TABLE, not {table!r}")
         if keep_snapshots is not None and keep_snapshots < 1:

@@ -103,19 +103,17 @@ class LakeSink(
 
     def __init__(
         self,
-        *,
         name: str,
-        schema_evolution: Evolution = "none",
-        create_table: bool = False,
-        transform: Callable[..., Any] | None = None,
-        dead_letters: Sink | None = None,
-        max_dead_letters: int | float = 1000,
+        schema_evolution: Evolution,
+        create_table: bool,
+        transform: Callable[..., Any] | None,
+        dead_letters: Sink | None,
+        max_dead_letters: int | float,
     ) -> None:
         super().__init__(name=name, transform=transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters)
         if schema_evolution not in ("none", "add"):
             raise ConfigurationError(f'sink {name!r}: schema_evolution is "none" or "add", not {schema_evolution!r}')
-        self._evolution = schema_evolution
-        self._create_table = create_table
+        self._evolution, self._create_table = schema_evolution, create_table
         self._table: LakeTable | None = None
         self._handle: Any = None
         self._store: Files | None = None
@@ -197,7 +195,7 @@ class LakeSink(
     def _found(self) -> LakeTable:
         if (table := self._look()) is None:
             raise ConfigurationError(
-                f"sink {self.name!r}: there is no table {self}: create it, or let create_table=True do so"
+                f"sink {self.name!r}: there is no table {self}: create it, or set create_table=True"
             )
         return table
 
