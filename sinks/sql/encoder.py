@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -109,7 +110,8 @@ def mismatches(schema: pa.Schema, columns: Sequence[Column], *, rounding: bool =
     """Every reason why rows of `schema` do not fit a table of `columns`; [] if they do."""
     known = {column.name: column for column in columns}
     reasons: list[str] = []
-    for name in sorted({name for name in schema.names if schema.names.count(name) > 1}):
+    written = Counter(schema.names)
+    for name in sorted(name for name, times in written.items() if times > 1):
         reasons.append(f'column "{name}" comes more than once in the batch')
     for field in schema:
         column = known.get(field.name)
@@ -126,6 +128,6 @@ def mismatches(schema: pa.Schema, columns: Sequence[Column], *, rounding: bool =
                 kind = spark_name(field.type)
                 reasons.append(f'column "{field.name}": {kind} does not go into {column.in_sql}: {unfit}')
     for column in columns:
-        if column.name not in schema.names and not (column.nullable or column.has_default or column.generated):
+        if column.name not in written and not (column.nullable or column.has_default or column.generated):
             reasons.append(f'column "{column.name}" of the table is NOT NULL without default, and not in the batch')
     return reasons
