@@ -18,7 +18,7 @@ import pyarrow as pa
 from benchmarks.measure import spread, table
 from benchmarks.protocol import batch
 from coordinator import CheckpointCoordinator
-from coordinator.balance import Verdict, take_balance
+from coordinator.operate.balance import Verdict, take_balance
 from coordinator.protocol.batch import Sink
 from sinks import TransactionContext
 from sinks.kafka import KafkaSink

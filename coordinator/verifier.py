@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from coordinator.balance import Balance, take_balance
+from coordinator.operate.balance import Balance, take_balance
 from coordinator.protocol.batch import Query, Sink
 from coordinator.protocol.records import CheckpointStore
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.balance import Verdict, take_balance
+from coordinator.operate.balance import Verdict, take_balance
 from coordinator.protocol.dead_letters import with_dead_letters
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.balance import Balance, Line, Verdict
+from coordinator.operate.balance import Balance, Line, Verdict
 from coordinator.statistics.metrics import COUNTERS, GAUGES, HISTOGRAMS, write_balance
 from sinks.testing.servers.common import ServerProcess, free_port
 from sinks.testing.servers.maven import cache_folder

@@ -28,9 +28,9 @@ from coordinator.cli.output import (
     show_facts,
     time_of,
 )
+from coordinator.operate.three_memories import side_by_side
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import Record
-from coordinator.three_memories import side_by_side
 from sinks.transaction import shown
 
 app = typer.Typer(help="The complete checkpoints that are retained.", no_args_is_help=True)

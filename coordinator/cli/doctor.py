@@ -16,9 +16,9 @@ from rich.text import Text
 from coordinator import __version__
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, Location, opened, say, show
 from coordinator.coordinator import CheckpointCoordinator
+from coordinator.operate.three_memories import side_by_side
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
-from coordinator.three_memories import side_by_side
 from sinks.diagnosis import Finding, Severity, of_clock
 from sinks.optional import Diagnosable, tried
 

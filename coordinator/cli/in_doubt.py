@@ -30,12 +30,12 @@ from coordinator.cli.output import (
 from coordinator.cli.status import driver_json, newest_json
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Superseded
-from coordinator.in_doubt import Decision, Pending, Seen, look, remedies
+from coordinator.operate.in_doubt import Decision, Pending, Seen, look, remedies
+from coordinator.operate.three_memories import set_back
+from coordinator.operate.wording import of_driver, of_newest
 from coordinator.protocol import operators
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.storage import MissingStorage
-from coordinator.three_memories import set_back
-from coordinator.wording import of_driver, of_newest
 from sinks.base import Sink
 from sinks.progress import progress
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown

@@ -19,11 +19,11 @@ from rich.text import Text
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.jobfile import JobFileError, load_job
+from coordinator.operate.wording import ago as ago
+from coordinator.operate.wording import by_sink as by_sink
+from coordinator.operate.wording import duration as duration
+from coordinator.operate.wording import time_of as time_of
 from coordinator.storage import MissingStorage, StorageError, storages_as_found
-from coordinator.wording import ago as ago
-from coordinator.wording import by_sink as by_sink
-from coordinator.wording import duration as duration
-from coordinator.wording import time_of as time_of
 from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
 from sinks.progress import lines, shown_by

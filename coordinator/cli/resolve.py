@@ -28,10 +28,10 @@ from coordinator.cli.output import (
     show,
 )
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.in_doubt import look
+from coordinator.operate.in_doubt import look
+from coordinator.operate.three_memories import set_back
 from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete, Participant
-from coordinator.three_memories import set_back
 from sinks.transaction import CommitOutcome, CommitState
 
 _MISSING = (CommitState.LOST, CommitState.UNKNOWN)

@@ -11,8 +11,8 @@ import typer
 from coordinator.cli.checkpoints import losses_of, say_losses
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, say_bad, show, time_of
 from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.operate.wording import of_driver, of_newest
 from coordinator.protocol.records import Record, jobs_in
-from coordinator.wording import of_driver, of_newest
 
 
 def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:

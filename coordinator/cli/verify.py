@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from coordinator.balance import COLUMNS, Balance, Verdict, take_balance
 from coordinator.cli.output import FOUND, JOB_FILE, UNTOLD, AsJson, Job, fail, opened, say, show
+from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore, jobs_in
 from coordinator.statistics.metrics import write_balance

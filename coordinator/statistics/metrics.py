@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry import metrics, trace
 
-from coordinator.balance import Balance
+from coordinator.operate.balance import Balance
 from coordinator.statistics.model import CheckpointStatistics, Status
 from coordinator.statistics.tracker import CheckpointStatisticsTracker, Reporter
 from sinks.extras import needs_extra

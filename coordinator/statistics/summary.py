@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import mean, quantiles
 from typing import Any
 
+from coordinator.operate.wording import by_sink
 from coordinator.statistics.model import PHASES, CheckpointStatistics, Status
-from coordinator.wording import by_sink
 
 
 def remarks(one: CheckpointStatistics) -> str:

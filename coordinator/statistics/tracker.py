@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from coordinator.balance import Balance
 from coordinator.errors import reason
 from coordinator.listener import CheckpointListener, Step
+from coordinator.operate.balance import Balance
 from coordinator.protocol.clock import Clock
 from coordinator.statistics.model import CheckpointStatistics, Status
 from sinks.progress import under_way

@@ -14,13 +14,15 @@ from enum import Enum
 from importlib import metadata
 from typing import Any, TypeVar
 
-from coordinator.balance import take_balance
 from coordinator.config import CheckpointConfig
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError, reason
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Driver, State, look_for_driver
-from coordinator.in_doubt import Seen, look, remedies
+from coordinator.operate.balance import take_balance
+from coordinator.operate.in_doubt import Seen, look, remedies
+from coordinator.operate.three_memories import set_back
+from coordinator.operate.wording import by_sink, duration, of_driver
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.records import CheckpointStore, jobs_in
 from coordinator.savepoints.model import Savepoint, look_for_savepoints
@@ -28,8 +30,6 @@ from coordinator.statistics.history import load_history
 from coordinator.statistics.model import Activity, CheckpointStatistics, Status
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.uris import redacted
-from coordinator.three_memories import set_back
-from coordinator.wording import by_sink, duration, of_driver
 from sinks.errors import SinkError
 from sinks.optional import Diagnosable
 

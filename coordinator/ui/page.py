@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.balance import COLUMNS
 from coordinator.errors import reason
-from coordinator.in_doubt import Decision, Pending, remedies
+from coordinator.operate.balance import COLUMNS
+from coordinator.operate.in_doubt import Decision, Pending, remedies
+from coordinator.operate.wording import ago, by_sink, duration, of_driver, of_newest, time_of
 from coordinator.statistics.model import PHASES, Status
 from coordinator.statistics.summary import remarks, summarized
 from coordinator.ui.facts import JobFacts, counts, key_of, latest, pace, waterfall
-from coordinator.wording import ago, by_sink, duration, of_driver, of_newest, time_of
 from sinks.errors import printable
 from sinks.extras import needs_extra
 from sinks.transaction import shown

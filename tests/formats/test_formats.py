@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from coordinator import describe_savepoint, restore_savepoint
-from coordinator.balance import take_balance
 from coordinator.heartbeat import look_for_driver
+from coordinator.operate.balance import take_balance
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.sealed import FORMAT
 from coordinator.savepoints.model import list_savepoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from coordinator.balance import Answer, Balance, Verdict, balance
+from coordinator.operate.balance import Answer, Balance, Verdict, balance
 from coordinator.protocol.records import Acceptance, Record
 from sinks.audit import Audit, Holding
 from sinks.transaction import Fingerprint

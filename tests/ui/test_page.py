@@ -15,10 +15,10 @@ from urllib.parse import quote
 import pytest
 
 from coordinator import CheckpointCoordinator, CheckpointListener
-from coordinator.balance import Balance
 from coordinator.errors import CheckpointFailed
 from coordinator.heartbeat import State, look_for_driver
 from coordinator.listener import Step
+from coordinator.operate.balance import Balance
 from coordinator.protocol import sealed
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import load_history
