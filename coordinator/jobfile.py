@@ -33,6 +33,8 @@ SINKS = {
     "mysql": "sinks.mysql:MySQLSink",
     "kafka": "sinks.kafka:KafkaSink",
     "sqlalchemy": "sinks.sqlalchemy:SqlAlchemySink",
+    "delta": "sinks.delta:DeltaSink",
+    "iceberg": "sinks.iceberg:IcebergSink",
 }
 """What `type` names."""
 
@@ -95,7 +97,8 @@ _FORMS = {
 
 def _sink(section: Any, where: str) -> Sink:
     if not isinstance(section, dict) or not isinstance(section.get("type"), str):
-        raise JobFileError(f'{where} lacks type = "postgres", "mysql", "kafka", "sqlalchemy" or "package.module:Class"')
+        known = ", ".join(f'"{name}"' for name in SINKS)
+        raise JobFileError(f'{where} lacks type = {known} or "package.module:Class"')
     arguments = {key: value for key, value in section.items() if key != "type"}
     make = _class(section["type"], where)
     parameters = inspect.signature(make).parameters.values()

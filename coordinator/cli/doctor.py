@@ -29,6 +29,8 @@ _DRIVERS = {
     "sinks.mysql": ("PyMySQL",),
     "sinks.kafka": ("confluent-kafka", "kafka-python"),
     "sinks.sqlalchemy": ("SQLAlchemy",),
+    "sinks.delta": ("deltalake",),
+    "sinks.iceberg": ("pyiceberg",),
 }
 
 

@@ -56,6 +56,7 @@ class TestIcebergSink(Table, SinkConformance):
     pass
 
 
+@pytest.mark.large
 class TestPartitioned(Table, SinkConformance):
     buckets = 4
 

@@ -49,7 +49,10 @@ def test_metadata(wheel: Path) -> None:
 
 @pytest.mark.parametrize(
     ("extra", "sink"),
-    [("", "sinks.sqlalchemy"), ("postgres", "sinks.postgres"), ("mysql", "sinks.mysql"), ("kafka", "sinks.kafka")],
+    [
+        ("", "sinks.sqlalchemy"),
+        *((name, f"sinks.{name}") for name in ("postgres", "mysql", "kafka", "delta", "iceberg")),
+    ],
 )
 def test_each_extra_is_enough_for_its_sink(extra: str, sink: str, base: Environment, tmp_path: Path) -> None:
     environment = with_extra(extra, base, tmp_path / "venv") if extra else base
@@ -59,7 +62,7 @@ def test_each_extra_is_enough_for_its_sink(extra: str, sink: str, base: Environm
     assert has_spark == "False"
 
 
-@pytest.mark.parametrize("extra", ["postgres", "mysql", "kafka"])
+@pytest.mark.parametrize("extra", ["postgres", "mysql", "kafka", "delta", "iceberg"])
 def test_a_sink_without_its_extra_names_it(extra: str, base: Environment, tmp_path: Path) -> None:
     code = f"import sinks.{extra}"
     done = subprocess.run([base.python, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path)
