@@ -8,7 +8,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from functools import partial
@@ -113,6 +113,16 @@ class Bench:
     def few(self, stack: ExitStack) -> Mapping[str, sparks.Stream]:
         """Streams of `FEW` rows: Spark's own sink, then ours."""
         raise NotImplementedError
+
+    def steps(self) -> None:
+        """Where the time of a small checkpoint goes."""
+        from benchmarks.steps import measure
+
+        measure(self)
+
+    def questions(self, run: Callable[[], object]) -> int:
+        """How many statements the server got meanwhile. 0: it does not tell."""
+        return 0
 
     def tail(self) -> None:
         """The 99th percentile of small checkpoints, beside Spark's own sink in foreachBatch."""

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kafka [--rows 1000000] [--runs 5] [--only throughput,small] [--shapes small,large] [--flink]
 
-Sections: throughput, small, tail, paced, participants, memory. The tables that are printed are Markdown.
+Sections: throughput, small, steps, tail, paced, participants, memory. The tables that are printed are Markdown.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TUNED = {
 }
 """Options of the Java producer."""
 
-SECTIONS = ("throughput", "small", "tail", "paced", "participants", "memory")
+SECTIONS = ("throughput", "small", "steps", "tail", "paced", "participants", "memory")
 PAUSE = 5.0
 """Seconds that the slow broker of the memory section does not answer."""
 

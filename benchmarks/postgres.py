@@ -2,7 +2,7 @@
 
     python -m benchmarks.postgres [--rows 1000000] [--runs 5] [--only throughput,small] [--shapes plain,wide] [--flink]
 
-Sections: throughput, small, tail, paced, participants, growth, memory. The tables that are printed are Markdown.
+Sections: throughput, small, steps, tail, paced, participants, growth, memory. The tables that are printed are Markdown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sinks.testing.servers.s3 import S3Server
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 GROWTH_LIMIT = 300.0
 """Seconds for each storage of the growth section."""
-SECTIONS = ("throughput", "small", "tail", "paced", "participants", "growth", "memory")
+SECTIONS = ("throughput", "small", "steps", "tail", "paced", "participants", "growth", "memory")
 
 # Of the throughput section, where others are compared with them.
 PREPARED, STAGED, AT_LEAST_ONCE = "exactly-once, prepared", "exactly-once, staged", "at-least-once"
@@ -162,11 +162,30 @@ class PostgresBench(Bench):
         with self.server.connect(dsn) as admin:
             admin.execute(PLAIN.create_table("t"))
         works = {jdbc_name(1000, False): self._jdbc(dsn, 1000, False)}
-        for name, most in ((PREPARED, 0), (ON_DRIVER, 1000)):
-            sink = PostgresSink(dsn, "t", name=f"few-{most}", strategy="prepared")
-            works[name] = self.coordinator(stack, f"few-{most}-{dsn.rpartition('/')[2]}", sink, rows_on_driver=most)
+        for name, strategy, most in (
+            (PREPARED, "prepared", 0),
+            (ON_DRIVER, "prepared", 1000),
+            (STAGED, "staged", 0),
+            (f"{STAGED}, on the driver", "staged", 1000),
+        ):
+            job = f"few-{strategy}-{most}-{dsn.rpartition('/')[2]}"
+            sink = PostgresSink(dsn, "t", name=job, strategy=strategy)  # type: ignore[arg-type]
+            works[name] = self.coordinator(stack, job, sink, rows_on_driver=most)
         rows = PLAIN.of(sparks.numbers(self.spark, FEW))
         return {name: self.stream(stack, rows, work) for name, work in works.items()}
+
+    def questions(self, run: Callable[[], object]) -> int:
+        """By the server's log, which has each for this while."""
+        with self.server.connect() as admin:
+            for level in ("all", "none"):
+                admin.execute(f"ALTER SYSTEM SET log_statement = '{level}'")
+                admin.execute("SELECT pg_reload_conf()")
+                time.sleep(0.5)
+                if level == "all":
+                    begin = len(self.server.log)
+                    run()
+                    written = self.server.log[begin:]
+        return sum(written.count(f"LOG:  {how}") for how in ("statement: ", "execute "))
 
     def participants(self) -> None:
         """How long many participants take to commit."""

@@ -52,7 +52,7 @@ class Stream:
     """One streaming query, whose micro-batches wait inside foreachBatch until `run` asks for one."""
 
     def __init__(self, df: DataFrame, work: Work, folder: Path) -> None:
-        self._work = work
+        self.work = work
         self._asked: Queue[bool] = Queue()
         self._answers: Queue[float | BaseException] = Queue()
         writer = df.writeStream.foreachBatch(self._batch).option("checkpointLocation", str(folder))
@@ -63,7 +63,7 @@ class Stream:
             return
         start = time.perf_counter()
         try:
-            self._work(df, batch_id)
+            self.work(df, batch_id)
         except BaseException as error:
             self._answers.put(error)
             raise
