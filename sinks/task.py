@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -174,17 +174,25 @@ def with_row_hash(df: DataFrame) -> DataFrame:
     take."""
     if HASH_COLUMN in map(str.lower, df.columns):
         raise SchemaMismatch(f"the name {HASH_COLUMN} is taken by the coordinator: rename this column")
-    return df.withColumn(HASH_COLUMN, _hash(df))
+    return df.withColumn(HASH_COLUMN, _hash(df.schema, columns_of(df)))
 
 
-def _hash(df: DataFrame) -> Column:
+def columns_of(df: DataFrame) -> object:
+    """What the same `Column` can be used with again: each call that makes one is a question to the JVM."""
+    from pyspark.sql import is_remote
+
+    return None if is_remote() else df.sparkSession.sparkContext
+
+
+@lru_cache
+def _hash(schema: StructType, used_with: object) -> Column:
     """Spark's xxhash64 passes over NULLs, wherever they are, takes 0.0 and -0.0 for the same, and what is equal in a
     collation, 1.00 and 100 as decimals, texts and their bytes, and no maps. So it gets what it can tell apart, with a
     flag for each value that may be NULL, and the columns' names and types."""
     from pyspark.sql import functions
 
-    columns = columns_hash((field.name, field.dataType.simpleString()) for field in df.schema)
-    parts = [part for field in df.schema for part in _parts(_column(df, field.name), field.dataType)]
+    columns = columns_hash((field.name, field.dataType.simpleString()) for field in schema)
+    parts = [part for field in schema for part in _parts(column(field.name), field.dataType)]
     return functions.xxhash64(functions.lit(columns), *parts)
 
 
@@ -255,8 +263,11 @@ _JSON = {
 """To the microsecond, and the same in every session."""
 
 
-def _column(df: DataFrame, name: str) -> Column:
-    return df[f"`{name.replace('`', '``')}`"]
+def column(name: str) -> Column:
+    """Of whichever DataFrame it is used with."""
+    from pyspark.sql import functions
+
+    return functions.col(f"`{name.replace('`', '``')}`")
 
 
 def _holds(data_type: DataType, *kinds: str) -> bool:

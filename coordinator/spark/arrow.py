@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
-from sinks.task import HASH_COLUMN
+from sinks.task import HASH_COLUMN, column, columns_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructType
 
 MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -77,20 +77,27 @@ def can_be_bounded(df: DataFrame, limit: int) -> bool:
 
 def bounded(hashed: DataFrame, limit: int) -> DataFrame:
     """Rows larger than `limit` bytes come without contents, and with NULL as their hash."""
+    columns = _bounded(hashed.schema, limit, columns_of(hashed))
+    return hashed.select(*columns) if columns else hashed
+
+
+@lru_cache
+def _bounded(schema: StructType, limit: int, used_with: object) -> Sequence[Column]:
+    """None where all rows have the same size."""
     from pyspark.sql import functions
 
-    *fields, _ = hashed.schema
-    columns = {field.name: hashed[f"`{field.name.replace('`', '``')}`"] for field in fields}
+    *fields, _ = schema
+    columns = {field.name: column(field.name) for field in fields}
     sizes = [size for f in fields for size in _sizes(columns[f.name], f.dataType)]
     if not sizes:
-        return hashed
+        return ()
     fits = reduce(operator.add, sizes) <= limit - sum(_fixed(f.dataType) for f in fields)
     for field in fields:
         if _is_variable(field.dataType):
-            column = columns[field.name]
-            columns[field.name] = functions.when(fits, column).otherwise(_emptied(column, field.dataType))
-    hashes = functions.when(fits, hashed[HASH_COLUMN])
-    return hashed.select(*(c.alias(name) for name, c in columns.items()), hashes.alias(HASH_COLUMN))
+            full = columns[field.name]
+            columns[field.name] = functions.when(fits, full).otherwise(_emptied(full, field.dataType))
+    hashes = functions.when(fits, functions.col(HASH_COLUMN))
+    return [*(c.alias(name) for name, c in columns.items()), hashes.alias(HASH_COLUMN)]
 
 
 @contextmanager

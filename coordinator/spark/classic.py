@@ -16,8 +16,8 @@ from coordinator.protocol.batch import Query, Sink, TopicIds
 from coordinator.spark import arrow
 from coordinator.spark.arrow import Passage
 from coordinator.spark.dataframe import DataFrameBatch
-from coordinator.spark.internals import INTERRUPTED, StreamExecution, executed_plan, partition_count, read_text
-from coordinator.spark.location import facts_in
+from coordinator.spark.internals import INTERRUPTED, StreamExecution, executed_plan, partition_count
+from coordinator.spark.location import facts_in, open_location
 from sinks.errors import SinkError
 from sinks.task import SinkTask
 
@@ -60,7 +60,7 @@ class SparkBatch(DataFrameBatch):
         self.run_id: str = self._execution.run_id
         self.location: str = self._execution.location
         try:
-            log = read_text(df.sparkSession, f"{self.location}/offsets/{batch_id}")
+            log = b"".join(open_location(self.location).read(f"offsets/{batch_id}")).decode()
         except Exception:
             if self.active:
                 raise

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -87,15 +86,6 @@ def gateway(session: SparkSession) -> Any:
 def hadoop_conf(session: SparkSession) -> Any:
     """Hadoop's Configuration with the settings of the session."""
     return session._jsparkSession.sessionState().newHadoopConf()
-
-
-@_internal("Hadoop's Path and commons-io's IOUtils in Spark's JVM")
-def read_text(session: SparkSession, uri: str) -> str:
-    """A file, read by Hadoop. Raises Py4JJavaError as Hadoop does."""
-    jvm = gateway(session).jvm
-    path = jvm.org.apache.hadoop.fs.Path(uri)
-    with closing(path.getFileSystem(hadoop_conf(session)).open(path)) as stream:
-        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
 
 
 # ---------------------------------------------------------------------- the streaming query of a classic session
@@ -246,6 +236,15 @@ def partition_count(df: DataFrame) -> int:
 def executed_plan(df: DataFrame) -> str:
     """As it would run now. Classic sessions only."""
     return str(df._jdf.queryExecution().executedPlan().toString())
+
+
+@_internal("LocalLimit, and Dataset.ofRows of org.apache.spark.sql.classic")
+def first_rows(df: DataFrame, most: int) -> DataFrame:
+    """Of each partition, in one stage: `DataFrame.limit` shuffles. Classic sessions only."""
+    session, sql = df.sparkSession, gateway(df.sparkSession).jvm.org.apache.spark.sql
+    literal = getattr(getattr(sql.catalyst.expressions, "Literal$"), "MODULE$").apply(most)
+    plan = sql.catalyst.plans.logical.LocalLimit(literal, df._jdf.queryExecution().analyzed())
+    return type(df)(sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
 
 
 @_internal("DataFrame._collect_as_arrow()")

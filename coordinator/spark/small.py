@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from coordinator.spark.arrow import bounded, can_be_bounded
-from coordinator.spark.internals import collect_as_arrow
+from coordinator.spark.internals import collect_as_arrow, first_rows
 from sinks.task import ON_DRIVER, Ack, SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BATCH_BYTES = 16 * 2**20
-"""Of the values that the driver fetches."""
+"""Of the values that the driver fetches of a partition."""
 
 _LOOK = 0.5
 """Seconds between two looks whether the query is being stopped."""
 
 
 def rows_of(hashed: DataFrame, most: int) -> list[pa.RecordBatch] | None:
-    """All rows. None if there are more than `most`, or if one is larger, or may be, than its share of `BATCH_BYTES`: at
-    most one row more is fetched, and no contents of large ones."""
+    """All rows. None if there are more than `most`, or if one is larger, or may be, than its share of `BATCH_BYTES`: of
+    each partition at most one row more is computed and fetched, and no contents of large ones."""
     share = BATCH_BYTES // (most + 1)
     if not can_be_bounded(hashed, share):
         return None
-    batches = collect_as_arrow(bounded(hashed, share).limit(most + 1))
+    batches = collect_as_arrow(first_rows(bounded(hashed, share), most + 1))
     if sum(batch.num_rows for batch in batches) > most or any(batch.columns[-1].null_count for batch in batches):
         return None
     return batches
