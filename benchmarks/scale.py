@@ -2,14 +2,15 @@
 
     python -m benchmarks.scale [--records 10000] [--columns 150,1500]
 
-records: a job whose storage (a folder) retains so many checkpoints: seconds of a start, and of each command of the CLI
-in a process of its own, its interpreter included. columns: seconds of an empty batch of so many columns, from its
-schema to the record, without Spark.
+records: a job whose storage (a folder) retains so many checkpoints: seconds of a start, and, by the clock and of
+processors, of each command of the CLI that only looks, in a process of its own, its interpreter included. (`verify`
+reads all records.) columns: seconds of an empty batch of so many columns, from its schema to the record, without Spark.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 
-READING = ("status", "history", "checkpoints list", "checkpoints show", "losses", "in-doubt list", "verify")
+READING = ("status", "history", "checkpoints list", "checkpoints show", "losses", "in-doubt list")
 COMMANDS = ("--version", *READING)
 
 
@@ -61,8 +62,16 @@ def of_records(folder: Path, count: int) -> None:
         arguments = [sys.executable, "-m", "coordinator.cli", *command.split()]
         if command != "--version":
             arguments += ["--job", str(folder / "job.toml")]
+        before = _processor_time()
         told = timed(partial(subprocess.run, arguments, capture_output=True))
-        print(f"{count:,} records: coordinator {command} {told:.2f} s")
+        print(
+            f"{count:,} records: coordinator {command} {told:.2f} s, {_processor_time() - before:.2f} s of processors"
+        )
+
+
+def _processor_time() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def of_columns(folder: Path, count: int) -> None:
