@@ -9,10 +9,10 @@ def main() -> None:
     try:
         from coordinator.cli.app import app
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich", "jinja2"):
+        if error.name not in ("typer", "rich"):
             raise
         sys.exit(
-            "The command `coordinator` needs typer, rich and Jinja2: install this library with its extra `cli` "
-            "(README, Installation), or pip install typer rich jinja2"
+            "The command `coordinator` needs typer and rich: install this library with its extra `cli` "
+            "(README, Installation), or pip install typer rich"
         )
     app()
