@@ -19,7 +19,8 @@ from benchmarks import chart
 ROOT = Path(__file__).parents[1]
 LENGTHS = runpy.run_path(str(ROOT / "docs" / "site" / "lengths.py"))
 PAGES: list[Path] = LENGTHS["PAGES"]
-OURS = ("coordinator", "sinks", "sinks.kafka", "sinks.mysql", "sinks.postgres", "sinks.sqlalchemy", "sinks.testing")
+SINKS = ("delta", "iceberg", "kafka", "mysql", "postgres", "sqlalchemy", "testing")
+OURS = ("coordinator", "sinks", *(f"sinks.{name}" for name in SINKS))
 PUBLIC = {name: getattr(module, name) for module in map(importlib.import_module, OURS) for name in module.__all__}
 
 
