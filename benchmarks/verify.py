@@ -66,7 +66,7 @@ def postgres(count: int) -> None:
 
 def mysql(count: int) -> None:
     with MariaDBServer() as server, server.database() as dsn:
-        sink = MySQLSink(dsn, "orders", create_table=True, checkpoint_column="made_in")
+        sink = MySQLSink(dsn, "orders", create_table=True)
         measure(sink, count, server.pid)
 
 

@@ -58,7 +58,7 @@ def assert_each_once(db: Database, input: Input, letters: Sequence[tuple[Any, ..
 class DeadLettersOfTables:
     """Fixture `dsn`: of a fresh database."""
 
-    make: Callable[..., TableSink[Any, Any, Any]]
+    make: Callable[..., TableSink]
     observe: Callable[[str], Database]
     strategies: tuple[str, str]
     input: Input = INPUT
@@ -77,7 +77,7 @@ class DeadLettersOfTables:
         with ExitStack() as stack:
             yield stack
 
-    def sink(self, dsn: str, strategy: str = "auto", **options: Any) -> TableSink[Any, Any, Any]:
+    def sink(self, dsn: str, strategy: str = "auto", **options: Any) -> TableSink:
         dead = type(self).make(dsn, "dead", create_table=True, strategy=strategy)
         return type(self).make(dsn, "good", strategy=strategy, **{"dead_letters": dead, **options})
 

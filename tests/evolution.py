@@ -18,7 +18,7 @@ from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
 from sinks.diagnosis import VARCHAR
 from sinks.errors import SchemaMismatch, TransactionBlocked
-from sinks.sql.ddl import Ddl
+from sinks.sql.evolution import Ddl
 from sinks.sql.sink import TableSink
 from sinks.testing import KILLED, Driver, Hooked, KillAt
 from sinks.testing.table import COMMITTED, Database, checkpoint, pre_commit
@@ -70,8 +70,8 @@ class Evolution:
     TWO_PHASE: str
     """The strategy in which what is pre-committed locks the table."""
 
-    DDL: type[Ddl[Any]]
-    make: Callable[..., TableSink[Any, Any, Any]]
+    DDL: type[Ddl]
+    make: Callable[..., TableSink]
 
     @pytest.fixture
     def orders(self, db: Any) -> Database:

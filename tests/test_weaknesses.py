@@ -33,9 +33,8 @@ from sinks.testing.table import eventually
 
 def sinks(dsn: str, table: str) -> Iterator[Diagnosable[Any]]:
     """All that write to such a table."""
-    alchemy = dsn.replace("postgresql://", "postgresql+psycopg://").replace("mysql://", "mysql+pymysql://")
-    own: Diagnosable[Any] = (PostgresSink if "postgresql" in dsn else MySQLSink)(dsn, table)
-    for sink in (own, SqlAlchemySink(alchemy, table)):
+    for kind in (PostgresSink, SqlAlchemySink) if dsn.startswith("postgresql") else (MySQLSink,):
+        sink: Diagnosable[Any] = kind(dsn, table)
         with contextlib.closing(sink):
             yield sink
 

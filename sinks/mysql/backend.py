@@ -25,12 +25,17 @@ from pymysql.cursors import Cursor
 from sinks.diagnosis import Finding, of_clock
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.mysql import catalog, xa
-from sinks.mysql.catalog import MySQLTarget
+from sinks.mysql.catalog import MySQLColumn, MySQLTarget, target_type
 from sinks.mysql.connection import (
     ANSWER_SECONDS,
+    RIGHTS,
     Connection,
+    Writing,
     bytewise,
+    code_of,
+    describe,
     execute,
+    fault,
     is_mariadb,
     listed,
     literal,
@@ -39,18 +44,15 @@ from sinks.mysql.connection import (
     quoted,
     setting,
 )
-from sinks.mysql.failures import RIGHTS, SHAPE, Writing, code_of, describe, fault, refuses
 from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
-from sinks.mysql.types import MySQLColumn, target_type
 from sinks.mysql.xa import name_of, recovered
 from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
-from sinks.sql.questions import SORTED_BYTES
 from sinks.sql.server import LEDGER_COLUMNS, PooledServer, Row, no_ledger
-from sinks.sql.staging import identity_of
+from sinks.sql.strategies import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,6 @@ _SESSION = {
     "sql_notes": "1",  # what is cut off without an error counts as a warning
     "foreign_key_checks": "1",
     "unique_checks": "1",
-    "max_sort_length": str(SORTED_BYTES),
     "sql_safe_updates": "0",
     "sql_select_limit": "18446744073709551615",
     "wait_timeout": _WAIT_TIMEOUT,
@@ -101,7 +102,7 @@ _OLDEST = {
 }
 
 
-class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, LoadTransaction]):
+class MySQLBackend(PooledServer, Backend):
     """Connections read READ COMMITTED, so that each statement sees what others have committed by then."""
 
     dialect = "mysql"
@@ -110,6 +111,7 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
     SHOWN = ("host", "unix_socket", "port", "database", "user")
     INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
     TWO_PHASE = "xa"
+    SORTS_TEXTS = False
     UNSEEN = ", or none that this user may see"
     MATCHING = "JOIN {table} AS target ON {condition}"
 
@@ -260,15 +262,6 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
             packet=int(setting(connection, "max_allowed_packet")),
         )
 
-    def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
-        rows = query(
-            connection,
-            "SELECT table_schema, table_name FROM information_schema.tables WHERE LOWER(table_name) = LOWER(%s)"
-            " ORDER BY 1, 2 LIMIT 5",
-            [name],
-        )
-        return [f"{schema}.{table}" for schema, table in rows]
-
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
         return target_type(field.type, key=key)
 
@@ -288,16 +281,8 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
         keys = self.merge.keys
         if keys and not target.is_unique(keys):
             yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
-        yield from self.merge.orders_by_members({column.name: column.type for column in target.columns})
         if target.engine.lower() != "innodb":
             yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
-        if setting(connection, "read_only") in ("1", "ON") and self._obeys_read_only(connection):
-            yield "the server is read-only (a replica?)"
-        if (
-            setting(connection, "log_bin") in ("1", "ON")
-            and setting(connection, "binlog_format", session=True) == "STATEMENT"
-        ):
-            yield "the server has binlog_format=STATEMENT, with which InnoDB refuses READ COMMITTED: set ROW or MIXED"
         if self.strategy == "xa" and (reason := self.no_xa(connection)):
             yield f'{reason}: use strategy="staged"'
         strategy, _ = self.choose(connection, target)
@@ -310,15 +295,6 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
             if catalog.describe(connection, target.schema, name):
                 rights = ["SELECT", "INSERT", "DELETE"]
                 yield from catalog.missing_rights(connection, target.schema, name, rights, "transaction_id")
-
-    def _obeys_read_only(self, connection: Connection) -> bool:
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("START TRANSACTION READ WRITE")
-                cursor.execute("ROLLBACK")
-        except pymysql.Error:
-            return True
-        return False
 
     def no_xa(self, connection: Connection) -> str | None:
         """Why there can be no XA branches here."""
@@ -360,7 +336,7 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
     def key(self, identity: Identity) -> str:
         return name_of(identity)
 
-    def begin(self, plan: Plan[Connection, MySQLTarget], context: TransactionContext) -> LoadTransaction:
+    def begin(self, plan: Plan, context: TransactionContext) -> LoadTransaction:
         target = plan.target
         identity = xa.identity_of(context.transaction_id)
         branch = xa.xid(identity, target.schema)
@@ -378,7 +354,7 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
     def end(
         self,
         connection: Connection,
-        ledger: Ledger[Connection],
+        ledger: Ledger,
         how: str,
         identity: Identity,
         proof: Mapping[str, object],
@@ -404,7 +380,7 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
             )
         return ended
 
-    def _is_locked(self, connection: Connection, ledger: Ledger[Connection], key: str) -> bool:
+    def _is_locked(self, connection: Connection, ledger: Ledger, key: str) -> bool:
         row = f"SELECT 1 FROM {ledger.table} WHERE transaction_id = %s FOR UPDATE NOWAIT"
         try:
             query(connection, row, [key])
@@ -420,7 +396,7 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
         return [identity for name, identity in names.items() if name.startswith(prefix) and of_sink(name, sink)]
 
     # ------------------------------------------------------------------ staged, in the task
-    def stage(self, plan: Plan[Connection, MySQLTarget], context: TransactionContext) -> LoadTransaction:
+    def stage(self, plan: Plan, context: TransactionContext) -> LoadTransaction:
         """Nothing can undo CREATE TABLE but DROP TABLE. The types are those of the target."""
         target, name = plan.target, staging_table(context.transaction_id)
         table = quoted(target.schema, name)
@@ -460,7 +436,7 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
         for column in columns:
             charset = f" CHARACTER SET {column.charset} COLLATE {column.collation}" if column.collation else ""
             json = f" CHECK (json_valid({quoted(column.name)}))" if column.type == "json" and column.collation else ""
-            # the catalog writes members with backslashes, and without characters beyond U+FFFF
+            # the catalog writes members with backslashes
             kind = f"{column.type}({', '.join(map(literal, column.members))})" if column.members else column.declared
             declared.append(f"{quoted(column.name)} {kind}{charset} NULL{json}")
         if self.merge.delete_marker:
@@ -473,7 +449,7 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
         return declared
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan[Connection, MySQLTarget], staged: StagedTypes) -> MySQLTarget:
+    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> MySQLTarget:
         """The lock is that of an INSERT of no rows. Types, engine and indexes are asked for under it."""
         with connection.at_work():
             return self._unchanged(connection, plan.target, staged)
@@ -521,7 +497,7 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
     def upsert(
         self, connection: Connection, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]
     ) -> None:
-        last = self._last(target, staging, written)
+        last = self._last(staging, written)
         if self.merge.delete_marker:
             execute(connection, self._delete(target, last))
         if set(written) == set(self.merge.keys):
@@ -572,18 +548,13 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
                 f"table {target.label}: somebody else changed rows of the batch while it was moved"
             )
 
-    def _last(self, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]) -> str:
-        """The last change of each key, over all participants. MariaDB sorts wide columns by no more than letters where
-        their collation tells accents or capitals apart too."""
+    def _last(self, staging: Sequence[str], written: Sequence[str]) -> str:
+        """The last change of each key, over all participants."""
         columns, order = self.changes(written)
         names = listed(columns)
         if not self.merge.order_by:  # validated: every key is there once
             return self.union(staging, names)
-        subtle = {c.name for c in target.columns if any(mark in c.collation for mark in ("_as_", "_cs", "_w2"))}
-        ranks = ", ".join(  # NULL is below all else
-            f"{quoted(name)} DESC" + (f", WEIGHT_STRING({quoted(name)}) DESC" if name in subtle else "")
-            for name in order
-        )
+        ranks = ", ".join(f"{quoted(name)} DESC" for name in order)  # NULL is below all else
         return (
             f"SELECT {names} FROM (SELECT {names}, ROW_NUMBER() OVER (PARTITION BY {listed(self.merge.keys)}"
             f" ORDER BY {ranks}) AS `tpc rank` FROM ({self.union(staging, names)}) AS staged) AS ranked"
@@ -633,9 +604,10 @@ class MySQLBackend(PooledServer[Connection], Backend[Connection, MySQLTarget, Lo
         return Writing(target.label, where, dict.fromkeys(tables, target.name)).explained()
 
     def refusal(self, error: Exception, target: MySQLTarget, tables: Sequence[str]) -> str | None:
-        if not isinstance(error, pymysql.Error) or not (refuses(error) or code_of(error) in SHAPE):
+        found = fault(error)
+        if found is None or found.kind not in ("refused", "changed", "gone", "server"):
             return None  # the connection, a lock, a full disk
-        return f": {Writing(target.label, '', dict.fromkeys(tables, target.name)).said(describe(error))}"
+        return f": {Writing(target.label, '', dict.fromkeys(tables, target.name)).said(found.text)}"
 
     # ------------------------------------------------------------------ staging tables
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
@@ -733,11 +705,4 @@ def _findings(connection: Connection, *, xa: bool, no_xa: str | None) -> Iterabl
             "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",
             "SET GLOBAL local_infile = ON; and in the server's option file",
         )
-    if setting(connection, "log_bin") in ("1", "ON"):
-        yield Finding.ok(f"the binary log is on, format {setting(connection, 'binlog_format')}")
-        if (sync := setting(connection, "sync_binlog")) != "1":
-            yield Finding.warning(
-                f"sync_binlog is {sync}: after a crash of its machine, replicas may have other rows than the server",
-                "SET GLOBAL sync_binlog = 1; and in the server's option file",
-            )
     yield from of_clock("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))

@@ -23,12 +23,11 @@ from pymysql.protocol import OKPacketWrapper
 
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
-from sinks.mysql.connection import WORK_SECONDS, Connection, execute, listed, query, quoted
-from sinks.mysql.failures import Writing
-from sinks.mysql.types import Form, MySQLColumn
+from sinks.mysql.catalog import Form, MySQLColumn
+from sinks.mysql.connection import WORK_SECONDS, Connection, Writing, execute, listed, query, quoted
+from sinks.sql.backend import RowTransaction
 from sinks.sql.encoder import Encoder
 from sinks.sql.server import disconnect
-from sinks.sql.transaction import RowTransaction
 from sinks.transaction import Identity, TransactionContext
 
 _PACKET = 2**20
@@ -166,12 +165,14 @@ def _bytes(text: pa.Array) -> memoryview:
     return memoryview(bytes_of(text))  # type: ignore[arg-type]
 
 
-class LoadTransaction(RowTransaction[Connection]):
+class LoadTransaction(RowTransaction):
     """Memory: two encoded pieces of a batch.
 
     LOAD DATA LOCAL takes what does not fit with a warning and skips duplicates: every statement's warnings and rows are
     counted, and any difference fails the transaction.
     """
+
+    connection: Connection
 
     def __init__(
         self,

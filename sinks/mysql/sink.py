@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sinks.base import Sink
 from sinks.mysql.backend import MySQLBackend
-from sinks.mysql.catalog import MySQLTarget
-from sinks.mysql.connection import Connection
-from sinks.mysql.load import LoadTransaction
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 Strategy = Literal["auto", "xa", "staged"]
 
 
-class MySQLSink(TableSink[Connection, MySQLTarget, LoadTransaction]):
+class MySQLSink(TableSink):
     """Rows into one table, by LOAD DATA LOCAL where the server has local_infile=ON, else by INSERT.
 
     Two strategies. `xa`: each task writes into the table itself and runs XA PREPARE; the driver runs XA COMMIT. Appends
@@ -54,7 +51,6 @@ class MySQLSink(TableSink[Connection, MySQLTarget, LoadTransaction]):
         schema_evolution: SchemaEvolution = "none",
         lock_timeout: float = 10.0,
         ledger: str = "tpc_ledger",
-        checkpoint_column: str | None = None,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         connect_options: Mapping[str, Any] | None = None,
         dead_letters: Sink | None = None,
@@ -76,8 +72,6 @@ class MySQLSink(TableSink[Connection, MySQLTarget, LoadTransaction]):
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
         * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones; "widen"
           also makes numbers and varchar wider, where the batch's types need it. Nothing else of the table is altered.
-        * `checkpoint_column`: a text column of the table that the sink fills with the checkpoint of each row, as
-          `LINEAGE.NUMBER` (up to 30 characters), by which `coordinator verify` counts them.
         * `lock_timeout`: seconds that any of our statements waits for a lock, rounded up to whole ones.
         * `dead_letters`: a sink for the rows that the table refuses; `max_dead_letters`: how many a checkpoint may have
           of them, or, as a float, which share of its rows.
@@ -88,4 +82,4 @@ class MySQLSink(TableSink[Connection, MySQLTarget, LoadTransaction]):
         options = connect_options or {}
         backend = MySQLBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
         planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)
-        super().__init__(planner, transform, checkpoint_column, dead_letters, max_dead_letters)
+        super().__init__(planner, transform, dead_letters, max_dead_letters)

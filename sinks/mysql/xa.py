@@ -8,8 +8,7 @@ import zlib
 import pymysql
 
 from sinks.errors import SinkError
-from sinks.mysql.connection import Connection, execute, is_mariadb, query
-from sinks.mysql.failures import XA_UNKNOWN, code_of
+from sinks.mysql.connection import XA_UNKNOWN, Connection, code_of, execute, is_mariadb, query
 from sinks.transaction import Identity
 
 _LIMIT = 64

@@ -19,27 +19,21 @@ from psycopg.conninfo import conninfo_to_dict
 from sinks.diagnosis import Finding, of_clock
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres import catalog
-from sinks.postgres.catalog import PostgresTarget
+from sinks.postgres.catalog import PostgresColumn, PostgresTarget, target_type
 from sinks.postgres.connection import SILENCE, Connection, describe, explained, fault, row
 from sinks.postgres.copy import CopyEncoder, CopyTransaction
-from sinks.postgres.types import PostgresColumn, target_type
-from sinks.sql.backend import Backend, Plan, StagedTypes, Writers, by_table
+from sinks.sql.backend import Backend, Plan, StagedTypes, by_table
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
-from sinks.sql.questions import HOMES
 from sinks.sql.server import KEEPALIVES, LEDGER_COLUMNS, PERCENT_ENCODED, PooledServer, Row, no_ledger
-from sinks.sql.staging import identity_of
+from sinks.sql.strategies import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
-
-HIDES_ROWS = "row-level security may hide rows from the DELETE of delete_marker: let the role pass it (BYPASSRLS)"
-
 
 logger = logging.getLogger(__name__)
 
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
-_OLD = 3600
 _FEW = 8
 _MOVED_TOGETHER = 100
 _MENDS: dict[type[psycopg.Error], str] = {
@@ -52,7 +46,7 @@ _MENDS: dict[type[psycopg.Error], str] = {
 }
 
 
-class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarget, CopyTransaction]):
+class PostgresBackend(PooledServer, Backend):
     """Leaves no session state and no server-side prepared statement behind, so a transaction-pooling PgBouncer may
     stand in between."""
 
@@ -120,7 +114,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         return connection
 
     def take(self) -> Connection:
-        connection = super().take()
+        connection: Connection = super().take()
         connection.server, connection.on_silence = str(self), self._was_silent
         return connection
 
@@ -203,21 +197,9 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
         return catalog.locate(connection, table)
 
-    def homes(self, connection: Connection, table: str) -> Sequence[str]:
-        *schema, name = row(connection, "SELECT parse_ident(%s)", table)[0]
-        return [] if schema else [home for (home,) in self.query(connection, HOMES, [name])]
-
     def describe(self, connection: Connection, schema: str, name: str) -> PostgresTarget | None:
         with self.reading(connection):
             return catalog.describe(connection, schema, name)
-
-    def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
-        rows = connection.execute(
-            "SELECT format('%%I.%%I', nspname, relname) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
-            " WHERE relkind IN ('r', 'p') AND lower(relname) = lower(%s) ORDER BY 1 LIMIT 5",
-            [name],
-        ).fetchall()
-        return [table for (table,) in rows]
 
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
         (longest,) = row(connection, "SELECT current_setting('max_identifier_length')::int")
@@ -234,19 +216,13 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
                 f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, neither partial nor "
                 "deferrable"
             )
-        if foreign := catalog.foreign_partitions(connection, target):
-            yield f"its partition {foreign[0]} is a foreign table, whose rows do not belong to the transaction here"
-        yield from self.unseen_rows(target)
+        yield from self._unwritable(target)
         strategy, _ = self.choose(connection, target)
         if self.strategy == "prepared" and _limit(connection) == 0:
             yield (
                 'strategy="prepared" needs max_prepared_transactions above the number of partitions, and the server '
                 'has 0, which switches it off: set it (and restart the server), or use strategy="staged"'
             )
-        if self.strategy == "prepared" and target.row_security:
-            yield 'the table has row-level security, which COPY cannot obey: use strategy="staged"'
-        if self.strategy == "prepared" and target.rules:
-            yield f'the table has the rule {target.rules[0]}, which COPY passes over: use strategy="staged"'
         if row(connection, "SELECT pg_is_in_recovery()")[0]:
             yield "the server is a read-only standby"
         rights = self.rights(target, strategy)
@@ -263,10 +239,9 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         for statement in dict.fromkeys(statements):
             yield f"a right is missing; an owner has to run: {statement}"
 
-    def unseen_rows(self, target: PostgresTarget) -> Iterable[str]:
-        """Why an upsert or a delete may not find the row of its key."""
-        if self.merge.delete_marker and target.row_security:
-            yield HIDES_ROWS
+    def _unwritable(self, target: PostgresTarget) -> Iterable[str]:
+        """Why rows cannot go there, or an upsert may not find the row of its key."""
+        yield from target.unwritable
         if self.merge.keys and target.heirs:
             yield (
                 f"{target.heirs[0]} inherits from it, and no index of it binds rows there, so that an upsert may add a "
@@ -278,10 +253,6 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
             return "staged", "upserts need it"
         if self.strategy != "auto":
             return self.strategy, "as configured"
-        if target.row_security:
-            return "staged", "the table has row-level security"
-        if target.rules:
-            return "staged", f"the table has the rule {target.rules[0]}, which COPY passes over"
         limit = _limit(connection)
         if limit == 0:
             return "staged", "the server has max_prepared_transactions = 0"
@@ -314,7 +285,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
             raise
         return CopyTransaction(connection, self.give, context, target.label, identity)
 
-    def begin(self, plan: Plan[Connection, PostgresTarget], context: TransactionContext) -> CopyTransaction:
+    def begin(self, plan: Plan, context: TransactionContext) -> CopyTransaction:
         """Begin to copy into the target itself, with the types that this transaction sees: COPY BINARY would take the
         bytes of one type for those of another."""
         target = plan.target
@@ -333,7 +304,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
     def end(
         self,
         connection: Connection,
-        ledger: Ledger[Connection],
+        ledger: Ledger,
         how: str,
         identity: Identity,
         proof: Mapping[str, object],
@@ -361,24 +332,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
 
     def evidence(self, transaction: CopyTransaction) -> dict[str, object]:
         (xid,) = row(transaction.connection, "SELECT txid_current()")
-        return {"xid": xid} | ({"writers": "untold"} if transaction.under_savepoints else {})
-
-    def writers(
-        self, connection: Connection, target: PostgresTarget, ledger: Ledger[Connection], keys: Sequence[str]
-    ) -> Writers:
-        """By the system column xmin, which rows share with the ledger's row of their transaction. It outlives VACUUM,
-        and an UPDATE sets it anew."""
-        rows = connection.execute(
-            f"WITH known AS MATERIALIZED (SELECT transaction_id, xmin::text AS writer, age(xmin) FROM {ledger.table}"
-            " WHERE committed), written AS (SELECT xmin::text AS writer, count(*) AS rows"
-            f" FROM {self.quote(target.schema, target.name).replace('%', '%%')} WHERE age(xmin) <="
-            " (SELECT max(age) FROM known WHERE transaction_id = ANY(%s)) GROUP BY 1)"
-            " SELECT transaction_id, writer, coalesce(rows, 0) FROM known FULL JOIN written USING (writer)".encode(),
-            [list(keys)],
-        ).fetchall()
-        of = {key: writer for key, writer, _ in rows if key is not None}
-        counts = {writer: int(count) for key, writer, count in rows if key is not None}
-        return Writers(of, counts, sum(int(count) for key, _, count in rows if key is None))
+        return {"xid": xid}
 
     def contradiction(self, connection: Connection, proof: Mapping[str, object]) -> str | None:
         """The server remembers for a while how transactions ended. Only that one was committed counts: what it says
@@ -395,7 +349,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         )
 
     # ------------------------------------------------------------------ staged, in the task
-    def stage(self, plan: Plan[Connection, PostgresTarget], context: TransactionContext) -> CopyTransaction:
+    def stage(self, plan: Plan, context: TransactionContext) -> CopyTransaction:
         """The staging table has the types, NOT NULL and CHECKs of the target."""
         target, name = plan.target, staging_table(context.transaction_id)
         table = sql.Identifier(target.schema, name)
@@ -440,9 +394,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         return columns, lines + [f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()]
 
     # ------------------------------------------------------------------ before the decision
-    def locked(
-        self, connection: Connection, plan: Plan[Connection, PostgresTarget], staged: StagedTypes
-    ) -> PostgresTarget:
+    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> PostgresTarget:
         """What is new in the table may bind rows that the staging tables took, so it is a constraint beside those."""
         known = plan.target
         try:
@@ -466,7 +418,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
             return target
         return replace(target, constraints=(*target.constraints, "what is new in the table"))
 
-    def _missing_rights(self, connection: Connection, plan: Plan[Connection, PostgresTarget]) -> list[str]:
+    def _missing_rights(self, connection: Connection, plan: Plan) -> list[str]:
         target, ledger = plan.target, plan.ledger
         rights = self.rights(target, "staged")
         missing = catalog.missing_rights(connection, target.schema, target.name, rights, create=False)
@@ -483,7 +435,7 @@ class PostgresBackend(PooledServer[Connection], Backend[Connection, PostgresTarg
         yield from target.unfit(
             written, types, lambda name, kind: f"ALTER TABLE {table} ALTER COLUMN {quote(name)} TYPE {kind}"
         )
-        yield from self.unseen_rows(target)
+        yield from self._unwritable(target)
         yield from target.no_index_for(self.merge.keys)
 
     def constraints(self, target: PostgresTarget, written: Sequence[str]) -> list[str]:
@@ -647,16 +599,13 @@ def _limit(connection: Connection) -> int:
 
 # ---------------------------------------------------------------------- what `coordinator doctor` says
 def _findings(connection: Connection, wanted: str) -> Iterable[Finding]:
-    version, level, limit, used = row(
+    version, limit, used = row(
         connection,
-        "SELECT current_setting('server_version'), current_setting('synchronous_commit'),"
-        " current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM pg_prepared_xacts)::int",
+        "SELECT current_setting('server_version'), current_setting('max_prepared_transactions')::int,"
+        " (SELECT count(*) FROM pg_prepared_xacts)::int",
     )
     yield Finding.ok(f"PostgreSQL {version}")
-    if level == "off":
-        yield Finding.ok("synchronous_commit is off; the sink sets it to local in its own transactions")
     yield from _prepared(limit, used, wanted)
-    yield from _old(connection)
     yield from of_clock("the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0]))
 
 
@@ -671,20 +620,3 @@ def _prepared(limit: int, used: int, wanted: str) -> Iterable[Finding]:
         )
     else:
         yield Finding.ok(f"{limit - used} of max_prepared_transactions = {limit} are free")
-
-
-def _old(connection: Connection) -> Iterable[Finding]:
-    old = connection.execute(
-        "SELECT gid, database, owner, extract(epoch from now() - prepared)::bigint FROM pg_prepared_xacts"
-        " WHERE prepared < now() - make_interval(secs => %s) ORDER BY prepared LIMIT 5",
-        [_OLD],
-    ).fetchall()
-    for gid, database, owner, age in old:
-        name = sql.Literal(gid).as_string(connection)
-        yield Finding.warning(
-            f"transaction {gid} in database {database} has been prepared for {age / 3600:.1f} h: it holds locks, and "
-            "VACUUM back",
-            "coordinator in-doubt list (of its job)"
-            if gid.startswith("tpc.")
-            else f"ask who made it, then, as {owner}: COMMIT PREPARED {name}; or ROLLBACK PREPARED {name};",
-        )

@@ -1,17 +1,318 @@
-"""What the server says about the target: columns, constraints, indexes, rights."""
+"""What the server says about the target, columns, constraints, indexes and rights; and which Arrow type goes into which
+PostgreSQL type, and how.
+
+COPY BINARY does not check types: the receive function of the column's type gets the bytes of the field as they are
+(PostgreSQL manual, COPY, "Binary Format"). So text goes into every type whose binary form is its text (varchar, json,
+enums, …), and every other column needs exactly its own form.
+
+PostgreSQL rounds and cuts without a word (manual, "Numeric Types", "Date/Time Types", "Character Types"), unless such
+values are refused here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import ipaddress
+import math
+import re
+import struct
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
 from psycopg import errors, sql
+from psycopg.postgres import types as builtin
 
+from sinks.arrow import convert
+from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, created_type, same, short
+from sinks.arrow.types import bytes_of, is_list, is_text
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres.connection import Connection, row
-from sinks.postgres.types import PostgresColumn
 from sinks.sql import target as targets
+from sinks.sql.questions import HOMES
+from sinks.sql.server import ambiguous
 from sinks.sql.target import Unique
+
+_EPOCH = 946_684_800_000_000
+"""2000-01-01, PostgreSQL's zero, in microseconds from 1970."""
+_DECLARED = {
+    "smallint": "int2",
+    "integer": "int4",
+    "bigint": "int8",
+    "real": "float4",
+    "double precision": "float8",
+    "boolean": "bool",
+    "timestamp with time zone": "timestamptz",
+    "timestamp without time zone": "timestamp",
+    "character varying": "varchar",
+}
+
+
+@dataclass(frozen=True)
+class PostgresColumn(targets.Column):
+    """One column of the target as the catalog tells.
+
+    `type` is pg_type.typname (`int4`, `_int4` for its array, a domain's base type) or the type as declared; `kind` is
+    pg_type.typtype of the type, or of an array's element (`e`: an enum, `d`: a domain); `element` the OID of an array's
+    element type. `limits` is the type, or an array's element, with its modifiers and without domains (`numeric(5,2)`).
+    """
+
+    kind: str = "b"
+    element: int = 0
+    limits: str = ""
+    domain: bool = False
+
+    @property
+    def typname(self) -> str:
+        name = self.type.split("(")[0]
+        array = name.endswith("[]")
+        name = _DECLARED.get(name.removesuffix("[]"), name.removesuffix("[]"))
+        return f"_{name}" if array else name
+
+    @property
+    def holding(self) -> tuple[str, ...]:
+        return (self.declared, *([self.limits] * self.domain))
+
+    @property
+    def is_array(self) -> bool:
+        """An enum may have a name that begins with an underscore; only an array has elements."""
+        return self.typname.startswith("_") and (self.kind != "e" or self.element != 0)
+
+    def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
+        """With `rounding` the server rounds."""
+        if self.is_array:
+            return _array(arrow, self, rounding)
+        name = "text" if self.kind == "e" else self.typname
+        if at.is_null(arrow):
+            return lambda array: pa.nulls(len(array), pa.string())
+        if name not in _HOLDS:
+            other = "use a text, jsonb or bytea column, or a view with a cast"
+            raise Unfit(f"PostgreSQL type {name} is not supported; {other}")
+        checked = _holds(name, self.limits or self.in_sql, rounding).conversion(arrow)
+        form = _FORMS.get(name, same)
+        if is_text(arrow) and name not in ("uuid", "inet"):
+            return lambda array: form(_without_nul(checked(array)))
+        return lambda array: form(checked(array))
+
+
+# ---------------------------------------------------------------------- what columns hold
+# PostgreSQL's years (manual, "Date/Time Types"; src/include/datatype/timestamp.h), counted from 1970. Values below must
+# not get to it: counted from 2000 they wrap around, or are what it takes for -infinity.
+_DAYS = (-2_440_588, 2_145_042_905)
+_MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
+_YEARS = "of PostgreSQL"
+_HOLDS = {
+    "bool": Holds(convert.BOOLEAN),
+    "int2": Holds(convert.INTEGER, to=pa.int16()),
+    "int4": Holds(convert.INTEGER, to=pa.int32()),
+    "int8": Holds(convert.INTEGER, to=pa.int64()),
+    "float4": Holds(convert.FLOAT, to=pa.float32()),
+    "float8": Holds(convert.FLOAT, to=pa.float64()),
+    "numeric": Holds(convert.DECIMAL),
+    **dict.fromkeys(("text", "varchar", "citext", "name", "uuid", "inet"), Holds(convert.TEXT)),
+    "bpchar": Holds(convert.TEXT, padded=True),
+    **dict.fromkeys(("json", "jsonb"), Holds(convert.JSON)),
+    "bytea": Holds(convert.BYTES),
+    "date": Holds(convert.DATE, bounds=_DAYS, years=_YEARS),
+    "timestamp": Holds(convert.wall_clock("timestamptz"), bounds=_MICROSECONDS, years=_YEARS),
+    "timestamptz": Holds(convert.MOMENT, bounds=_MICROSECONDS, years=_YEARS),
+    "time": Holds(convert.TIME),
+    "interval": Holds(convert.SPAN),
+}
+_LIMITED = re.compile(r"[a-z]+(?: varying)?((?: (?!with)[a-z]+)*)(?:\((-?\d+)(?:,(-?\d+))?\))?")
+"""A type's name with fields, as in `interval day to second(0)`, and one or two numbers."""
+_FIELDS = {"second": 1, "minute": 60_000_000, "hour": 3_600_000_000}
+"""In microseconds."""
+
+
+def _holds(name: str, declared: str, rounding: bool) -> Holds:
+    """With the limits of `declared`, unless the server is to round to them. Raises Unfit."""
+    holds, match = replace(_HOLDS[name], name=declared, rounding=rounding), _LIMITED.match(declared)
+    fields, size, scale = match.groups() if match else ("", None, None)
+    if name == "interval" and fields:
+        if (unit := _FIELDS.get(fields.split()[-1])) is None:  # without room for hours
+            raise Unfit("all of a day-time interval would be cut off; make the column a plain interval")
+        holds = replace(holds, unit=unit)
+    if rounding:
+        return replace(holds, unit=1)
+    if size is None:
+        return holds
+    if name in ("time", "timestamp", "timestamptz", "interval"):
+        return replace(holds, unit=max(holds.unit, 10 ** (6 - int(size))))
+    return replace(holds, scale=int(scale or 0)) if name == "numeric" else replace(holds, longest=int(size))
+
+
+# ---------------------------------------------------------------------- the form of values in COPY BINARY
+def _without_nul(array: pa.Array) -> pa.Array:
+    """PostgreSQL has no NUL in text. Looks at the bytes once; offsets only where there is one."""
+    if not bytes_of(array).all():
+        index = pc.index(pc.greater_equal(pc.find_substring(array, pattern="\0"), 0), True).as_py()
+        if index >= 0:
+            raise RefusedValue(index, f"{short(array[index])} holds a NUL, which PostgreSQL's text cannot")
+    return array
+
+
+def _numeric(array: pa.Array) -> pa.Array:
+    return array.cast(pa.decimal128(20, 0)) if at.is_integer(array.type) else array
+
+
+def _jsonb(array: pa.Array) -> pa.Array:
+    """Version 1."""
+    return pc.binary_join_element_wise("\x01", array.cast(pa.string()), "")
+
+
+_UUID = re.compile(r"(\{)?[0-9A-Fa-f]{4}(-?[0-9A-Fa-f]{4}){7}(?(1)\})")
+_HEX = np.full(256, 255, np.uint8)
+_HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+_HEX[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
+_DIGITS = np.array([i for i in range(36) if i not in (8, 13, 18, 23)])
+
+
+def _uuid(array: pa.Array) -> pa.Array:
+    filled = array.cast(pa.string()).fill_null("00000000-0000-0000-0000-000000000000")
+    lengths = pc.binary_length(filled)
+    if len(filled) and pc.all(pc.equal(lengths, 36)).as_py():
+        text = bytes_of(filled).reshape(-1, 36)
+        digits = _HEX[text[:, _DIGITS]]
+        if digits.max() < 16 and (text[:, [8, 13, 18, 23]] == ord("-")).all():
+            packed = np.ascontiguousarray(digits[:, 0::2] << 4 | digits[:, 1::2])
+            return pc.if_else(array.is_valid(), _fixed(packed), None)
+    return _each(array, _packed_uuid, "is no uuid")
+
+
+def _packed_uuid(text: str) -> bytes:
+    if not _UUID.fullmatch(text):  # the forms of uuid_in(); Python's takes more, such as underscores
+        raise ValueError
+    return bytes.fromhex(text.strip("{}").replace("-", ""))
+
+
+def _inet(array: pa.Array) -> pa.Array:
+    return _each(array, _packed_inet, "is no address")
+
+
+def _packed_inet(text: str) -> bytes:
+    """Family, bits, is_cidr, length, address (src/backend/utils/adt/network.c, network_send)."""
+    if "%" in text:  # a zone, which PostgreSQL has no place for
+        raise ValueError
+    address = ipaddress.ip_interface(text)
+    packed, prefix = address.ip.packed, address.network.prefixlen
+    return struct.pack("BBBB", 2 if address.version == 4 else 3, prefix, False, len(packed)) + packed
+
+
+def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.Array:
+    packed: list[bytes | None] = []
+    for index, text in enumerate(array.to_pylist()):
+        try:
+            packed.append(None if text is None else pack(text))
+        except ValueError:
+            raise RefusedValue(index, f"{short(text)} {complaint}") from None
+    return pa.array(packed, pa.binary())
+
+
+_FORMS: dict[str, Convert] = {"numeric": _numeric, "jsonb": _jsonb, "uuid": _uuid, "inet": _inet}
+
+
+# ---------------------------------------------------------------------- arrays
+_PLAIN = {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "bytea", "date", "timestamp", "time"}
+"""The types whose arrays pgpq encodes by itself, with the OID of the element."""
+
+
+def _array(arrow: pa.DataType, column: PostgresColumn, rounding: bool) -> Convert:
+    if at.is_null(arrow):
+        return lambda array: pa.nulls(len(array), pa.binary())
+    if not is_list(arrow):
+        raise Unfit("it takes an array")
+    if column.kind == "d":
+        raise Unfit("arrays of domains are not supported; use an array of the type that the domain is of, or jsonb")
+    if at.is_nested(arrow.value_type):
+        raise Unfit("arrays of arrays, structs or maps go into a jsonb column")
+    name = column.typname[1:]
+    kind = PostgresColumn(column.name, name, column.declared.removesuffix("[]"), kind=column.kind, limits=column.limits)
+    element = kind.conversion(arrow.value_type, rounding=rounding)
+    # pgpq writes the OID of the built-in type, which is not that of an enum of the same name
+    plain = name in _PLAIN and column.element in (0, builtin[name].oid) and not at.is_null(arrow.value_type)
+    oid = column.element or builtin[name].oid
+
+    def convert(array: pa.Array) -> pa.Array:
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+        offsets = np.zeros(len(array) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        try:
+            values = element(pc.list_flatten(array))
+        except RefusedValue as refused:
+            raise RefusedValue(int(np.searchsorted(offsets, refused.index, side="right")) - 1, str(refused)) from None
+        if plain:
+            return pa.ListArray.from_arrays(pa.array(offsets), values, mask=array.is_null())
+        return _packed(array, values, offsets, oid)
+
+    return convert
+
+
+def _packed(array: pa.Array, values: pa.Array, offsets: np.ndarray, oid: int) -> pa.Array:
+    """Arrays whose element type only the catalog knows: dimensions, has-nulls, element OID, length, lower bound, then
+    the elements (src/backend/utils/adt/arrayfuncs.c, array_send)."""
+    binary = _binary(values)
+    sizes = _fixed(pc.binary_length(binary).fill_null(0).to_numpy().astype(">i4"))
+    fields = pc.if_else(
+        binary.is_valid(), pc.binary_join_element_wise(sizes, binary.fill_null(b""), b""), pa.scalar(b"\xff" * 4)
+    )
+    counts = np.diff(offsets)
+    nulls = np.concatenate([[0], np.cumsum(binary.is_null().to_numpy(zero_copy_only=False))])
+    head = np.empty((len(array), 5), ">u4")
+    head[:] = np.stack(np.broadcast_arrays(1, np.diff(nulls[offsets]) > 0, oid, counts, 1), axis=1)
+    heads = pc.if_else(pa.array(counts > 0), _fixed(head), pa.scalar(struct.pack(">iiI", 0, 0, oid)))
+    bodies = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), fields), b"")
+    return pc.if_else(array.is_valid(), pc.binary_join_element_wise(heads, bodies, b""), pa.scalar(None, pa.binary()))
+
+
+def _binary(values: pa.Array) -> pa.Array:
+    """The binary form of elements, length not included."""
+    if is_text(values.type) or at.is_binary(values.type):
+        return values.cast(pa.binary())
+    whole = values.view(pa.int64()).fill_null(0).to_numpy()
+    if at.is_timestamp(values.type):
+        form = (whole - _EPOCH).astype(">i8")
+    else:  # microseconds, days, months
+        form = np.stack([whole, np.zeros_like(whole)], axis=1).astype(">i8")
+    return pc.if_else(values.is_valid(), _fixed(form), pa.scalar(None, pa.binary()))
+
+
+def _fixed(rows: np.ndarray) -> pa.Array:
+    """A binary value for each row of an array."""
+    width = rows.itemsize * math.prod(rows.shape[1:])
+    return pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(rows)]).cast(pa.binary())
+
+
+# ---------------------------------------------------------------------- columns that the sink creates
+def target_type(arrow: pa.DataType) -> str:
+    """Raises Unfit."""
+    if at.is_decimal(arrow):
+        return f"numeric({arrow.precision},{arrow.scale})"
+    if is_list(arrow) and not at.is_nested(arrow.value_type):
+        return target_type(arrow.value_type) + "[]"
+    return created_type(arrow, _CREATED, "jsonb", "PostgreSQL")
+
+
+_CREATED = {
+    "boolean": "boolean",
+    "tinyint": "smallint",
+    "smallint": "smallint",
+    "int": "integer",
+    "bigint": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "string": "text",
+    "void": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp": "timestamptz",
+    "timestamp_ntz": "timestamp",
+    "time": "time",
+    "interval day to second": "interval",
+}
+
 
 _KINDS = {
     "v": "a view",
@@ -35,16 +336,15 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PostgresTarget(targets.Target[PostgresColumn]):
+class PostgresTarget(targets.Target):
     """A table, or partitioned table, that rows go to."""
 
     oid: int
     declarations: dict[str, str]
     always_identity: frozenset[str]
     checks: tuple[Check, ...]
-    row_security: bool
-    rules: tuple[str, ...] = ()
-    """On INSERT. COPY passes them over."""
+    unwritable: tuple[str, ...] = ()
+    """Why rows cannot go there at all: row-level security, rules, partitions that are foreign tables."""
     heirs: tuple[str, ...] = ()
     """Tables that inherit from it and are no partitions: no index of it binds their rows."""
 
@@ -81,6 +381,10 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
         ) from error
     if len(parts) > 2:
         raise ConfigurationError(f"{table!r} has {len(parts)} parts; write name or schema.name")
+    if name is not None and len(parts) == 1:
+        found = [home for (home,) in connection.execute(HOMES, parts).fetchall()]
+        if len(found) > 1:
+            raise ambiguous(table, found)
     if name is not None:
         return schema, name
     if len(parts) == 2:
@@ -94,13 +398,13 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
 def describe(connection: Connection, schema: str, name: str) -> PostgresTarget | None:
     """Read the target from the catalog; None if there is none. Raises ConfigurationError if it is not a table."""
     found = connection.execute(
-        "SELECT c.oid::bigint, relkind::text, relpersistence::text, row_security_active(c.oid)"
+        "SELECT c.oid::bigint, relkind::text, relpersistence::text"
         " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
         [schema, name],
     ).fetchone()
     if found is None:
         return None
-    oid, kind, persistence, row_security = found
+    oid, kind, persistence = found
     if kind not in "rp":
         raise ConfigurationError(f"{schema}.{name} is {_KINDS.get(kind, 'not a table')}; rows can only go to a table")
     if persistence == "t":
@@ -109,8 +413,6 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
     uniques, special = _indexes(connection, oid)
     constraints = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
     constraints += [row[0] for row in connection.execute(_CONSTRAINTS, {"oid": oid}).fetchall()]
-    if row_security:
-        constraints.append("row-level security")
     checks = connection.execute(
         "SELECT conname::text, pg_get_expr(conbin, conrelid), ARRAY(SELECT attname::text FROM pg_attribute"
         " WHERE attrelid = conrelid AND attnum = ANY(conkey)) FROM pg_constraint"
@@ -123,9 +425,6 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         " WHERE contype = 'f' AND confrelid = %s AND conparentid = 0 ORDER BY 1",
         [oid],
     ).fetchall()
-    rules = (
-        "SELECT rulename::text FROM pg_rewrite WHERE ev_class = %s AND ev_type = '3' AND ev_enabled <> 'D' ORDER BY 1"
-    )
     heirs = (
         "SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid"
         " WHERE inhparent = %s AND NOT relispartition ORDER BY 1"
@@ -141,41 +440,32 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         declarations=declarations,
         always_identity=always,
         checks=tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
-        row_security=row_security,
-        rules=tuple(row[0] for row in connection.execute(rules, [oid]).fetchall()),
+        unwritable=tuple(row[0] for row in connection.execute(_UNWRITABLE, {"oid": oid}).fetchall()),
         heirs=tuple(row[0] for row in connection.execute(heirs, [oid]).fetchall()),
     )
 
 
+_UNWRITABLE = """
+SELECT 'it has row-level security for this role: let the role pass it (BYPASSRLS)'
+ WHERE row_security_active(%(oid)s::oid)
+UNION ALL
+SELECT 'it has the rule ' || rulename || ', which COPY passes over: make it a trigger' FROM pg_rewrite
+ WHERE ev_class = %(oid)s AND ev_type = '3' AND ev_enabled <> 'D'
+UNION ALL
+SELECT 'its partition ' || c.oid::regclass || ' is a foreign table, whose rows do not belong to the transaction here'
+  FROM pg_partition_tree(%(oid)s::oid::regclass) JOIN pg_class c ON c.oid = relid WHERE relkind = 'f'
+"""
 _CONSTRAINTS = """
-WITH relations AS (SELECT %(oid)s::oid AS oid UNION SELECT relid::oid FROM pg_partition_tree(%(oid)s::oid::regclass))
-SELECT 'foreign key ' || conname FROM pg_constraint, relations
- WHERE conrelid = relations.oid AND contype = 'f' AND conparentid = 0
+SELECT 'constraint ' || conname FROM pg_constraint WHERE conrelid = %(oid)s
+   AND (contype IN ('f', 'x') OR contype = 'c' AND (NOT convalidated OR coalesce(0 >= ANY(conkey), false)))
 UNION ALL
-SELECT 'exclusion constraint ' || conname FROM pg_constraint, relations
- WHERE conrelid = relations.oid AND contype = 'x' AND conparentid = 0
-UNION ALL
-SELECT 'check ' || conname || ' of partition ' || conrelid::regclass FROM pg_constraint, relations
- WHERE conrelid = relations.oid AND contype = 'c' AND coninhcount = 0 AND conrelid <> %(oid)s
-UNION ALL
-SELECT 'check ' || conname || ' of the whole row' FROM pg_constraint
- WHERE conrelid = %(oid)s AND contype = 'c' AND 0 >= ANY(conkey)
-UNION ALL
-SELECT 'check ' || conname || ' (NOT VALID)' FROM pg_constraint
- WHERE conrelid = %(oid)s AND contype = 'c' AND NOT convalidated
-UNION ALL
-SELECT 'index ' || c.relname || ' of partition ' || indrelid::regclass
-  FROM pg_index JOIN pg_class c ON c.oid = indexrelid JOIN relations ON indrelid = relations.oid
- WHERE indisunique AND indrelid <> %(oid)s AND NOT c.relispartition
-UNION ALL
-SELECT 'trigger ' || tgname FROM pg_trigger, relations
- WHERE tgrelid = relations.oid AND NOT tgisinternal AND tgenabled <> 'D' AND tgparentid = 0
+SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal AND tgenabled <> 'D'
 UNION ALL
 SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(oid)s AND ev_enabled <> 'D'
 UNION ALL
-SELECT 'partitions of ' || partrelid::regclass FROM pg_partitioned_table, relations
- WHERE partrelid = relations.oid AND partdefid = 0
+SELECT 'trigger or index of a partition' FROM pg_partitioned_table WHERE partrelid = %(oid)s
 """
+"""What may refuse a row and is not judged by a staging table: what a partition has is not looked at."""
 
 
 # A domain by the type that it is of, an array by its element's; both may be there several times over. Modifiers are
@@ -244,16 +534,6 @@ def changed(mismatch: SchemaMismatch, then: Iterable[PostgresColumn], now: Itera
 
 def _declared(column: PostgresColumn) -> str:
     return column.declared + ("" if column.nullable else " NOT NULL") + (" with default" if column.has_default else "")
-
-
-def foreign_partitions(connection: Connection, target: PostgresTarget) -> list[str]:
-    """Partitions whose rows a foreign server commits by itself."""
-    rows = connection.execute(
-        "SELECT c.oid::regclass::text FROM pg_partition_tree(%s::oid::regclass) JOIN pg_class c ON c.oid = relid"
-        " WHERE relkind = 'f' ORDER BY 1",
-        [target.oid],
-    ).fetchall()
-    return [name for (name,) in rows]
 
 
 def _indexes(connection: Connection, oid: int) -> tuple[tuple[Unique, ...], list[str]]:

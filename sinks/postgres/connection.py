@@ -49,6 +49,12 @@ _NO_TRANSACTION_LEFT = (
 )
 
 
+_NOT_PREPARED = (
+    'A trigger or rule of the table does what cannot be prepared: use strategy="staged". Row-level security: let the '
+    "role pass it (BYPASSRLS)"
+)
+
+
 class Connection(psycopg.Connection[tuple[Any, ...]]):
     """No wait on it outlives its server, even a frozen one, whose kernel keeps connections and answers keepalives for
     ever: a silent server is asked by a new connection, which has `connect_timeout` to get any answer."""
@@ -166,15 +172,8 @@ def fault(error: Exception, aliases: Mapping[str, str] | None = None) -> Fault |
         return Fault("blocked", text, f" on {index[1]}" if index else "", "; lock_timeout= of the sink is the limit")
     if state in ("53200", "55000") and "prepared transactions" in text:
         return Fault("server", text, advice=_NO_TRANSACTION_LEFT)
-    if isinstance(error, errors.FeatureNotSupported) and "PREPARE" in text:
-        advice = 'A trigger or rule of the table does what cannot be prepared; use strategy="staged"'
-        return Fault("server", text, advice=advice)
-    if isinstance(error, errors.FeatureNotSupported) and "row-level security" in text:
-        advice = (
-            "COPY cannot obey the row-level security that the table has got: start the query again with "
-            'strategy="auto" or "staged", or let the role pass it (BYPASSRLS)'
-        )
-        return Fault("server", text, advice=advice)
+    if isinstance(error, errors.FeatureNotSupported) and ("PREPARE" in text or "row-level security" in text):
+        return Fault("server", text, advice=_NOT_PREPARED)
     if isinstance(error, errors.InsufficientPrivilege):
         return Fault("right", text)
     if isinstance(error, errors.UndefinedTable):

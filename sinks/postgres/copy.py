@@ -13,12 +13,20 @@ import pyarrow as pa
 from psycopg import sql
 
 from sinks.errors import BadValue
+from sinks.postgres.catalog import PostgresColumn
 from sinks.postgres.connection import Connection, explained
-from sinks.postgres.types import PostgresColumn
+from sinks.sql.backend import RowTransaction
 from sinks.sql.encoder import Encoder
-from sinks.sql.questions import DEFERRED
-from sinks.sql.transaction import RowTransaction
 from sinks.transaction import Identity, TransactionContext
+
+_DEFERRED = """
+SELECT nspname::text, conname::text FROM pg_constraint c JOIN pg_namespace n ON n.oid = connamespace
+WHERE conrelid = %s::regclass AND condeferred
+  AND (contype IN ('p', 'u', 'x') OR contype = 'f' AND confrelid <> conrelid)
+"""
+"""Schema and name of constraints that judge rows at the end of a transaction, unless they are told to do so at once:
+keys, exclusions, and references to other tables. What a later row of the table may mend has to wait: its references to
+itself, and triggers."""
 
 
 class CopyEncoder(Encoder[PostgresColumn]):
@@ -60,8 +68,10 @@ class CopyEncoder(Encoder[PostgresColumn]):
         return pa.RecordBatch.from_arrays(self.converted(rows), names=rows.schema.names)
 
 
-class CopyTransaction(RowTransaction[Connection]):
+class CopyTransaction(RowTransaction):
     """Memory: one encoded batch and libpq's output buffer."""
+
+    connection: Connection
 
     def __init__(
         self,
@@ -80,8 +90,7 @@ class CopyTransaction(RowTransaction[Connection]):
         self._copying: AbstractContextManager[psycopg.Copy] | None = None
         self._sealed = False
         self._put = 0
-        self.under_savepoints = False
-        """Whether the rows have numbers of subtransactions as `xmin`."""
+        self._under_savepoints = False
 
     def explained(self) -> AbstractContextManager[None]:
         return explained(self._table, self.who, self._aliases)
@@ -115,10 +124,10 @@ class CopyTransaction(RowTransaction[Connection]):
 
     def put(self, batch: pa.RecordBatch) -> None:
         data = self._encoder.whole(batch)
-        if not self.under_savepoints:
+        if not self._under_savepoints:
             self._judge_now()
         self.connection.execute("SAVEPOINT tpc")
-        self.under_savepoints = True
+        self._under_savepoints = True
         try:
             with self.explained(), self.connection.cursor() as cursor:
                 with cursor.copy(self._statement) as copying:
@@ -134,14 +143,14 @@ class CopyTransaction(RowTransaction[Connection]):
 
     def _judge_now(self) -> None:
         """Let constraints that wait for the end of the transaction judge each COPY."""
-        found = self.connection.execute(DEFERRED, [self._into.as_string(self.connection)]).fetchall()
+        found = self.connection.execute(_DEFERRED, [self._into.as_string(self.connection)]).fetchall()
         if found:
             names = sql.SQL(", ").join(sql.Identifier(*name) for name in found)
             self.connection.execute(sql.SQL("SET CONSTRAINTS {} IMMEDIATE").format(names))
 
     def finish(self) -> int:
         """End the COPY; now every row is checked. Returns how many rows the server took."""
-        if self.under_savepoints:
+        if self._under_savepoints:
             return self._put
         if self._copying is None:
             self._begin_copy()

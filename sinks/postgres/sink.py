@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from sinks.base import Sink
 from sinks.diagnosis import InDoubt
 from sinks.postgres.backend import PostgresBackend
-from sinks.postgres.catalog import PostgresTarget
-from sinks.postgres.connection import Connection
-from sinks.postgres.copy import CopyTransaction
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 Strategy = Literal["auto", "prepared", "staged"]
 
 
-class PostgresSink(TableSink[Connection, PostgresTarget, CopyTransaction]):
+class PostgresSink(TableSink):
     """Rows into one table, by COPY BINARY.
 
     Two strategies. `prepared`: each task copies into the table itself and runs PREPARE TRANSACTION; the driver runs
@@ -84,7 +81,7 @@ class PostgresSink(TableSink[Connection, PostgresTarget, CopyTransaction]):
         options = connect_options or {}
         backend = PostgresBackend(dsn, options, merge, strategy, name=name or table, lock_timeout=lock_timeout)
         planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)
-        super().__init__(planner, transform, dead_letters=dead_letters, max_dead_letters=max_dead_letters)
+        super().__init__(planner, transform, dead_letters, max_dead_letters)
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         gids = [transaction["gid"] for transaction in transactions if "gid" in transaction]

@@ -1,65 +1,108 @@
-"""What one database does in its own way. All else of a sink into its tables is concrete, and written over this."""
+"""What one database does in its own way: transactions of tasks, and a `Backend`. All else of a sink into its tables is
+concrete, and written over this."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from sinks.diagnosis import Finding
 from sinks.errors import ConfigurationError, SchemaMismatch, SinkError
-from sinks.sql.ddl import DDL, Ddl
 from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault, explained
+from sinks.sql.evolution import DDL, Ddl
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import label, of_sink
 from sinks.sql.options import MergeOptions
-from sinks.sql.questions import MYSQL, SORTED_BYTES
-from sinks.sql.server import LEDGER_COLUMNS, C, Row, Server, no_ledger
-from sinks.sql.target import Column, Target
-from sinks.sql.transaction import T
-from sinks.transaction import Identity, TransactionContext, TransactionId
+from sinks.sql.server import LEDGER_COLUMNS, Row, Server, no_ledger
+from sinks.sql.target import Target
+from sinks.transaction import Fingerprint, Identity, TransactionContext, TransactionId
 
 logger = logging.getLogger(__name__)
 
 Declared = TypeVar("Declared")
 _COUNTED_TOGETHER = 50
-
-
-TargetT = TypeVar("TargetT", bound=Target[Column])
 StagedTypes: TypeAlias = Mapping[str, Mapping[str, str]]
 """By staging table, its columns in order, each with its type as the server writes it."""
 
 
+class RowTransaction(ABC):
+    """An open transaction, on a connection that it has to itself. `identity` is what it will be known by when it is
+    pre-committed; `sealing` is set just before the statement that makes it durable, after which only the server knows
+    whether it is. `summed` is what the task says of its rows, before that."""
+
+    connection: Any
+
+    def __init__(self, context: TransactionContext, identity: Identity) -> None:
+        self.context, self.identity = context, identity
+        self.sealing = False
+        self.summed: Fingerprint | None = None
+        self.who = f"partition {context.subtask} of checkpoint {context.checkpoint_id}"
+        """Who writes, in errors."""
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Throws it away if anything is raised in this block."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def explained(self) -> AbstractContextManager[None]:
+        """Errors of the server inside this block name table, partition and checkpoint."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Default: `put`, which may do more than is needed here."""
+        self.put(batch)
+
+    @abstractmethod
+    def encode(self, batch: pa.RecordBatch) -> object:
+        """Raises BadValue if the columns cannot hold the rows, as far as that can be told without the server."""
+
+    @abstractmethod
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Write the rows, all or none: none if this raises BadValue, after which the transaction goes on."""
+
+    @abstractmethod
+    def finish(self) -> int:
+        """Wait until the server has judged every row; returns how many there were."""
+
+    def prepare(self) -> None:
+        """Of one that writes into the target itself: make it durable under its name, and let go of the connection.
+        Default: of a database without prepared transactions, of which this is never asked."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit it at once, and let go of the connection."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Throw it away. The server has done so when this returns, unless it cannot be reached."""
+
+
 @dataclass(frozen=True)
-class Plan(Generic[C, TargetT]):
+class Plan:
     """What the driver found out about the server, carried to the tasks in the sink's pickle."""
 
-    target: TargetT
-    ledger: Ledger[C]
+    target: Any
+    ledger: Ledger
     strategy: str
-
-
-@dataclass(frozen=True)
-class Writers:
-    """Which transaction wrote the rows of a table: those of the ledger by their keys in it (`of`), how many rows each
-    of them has there now, and how many `others` have that began after the oldest that was asked for."""
-
-    of: Mapping[str, str]
-    rows: Mapping[str, int]
-    others: int
 
 
 class NotDone(SinkError):
     """The server answered that it has ended a prepared transaction, and has not."""
 
 
-class Backend(Server[C], ABC, Generic[C, TargetT, T]):
+class Backend(Server, ABC):
     """One kind of database as a sink uses it: its connections, the target, errors, two-phase transactions and staging
     tables. `strategy` is the one that the user asked for.
 
@@ -71,6 +114,8 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
 
     DROPPED_TOGETHER: ClassVar[int] = 1
     """So many staging tables go in one transaction."""
+    SORTS_TEXTS: ClassVar[bool] = True
+    """Whether it sorts by all of a long text."""
     UNSEEN: ClassVar[str] = ""
     """What is added to "there is no table"."""
     ADVICE: ClassVar[str] = ""
@@ -86,27 +131,18 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
 
     # ------------------------------------------------------------------ the target
     @abstractmethod
-    def locate(self, connection: C, table: str) -> tuple[str, str]:
+    def locate(self, connection: Any, table: str) -> tuple[str, str]:
         """Schema and name of the table, which need not exist. Raises ConfigurationError if it is no table name."""
 
-    def homes(self, connection: C, table: str) -> Sequence[str]:
-        """Schemas that the database looks into, in its order, for a table whose schema the user left out, and that have
-        it. Default: it looks into one only."""
-        return ()
-
     @abstractmethod
-    def describe(self, connection: C, schema: str, name: str) -> TargetT | None:
+    def describe(self, connection: Any, schema: str, name: str) -> Target | None:
         """The table, None if there is none. Raises ConfigurationError if it is something else."""
 
-    def similar(self, connection: C, schema: str, name: str) -> Sequence[str]:
-        """Tables that may have been meant. Default: none is known."""
-        return ()
-
-    def table_options(self, connection: C) -> str:
+    def table_options(self, connection: Any) -> str:
         """What follows the columns in CREATE TABLE. Default: nothing."""
         return ""
 
-    def create(self, connection: C, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
+    def create(self, connection: Any, schema: str, name: str, fields: Sequence[pa.Field]) -> None:
         """Create the table, with the keys as primary key. Raises ConfigurationError with the server's words."""
         keys = self.merge.keys
         kinds = declarations(fields, lambda field: self.declared(connection, field, key=field.name in keys))
@@ -121,35 +157,35 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
                 raise
             raise ConfigurationError(f"cannot create table {label(schema, name)} at {self}: {fault.text}") from error
 
-    def has_ledger(self, connection: C, schema: str, name: str) -> bool:
+    def has_ledger(self, connection: Any, schema: str, name: str) -> bool:
         found = self.describe(connection, schema, name)
         if found and not (found.is_unique(("transaction_id",)) and set(LEDGER_COLUMNS) <= set(found.names)):
             raise no_ledger(found.label)
         return found is not None
 
     @property
-    def ddl(self) -> Ddl[C]:
+    def ddl(self) -> Ddl:
         """How it alters the table."""
         return DDL.get(self.dialect, Ddl)(self)
 
-    def definition(self, connection: C, target: TargetT, field: pa.Field) -> str:
+    def definition(self, connection: Any, target: Any, field: pa.Field) -> str:
         """Name and type of a nullable column for ADD COLUMN. Raises SchemaMismatch."""
         return self.column(field.name, self.declared(connection, field, key=False), nullable=True)
 
-    def problems(self, connection: C, target: TargetT, ledger: str) -> Iterable[str]:
+    def problems(self, connection: Any, target: Any, ledger: str) -> Iterable[str]:
         """What else is in the way: the index that upserts need, the server, rights. Default: the index."""
         if self.merge.keys and not target.is_unique(self.merge.keys):
             yield f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns"
 
-    def choose(self, connection: C, target: TargetT) -> tuple[str, str]:
+    def choose(self, connection: Any, target: Any) -> tuple[str, str]:
         """The strategy and the reason for it. Default: staging tables."""
         return "staged", "the database has no prepared transactions that this sink knows"
 
-    def unfit_server(self, connection: C) -> str | None:
+    def unfit_server(self, connection: Any) -> str | None:
         """Why the sink cannot work with this server at all. Default: it can with any."""
         return None
 
-    def findings(self, connection: C) -> Iterable[Finding]:
+    def findings(self, connection: Any) -> Iterable[Finding]:
         """What `coordinator doctor` is to say about this kind of server. Default: nothing."""
         return ()
 
@@ -176,17 +212,20 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
 
     # ------------------------------------------------------------------ two-phase transactions
     # Defaults: a database that has none, whose `TWO_PHASE` is "" and whose `choose` says `staged`.
-    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
+    def begin(self, plan: Plan, context: TransactionContext) -> RowTransaction:
         """Open the participant's transaction, whose rows go into the target itself."""
         raise NotImplementedError
 
-    def end(self, connection: C, ledger: Ledger[C], how: str, identity: Identity, proof: Mapping[str, object]) -> bool:
+    def end(self, connection: Any, ledger: Ledger, how: str, identity: Identity, proof: Mapping[str, object]) -> bool:
         """COMMIT or ROLLBACK what is prepared; False if nothing is under this name. `proof`: of the committable. Raises
         ConfigurationError if the sink may not, NotDone where the server answered and did not do it, and the driver's
         errors to be asked again."""
-        return False
+        raise ConfigurationError(
+            f"{dict(identity)} is a prepared transaction, and this sink has none: let the program that prepared it "
+            "start once more and finish its last checkpoint, then start this one"
+        )
 
-    def prepared(self, connection: C, schema: str, job: str, sink: str) -> Iterable[Identity]:
+    def prepared(self, connection: Any, schema: str, job: str, sink: str) -> Iterable[Identity]:
         """What is prepared of this job and sink."""
         return ()
 
@@ -198,47 +237,42 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         """Whether the ledger can know a transaction of this job and sink by that name."""
         return name.startswith(TransactionId.prefix(job)) and of_sink(name, sink)
 
-    def evidence(self, transaction: T) -> dict[str, object]:
+    def evidence(self, transaction: Any) -> dict[str, object]:
         """What a committable carries beside the ledger's proof. `transaction_id` is needed where `key` is another."""
         return {}
 
-    def contradiction(self, connection: C, proof: Mapping[str, object]) -> str | None:
+    def contradiction(self, connection: Any, proof: Mapping[str, object]) -> str | None:
         """Why a transaction of which the ledger has nothing can nevertheless not be called lost."""
         return None
 
-    def writers(self, connection: C, target: TargetT, ledger: Ledger[C], keys: Sequence[str]) -> Writers | None:
-        """Who wrote the rows of the table, in one snapshot of it and of the ledger. None, the default, for a database
-        that does not keep it."""
-        return None
-
     # ------------------------------------------------------------------ staging tables
-    def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
+    def existing(self, connection: Any, schema: str, names: Sequence[str]) -> set[str]:
         return set(self.staged_types(connection, schema, names))
 
     @abstractmethod
-    def stage(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
+    def stage(self, plan: Plan, context: TransactionContext) -> RowTransaction:
         """Open the participant's transaction, which writes into a new table, its `staging_table`. The table tells the
         transaction's id from its first moment on. It has just the columns of the batch, also those that are only for
         the merge; what the target has as NOT NULL only a row that deletes may leave out, but for its keys. The
-        identity is `sinks.sql.staging.identity_of`."""
+        identity is `sinks.sql.strategies.identity_of`."""
 
     @abstractmethod
-    def staged_types(self, connection: C, schema: str, tables: Sequence[str]) -> StagedTypes:
+    def staged_types(self, connection: Any, schema: str, tables: Sequence[str]) -> StagedTypes:
         """Of the staging tables that are there. A column that only the table itself needs is left out."""
 
     @abstractmethod
-    def staged(self, connection: C, schema: str, prefix: str) -> list[str]:
+    def staged(self, connection: Any, schema: str, prefix: str) -> list[str]:
         """The transaction ids of all staging tables that begin so, sorted: those of tasks that died before their
         pre-commit, and of participants that were moved, too."""
 
-    def drop(self, connection: C, schema: str, names: Sequence[str]) -> None:
+    def drop(self, connection: Any, schema: str, names: Sequence[str]) -> None:
         """Drop staging tables, outside a transaction."""
         for start in range(0, len(names), self.DROPPED_TOGETHER):
             tables = ", ".join(self.quote(schema, name) for name in names[start : start + self.DROPPED_TOGETHER])
             with self.transaction(connection):
                 self.execute(connection, f"DROP TABLE {tables}")
 
-    def drop_unused(self, connection: C, schema: str, names: Sequence[str]) -> None:
+    def drop_unused(self, connection: Any, schema: str, names: Sequence[str]) -> None:
         """Drop those that nobody reads now. The next sweep drops the others."""
         for start in range(0, len(names), self.DROPPED_TOGETHER):
             some = names[start : start + self.DROPPED_TOGETHER]
@@ -255,12 +289,12 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
 
     # ------------------------------------------------------------------ the move
     @abstractmethod
-    def locked(self, connection: C, plan: Plan[C, TargetT], staged: StagedTypes) -> TargetT:
+    def locked(self, connection: Any, plan: Plan, staged: StagedTypes) -> Target:
         """The target as the running transaction sees it, locked against changes until its end. Raises
         ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
         cannot go into it as they are."""
 
-    def append(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
+    def append(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
         are not `rows` of them, the driver's error if the target refuses one."""
         into, names = self.into(target, written), self.quoted(written)
@@ -269,23 +303,23 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
             self.count(connection, staging, rows)
 
     @abstractmethod
-    def upsert(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
+    def upsert(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str]) -> None:
         """Put the last change of each key into the target, in the caller's transaction."""
 
-    def moved(self, connection: C, target: TargetT, staging: Sequence[str]) -> None:
+    def moved(self, connection: Any, target: Any, staging: Sequence[str]) -> None:
         """What is to be done when all rows are in. Default: nothing."""
 
-    def mark_moved(self, connection: C, schema: str, names: Sequence[str]) -> None:
+    def mark_moved(self, connection: Any, schema: str, names: Sequence[str]) -> None:
         """Drop these tables, whose rows were moved in the running transaction, or leave them another number of rows.
         Default: none."""
         for name in names:
             self.execute(connection, f"DELETE FROM {self.quote(schema, name)}")
 
-    def explained(self, target: TargetT, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
+    def explained(self, target: Any, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         """The server's errors as SinkErrors, with the target's name instead of a staging table's."""
         return explained(self.fault, f"table {target.label}: {where}")
 
-    def refusal(self, error: Exception, target: TargetT, tables: Sequence[str]) -> str | None:
+    def refusal(self, error: Exception, target: Any, tables: Sequence[str]) -> str | None:
         """What the server has against rows, or None if the error is about something else: to be asked again."""
         fault = self.fault(error)
         return f": {fault.text}" if fault and fault.kind in ("refused", "changed", "server") else None
@@ -294,23 +328,14 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         """An error of the driver as others may see it. Default: as it is."""
         return error
 
-    def one_at_a_time(self, connection: C, job: str, sink: str) -> None:
+    def one_at_a_time(self, connection: Any, job: str, sink: str) -> None:
         """Wait for another driver that settles a checkpoint of this sink (as tokens). Default: the ledger's rows are
         enough."""
 
-    def sample(self, connection: C, target: TargetT, staging: Sequence[str], written: Sequence[str]) -> None:
+    def sample(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str]) -> None:
         """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
 
-    def unsortable(self, connection: C, staging: Sequence[str], by: str) -> bool:
-        """Whether a value is longer than what MySQL sorts by. Other databases sort by all of it."""
-        if self.dialect not in MYSQL:
-            return False
-        name = self.quote(by)
-        longest, rows = f"GREATEST(LENGTH({name}), LENGTH(WEIGHT_STRING({name})))", self.union(staging, name)
-        found = f"SELECT 1 FROM ({rows}) AS staged WHERE {longest} > {SORTED_BYTES} LIMIT 1"
-        return bool(self.query(connection, found))
-
-    def twice(self, connection: C, target: TargetT, staging: Sequence[str], columns: Sequence[str]) -> Row | None:
+    def twice(self, connection: Any, target: Any, staging: Sequence[str], columns: Sequence[str]) -> Row | None:
         """Values of these columns that more than one staged row has, and how many have them."""
         names = ", ".join(self.grouped(target, column) for column in columns)
         known = " AND ".join(f"{self.quote(column)} IS NOT NULL" for column in columns)
@@ -322,7 +347,7 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         )
         return next(iter(rows), None)
 
-    def count(self, connection: C, staging: Sequence[str], rows: int) -> None:
+    def count(self, connection: Any, staging: Sequence[str], rows: int) -> None:
         """Raise SinkError if the staging tables do not hold so many rows."""
         found = 0
         for start in range(0, len(staging), _COUNTED_TOGETHER):
@@ -335,11 +360,11 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
                 "emptied the ledger after they were moved"
             )
 
-    def grouped(self, target: TargetT, column: str) -> str:
+    def grouped(self, target: Any, column: str) -> str:
         """What equal values of a column are grouped by."""
         return self.quote(column)
 
-    def constraints(self, target: TargetT, written: Sequence[str]) -> list[str]:
+    def constraints(self, target: Any, written: Sequence[str]) -> list[str]:
         """What only the target itself can judge of rows. If there is any, a move is tried before the decision."""
         reasons = list(target.constraints)
         for unique in target.uniques:
@@ -352,7 +377,7 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         return reasons + (list(target.referenced_by) if self.merge.mode == "upsert" else [])
 
     # ------------------------------------------------------------------ parts of statements
-    def into(self, target: TargetT, written: Sequence[str]) -> str:
+    def into(self, target: Any, written: Sequence[str]) -> str:
         """The INSERT, before its rows."""
         return f"INSERT INTO {self.quote(target.schema, target.name)} ({self.quoted(written)})"
 
@@ -381,7 +406,7 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         by = self.quote(str(self.merge.order_by))
         return f" AND (target.{by} IS NULL OR target.{by} <= {change}.{by})"
 
-    def giving(self, target: TargetT, written: Sequence[str], last: str) -> str | None:
+    def giving(self, target: Any, written: Sequence[str], last: str) -> str | None:
         """The condition for rows `target`, with the change `last` of their key, whose value of another unique index a
         change of another key takes: one that is changed first would meet what the other is yet to give up. None if
         there can be none, or if a row cannot go in anew: foreign keys and triggers would take that for a delete."""
@@ -403,15 +428,15 @@ class Backend(Server[C], ABC, Generic[C, TargetT, T]):
         )
 
     # ------------------------------------------------------------------ alike
-    def mismatches(self, batch: pa.Schema, target: TargetT) -> list[str]:
+    def mismatches(self, batch: pa.Schema, target: Any) -> list[str]:
         """Every reason why the columns do not fit."""
         return mismatches(batch, target.columns, rounding=self.merge.rounds)
 
-    def aim(self, target: TargetT) -> str:
+    def aim(self, target: Any) -> str:
         """Where rows go, and how: what committables are compared by."""
         return f"{target.label} ({self.merge})"
 
-    def rights(self, target: TargetT, strategy: str) -> list[str]:
+    def rights(self, target: Any, strategy: str) -> list[str]:
         """What the sink has to be allowed to do with the target."""
         upsert = self.merge.mode == "upsert"
         needed = {

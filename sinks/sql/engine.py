@@ -11,7 +11,7 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from sinks.sql.questions import MYSQL, SORTED_BYTES
+from sinks.sql.questions import MYSQL
 from sinks.sql.server import KEEPALIVES
 
 LOCK_SECONDS = 10
@@ -35,7 +35,7 @@ _SESSION = {
             " 'NO_BACKSLASH_ESCAPES', 'STRICT_ALL_TABLES'),"
             " ',STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'),"
             " time_zone = '+00:00', completion_type = 0, sql_safe_updates = 0,"
-            f" sql_select_limit = 18446744073709551615, max_sort_length = {SORTED_BYTES}",
+            " sql_select_limit = 18446744073709551615, max_sort_length = 4096",
         ),
     ),
 }

@@ -8,14 +8,15 @@ waits for whoever is in flight, and then either meets the row or makes the loss 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from sinks.audit import Holding, Part
 from sinks.errors import ConfigurationError
 from sinks.sql.names import label, witness_of
-from sinks.sql.server import LEDGER_COLUMNS, C, Row, Server
-from sinks.transaction import Checkpoint, Fingerprint, TransactionId, token
+from sinks.sql.server import LEDGER_COLUMNS, Row, Server
+from sinks.transaction import Checkpoint, Fingerprint, Identity, TransactionId, token
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,29 +24,26 @@ if TYPE_CHECKING:
 _KEPT_CHECKPOINTS = 100
 _ASKED_TOGETHER = 1000
 
-Entry: TypeAlias = "Fingerprint | None"
-"""Count and hash of a transaction's rows, if they were written down."""
-
 
 @dataclass(frozen=True)
-class Ledger(Generic[C]):
+class Ledger:
     """The ledger table, as it travels to the tasks. `id` is random, and tells it from another one of the same name. It
     is the `lineage` of a row of its own, `IDENTITY`: who empties the table, takes it away."""
 
     IDENTITY: ClassVar[str] = "ledger"
-    server: Server[C] = field(compare=False, repr=False)
+    server: Server = field(compare=False, repr=False)
     schema: str
     name: str
     id: str
 
     @classmethod
-    def find(cls, server: Server[C], connection: C, schema: str, name: str) -> Self | None:
+    def find(cls, server: Server, connection: Any, schema: str, name: str) -> Self | None:
         """The table, if there is one, with its id. Raises ConfigurationError if it is something else than a ledger."""
         found = cls(server, schema, name, "")._look(connection)
         return found if found and found.id else None
 
     @classmethod
-    def ensure(cls, server: Server[C], connection: C, schema: str, name: str) -> Self:
+    def ensure(cls, server: Server, connection: Any, schema: str, name: str) -> Self:
         """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
         new = cls(server, schema, name, uuid.uuid4().hex)
         found = new._look(connection)
@@ -61,17 +59,17 @@ class Ledger(Generic[C]):
             server.create_ledger(connection, schema, new.witness.name)
         return found
 
-    def _look(self, connection: C) -> Self | None:
+    def _look(self, connection: Any) -> Self | None:
         """The table with the id that it has now, "" if it has lost it; None if there is no table."""
         if not self.server.has_ledger(connection, self.schema, self.name):
             return None
         return type(self)(self.server, self.schema, self.name, self._id(connection))
 
-    def _id(self, connection: C) -> str:
+    def _id(self, connection: Any) -> str:
         rows = self._query(connection, "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s", [self.IDENTITY])
         return str(rows[0][0]) if rows else ""
 
-    def require_same(self, connection: C) -> None:
+    def require_same(self, connection: Any) -> None:
         """Raise ConfigurationError if it was emptied, altered or made anew meanwhile, or if the connection leads to
         another database that has one; the driver's errors if it is gone."""
         if (there := self._id(connection)) != self.id:
@@ -82,7 +80,7 @@ class Ledger(Generic[C]):
             )
         self.require_intact(connection)
 
-    def require_intact(self, connection: C) -> None:
+    def require_intact(self, connection: Any) -> None:
         """Raise ConfigurationError if it was altered, so that it proves nothing any more. Where reading a table keeps
         others from altering it until the transaction ends, the caller has read it."""
         self.server.has_ledger(connection, self.schema, self.name)
@@ -105,14 +103,14 @@ class Ledger(Generic[C]):
     def _sql(self, template: str) -> str:
         return template.format(ledger=self.table, **{name: self.server.quote(name) for name in LEDGER_COLUMNS})
 
-    def _query(self, connection: C, template: str, parameters: Sequence[object]) -> list[Row]:
+    def _query(self, connection: Any, template: str, parameters: Sequence[object]) -> list[Row]:
         return self.server.query(connection, self._sql(template), parameters)
 
     def proof(self) -> dict[str, object]:
         """What a committable carries of the ledger: where to look, and how to know that it is still the same one."""
         return {"ledger": [self.schema, self.name], "ledger_id": self.id}
 
-    def foreign(self, connection: C, proof: Mapping[str, object]) -> str | None:
+    def foreign(self, connection: Any, proof: Mapping[str, object]) -> str | None:
         """Why this ledger cannot speak for a transaction that was pre-committed beside another one, or None."""
         there = self.find(self.server, connection, self.schema, self.name)  # it may have been made anew since `ensure`
         if not proof:
@@ -127,7 +125,7 @@ class Ledger(Generic[C]):
             f"{proof.get('ledger_id')}); it was emptied or dropped, or the sink points elsewhere"
         )
 
-    def contradiction(self, connection: C, proof: Mapping[str, object], *, witnessed: bool) -> str | None:
+    def contradiction(self, connection: Any, proof: Mapping[str, object], *, witnessed: bool) -> str | None:
         """Why a transaction of which the ledger has nothing can nevertheless not be called lost, or None. `witnessed`:
         the witness, asked before the ledger since others commit meanwhile, has it."""
         return self.foreign(connection, proof) or (self._set_back() if witnessed else None)
@@ -138,7 +136,7 @@ class Ledger(Generic[C]):
             "the ledger was set back by itself, or rows of it were deleted"
         )
 
-    def states(self, connection: C, ids: Collection[str]) -> dict[str, bool]:
+    def states(self, connection: Any, ids: Collection[str]) -> dict[str, bool]:
         """For those ids whose outcome is told: True is committed, False is a tombstone."""
         wanted, states = list(ids), dict[str, bool]()
         for start in range(0, len(wanted), _ASKED_TOGETHER):
@@ -150,13 +148,7 @@ class Ledger(Generic[C]):
             states |= {text: bool(committed) for text, committed in self._query(connection, template, some)}
         return states
 
-    def knows(self, connection: C, job: str, sink: str) -> bool:
-        """Whether it has any row of a job and sink (as tokens)."""
-        template = "SELECT count(*) FROM {ledger} WHERE {job} = %s AND {sink} = %s"
-        ((count,),) = self._query(connection, template, [job, sink])
-        return bool(count)
-
-    def newest(self, connection: C, job: str, sink: str) -> dict[str, int]:
+    def newest(self, connection: Any, job: str, sink: str) -> dict[str, int]:
         """By lineage, the newest checkpoint of a job and sink (as tokens) that has a row of a commit. Raises
         ConfigurationError if the witness has a newer one."""
         has_witness = self.server.has_ledger(connection, self.schema, self.witness.name)
@@ -170,7 +162,7 @@ class Ledger(Generic[C]):
             )
         return own
 
-    def _newest(self, connection: C, job: str, sink: str) -> dict[str, int]:
+    def _newest(self, connection: Any, job: str, sink: str) -> dict[str, int]:
         template = (
             "SELECT {lineage}, max({checkpoint}) FROM {ledger} WHERE {job} = %s AND {sink} = %s AND {committed} = %s"
             " GROUP BY {lineage}"
@@ -179,7 +171,7 @@ class Ledger(Generic[C]):
 
     def insert(
         self,
-        connection: C,
+        connection: Any,
         transactions: Mapping[str, TransactionId],
         *,
         committed: bool,
@@ -202,7 +194,7 @@ class Ledger(Generic[C]):
 
     def decide(
         self,
-        connection: C,
+        connection: Any,
         ids: Collection[str],
         *,
         committed: bool,
@@ -212,23 +204,36 @@ class Ledger(Generic[C]):
         names = {text: TransactionId.parse(text) for text in ids}
         return self.insert(connection, names, committed=committed, sums=sums)
 
-    def committed(self, connection: C, job: str, sink: str, lineage: str, checkpoint: int) -> dict[str, Entry]:
-        """What was committed of a checkpoint of a job and sink (as tokens), by key."""
-        mine = [job, sink, lineage, checkpoint, True]
+    def holding(self, connection: Any, job: str, sink: str, part: Part, key: Callable[[Identity], str]) -> Holding:
+        """What it has of a sink's part of a checkpoint. `key` tells what it knows a transaction by."""
         template = (
             "SELECT {transaction_id}, {written}, {row_hash} FROM {ledger} WHERE {job} = %s AND {sink} = %s"
             " AND {lineage} = %s AND {checkpoint} = %s AND {committed} = %s"
         )
-        rows = self._query(connection, template, mine)
-        return {str(key): None if n is None else Fingerprint(int(n), int(text, 16)) for key, n, text in rows}
+        mine = [token(job), token(sink), part.lineage, part.checkpoint_id, True]
+        found = {text: (rows, hashed) for text, rows, hashed in self._query(connection, template, mine)}
+        keys = [key(committable.transaction) for committable in part.committables]
+        missing = [one for one in keys if one not in found]
+        for committable in part.committables if missing else ():
+            if reason := self.foreign(connection, committable.proof):
+                return Holding(remarks=(reason,))
+        sums: Fingerprint | None = Fingerprint()
+        for rows, hashed in (found[one] for one in keys if one in found):
+            sums = None if sums is None or rows is None else sums + Fingerprint(int(rows), int(hashed, 16))
+        return Holding(
+            sums,
+            differences=tuple(f"the ledger {self.label} does not say that {one} was committed" for one in missing),
+            remarks=() if sums else ("the ledger has no counts of it: an older version wrote it",),
+            unnamed=tuple(sorted(found.keys() - {*keys, *map(key, part.given_up)})),
+        )
 
-    def prune(self, connection: C, checkpoint: Checkpoint, sink: str) -> None:
+    def prune(self, connection: Any, checkpoint: Checkpoint, sink: str) -> None:
         """Delete the rows of this job, lineage and sink that recovery will never ask for again. By their keys: a DELETE
         that looks for them would wait, in MySQL, for what others have prepared."""
         for table in (self, self.witness):
             table._prune(connection, checkpoint, sink)
 
-    def _prune(self, connection: C, checkpoint: Checkpoint, sink: str) -> None:
+    def _prune(self, connection: Any, checkpoint: Checkpoint, sink: str) -> None:
         before = checkpoint.oldest_retained - _KEPT_CHECKPOINTS
         template = (
             "SELECT {transaction_id} FROM {ledger} WHERE {job} = %s AND {lineage} = %s AND {sink} = %s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,15 +82,6 @@ class MergeOptions:
             yield f"delete_marker {self.delete_marker!r} is {kind}, and must be boolean"
         if self.keep_newer and self.order_by not in target:
             yield f"keep_newer=True needs the column {self.order_by!r} of order_by in the table, to compare with"
-
-    def orders_by_members(self, kinds: Mapping[str, str]) -> Iterable[str]:
-        """`kinds`: of the table's columns in MySQL, which sorts an enumeration by its members' places, and where two
-        tables are joined or compared, by their texts; and its JSON by what is no array or object."""
-        if self.order_by and (kind := kinds.get(self.order_by)) in ("enum", "set", "json"):
-            yield (
-                f"order_by names the column {self.order_by!r}, which is {kind}: the server takes that for a number at "
-                "times, and for a text at others: order by a number, a time or a text"
-            )
 
     def written(self, columns: Sequence[str], target: Collection[str]) -> list[str]:
         """Those of the batch's columns that go into a table with the columns `target`."""

@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as at
 
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch, TransactionBlocked
-from sinks.sql.backend import Backend, Plan, TargetT
+from sinks.sql.backend import Backend, Plan
 from sinks.sql.evolution import STEPS, SchemaEvolution, lacking, needed, shape_of
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import label
-from sinks.sql.server import C
-from sinks.sql.transaction import T
-from sinks.transaction import token
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from sinks.sql.target import Target
 
 logger = logging.getLogger(__name__)
 
@@ -40,36 +36,19 @@ _KINDS = (
 
 
 @dataclass(frozen=True)
-class Planner(Generic[C, TargetT, T]):
-    """The sink as the user configured it. `sink` and `ledger` are names, `table` is as the user wrote it. `home`: the
-    schema where it was first, for ever, also if an earlier one of the search_path gets a table of this name."""
+class Planner:
+    """The sink as the user configured it. `sink` and `ledger` are names, `table` is as the user wrote it. `home` has
+    schema and name of the table as they were at first, which stay."""
 
-    backend: Backend[C, TargetT, T]
+    backend: Backend
     sink: str
     table: str
     create_table: bool
     ledger: str
     evolution: SchemaEvolution = "none"
-    home: str | None = None
+    home: tuple[str, str] | None = None
 
-    def at_home(self, connection: C, job: str) -> Self:
-        """The same with the home that a job's ledger tells, if it has written any row. Raises ConfigurationError if
-        there are two."""
-        homes = self.backend.homes(connection, self.table) if self.home is None else ()
-        if len(homes) < 2:
-            return self
-        mine = token(job), token(self.sink)
-        found = [Ledger.find(self.backend, connection, home, self.ledger) for home in homes]
-        known = [one.schema for one in found if one and one.knows(connection, *mine)]
-        if len(known) > 1:
-            tables = " and ".join(label(one, self.table) for one in known)
-            raise ConfigurationError(
-                f"sink {self.sink!r}: its rows are in the tables {tables}: see which belong where, and write the "
-                f"schema too (with name={self.sink!r})"
-            )
-        return replace(self, home=known[0]) if known else self
-
-    def check(self, connection: C, batch: pa.Schema) -> Plan[C, TargetT]:
+    def check(self, connection: Any, batch: pa.Schema) -> Plan:
         """The plan for rows of `batch`, for which the table may yet be altered. Raises
         ConfigurationError (SchemaMismatch if it is only about columns) with all reasons at once."""
         self.ready(connection)
@@ -83,19 +62,25 @@ class Planner(Generic[C, TargetT, T]):
         if columns or others:
             kind = ConfigurationError if others else SchemaMismatch
             reasons = "".join(f"\n  - {reason}" for reason in [*others, *columns])
-            raise kind(f"sink {self.sink!r} cannot write to table {target.label} ({self._place}):{reasons}")
+            raise kind(f"sink {self.sink!r} cannot write to table {target.label} ({self.backend}):{reasons}")
         for change in changes:
             logger.info("sink %r alters its table before it writes the first batch: %s", self.sink, change)
         return self._plan(connection, target)
 
-    def _problems(self, connection: C, target: TargetT, batch: pa.Schema) -> list[str]:
+    def _problems(self, connection: Any, target: Target, batch: pa.Schema) -> list[str]:
         merge = self.backend.merge
         others = [*merge.problems(batch, target.names), *self.backend.problems(connection, target, self.ledger)]
+        by = merge.order_by
+        if not self.backend.SORTS_TEXTS and by in batch.names and not _sortable(batch.field(by).type):
+            others.append(
+                f"order_by names the column {by!r}, which is no number and no time: the database sorts "
+                "others by their beginning alone, so cast it in Spark"
+            )
         if self.evolution == "widen" and not self.backend.ddl.WIDENS:
             others.append('schema_evolution="widen" is not for this database, whose types it cannot alter: use "add"')
         return others
 
-    def _mismatches(self, target: TargetT, batch: pa.Schema, changes: Sequence[SchemaChange]) -> list[str]:
+    def _mismatches(self, target: Target, batch: pa.Schema, changes: Sequence[SchemaChange]) -> list[str]:
         """Those that the changes do not mend."""
         added = {change.column for change in changes if change.step == "add"}
         written = set(self.backend.merge.written(batch.names, target.names)) - added
@@ -105,19 +90,19 @@ class Planner(Generic[C, TargetT, T]):
     def _may(self, change: SchemaChange) -> bool:
         return STEPS.index(self.evolution) >= STEPS.index(change.step)
 
-    def diff(self, connection: C, batch: pa.Schema) -> SchemaDiff:
+    def diff(self, connection: Any, batch: pa.Schema) -> SchemaDiff:
         """Between `batch` and the table: also what the sink would not alter. Changes nothing."""
         self.ready(connection)
         schema, name = self.locate(connection)
         target = self.backend.describe(connection, schema, name)
         if target is None:
             will = "the first batch creates it" if self.create_table else "create it, or let create_table=True do so"
-            return SchemaDiff(unfit=(f"there is no table {label(schema, name)} at {self._place}: {will}",))
+            return SchemaDiff(unfit=(f"there is no table {label(schema, name)} at {self.backend}: {will}",))
         changes = self._changes(connection, target, batch, every=True)
         unfit = [*self.backend.merge.problems(batch, target.names), *self._mismatches(target, batch, changes)]
         return SchemaDiff(tuple(replace(c, automatic=self._may(c)) for c in changes), tuple(unfit))
 
-    def evolve(self, connection: C, batch: pa.Schema) -> None:
+    def evolve(self, connection: Any, batch: pa.Schema) -> None:
         """Alter the table for rows of `batch`. Looks at it again when nobody else alters it, so that what another
         driver, or an earlier run that died, has done is not done again."""
         schema, name = self.locate(connection)
@@ -166,7 +151,7 @@ class Planner(Generic[C, TargetT, T]):
             return "Who holds it cannot be told with the rights of this user"
         return f"It may be held by {', '.join(found)}" if found else "Nobody holds it any more"
 
-    def _changes(self, connection: C, target: TargetT, batch: pa.Schema, *, every: bool = False) -> list[SchemaChange]:
+    def _changes(self, connection: Any, target: Target, batch: pa.Schema, *, every: bool = False) -> list[SchemaChange]:
         """What the table lacks for `batch`; nothing, and nobody is asked, without evolution, unless `every`."""
         if self.evolution == "none" and not every:
             return []
@@ -191,11 +176,11 @@ class Planner(Generic[C, TargetT, T]):
                 changes.append(change)
         return changes
 
-    def load(self, connection: C) -> Plan[C, TargetT]:
+    def load(self, connection: Any) -> Plan:
         """The plan without a look at any rows. Raises ConfigurationError if there is no table."""
         return self._plan(connection, self._describe(connection, *self.locate(connection)))
 
-    def diagnose(self, connection: C) -> Iterable[Finding]:
+    def diagnose(self, connection: Any) -> Iterable[Finding]:
         """What can be told without a batch."""
         self.ready(connection)
         schema, name = self.locate(connection)
@@ -203,11 +188,9 @@ class Planner(Generic[C, TargetT, T]):
         if target is None and self.create_table:
             yield Finding.ok(f"the table {label(schema, name)} will be created with the first batch")
         elif target is None:
-            others = self.backend.similar(connection, schema, name)
-            hint = f"; did you mean {' or '.join(others)}?" if others else ""
             yield Finding.error(
-                f"there is no table {label(schema, name)} at {self._place}{self.backend.UNSEEN}",
-                f"create it, or set create_table = true{hint}",
+                f"there is no table {label(schema, name)} at {self.backend}{self.backend.UNSEEN}",
+                "create it, or set create_table = true",
             )
         else:
             problems = list(self.backend.problems(connection, target, self.ledger))
@@ -218,7 +201,7 @@ class Planner(Generic[C, TargetT, T]):
                 strategy = self._plan(connection, target).strategy
                 yield Finding.ok(f"table {target.label} can be written by strategy {strategy}")
 
-    def trial(self, connection: C) -> tuple[pa.Schema, Plan[C, TargetT]] | None:
+    def trial(self, connection: Any) -> tuple[pa.Schema, Plan] | None:
         """A column of the table with a type that fits, and the plan for it; None if there is no table yet."""
         target = self.backend.describe(connection, *self.locate(connection))
         if target is None:
@@ -228,39 +211,31 @@ class Planner(Generic[C, TargetT, T]):
         schema = min(schemas, key=lambda schema: len(self.backend.mismatches(schema, target)))
         return schema, self._plan(connection, target)
 
-    def find_ledger(self, connection: C) -> tuple[str, Ledger[C] | None]:
+    def find_ledger(self, connection: Any) -> tuple[str, Ledger | None]:
         """The schema of table and ledger, and the ledger if there is one."""
         with self.backend.reading(connection):
             schema, _ = self.locate(connection)
             return schema, Ledger.find(self.backend, connection, schema, self.ledger)
 
-    def find_target(self, connection: C) -> TargetT | None:
-        return self.backend.describe(connection, *self.locate(connection))
-
-    def ensure_ledger(self, connection: C) -> Ledger[C]:
+    def ensure_ledger(self, connection: Any) -> Ledger:
         schema, _ = self.locate(connection)
         return Ledger.ensure(self.backend, connection, schema, self.ledger)
 
-    def ready(self, connection: C) -> None:
+    def ready(self, connection: Any) -> None:
         """Raise ConfigurationError for a server that the sink cannot work with at all."""
         if reason := self.backend.unfit_server(connection):
             raise ConfigurationError(f"sink {self.sink!r}: {reason}")
 
-    @property
-    def _place(self) -> str:
-        return str(self.backend)
+    def locate(self, connection: Any) -> tuple[str, str]:
+        return self.home or self.backend.locate(connection, self.table)
 
-    def locate(self, connection: C) -> tuple[str, str]:
-        schema, name = self.backend.locate(connection, self.table)
-        return self.home if self.home is not None else schema, name
-
-    def _describe(self, connection: C, schema: str, name: str) -> TargetT:
+    def _describe(self, connection: Any, schema: str, name: str) -> Target:
         target = self.backend.describe(connection, schema, name)
         if target is None:
-            raise ConfigurationError(f"sink {self.sink!r}: there is no table {label(schema, name)} at {self._place}")
+            raise ConfigurationError(f"sink {self.sink!r}: there is no table {label(schema, name)} at {self.backend}")
         return target
 
-    def _plan(self, connection: C, target: TargetT) -> Plan[C, TargetT]:
+    def _plan(self, connection: Any, target: Target) -> Plan:
         strategy, reason = self.backend.choose(connection, target)
         ledger = Ledger.ensure(self.backend, connection, target.schema, self.ledger)
         told = logging.getLogger(type(self.backend).__module__)
@@ -268,14 +243,12 @@ class Planner(Generic[C, TargetT, T]):
         triggers = self.backend.triggers(connection, target.schema, target.name)
         return Plan(replace(target, triggers=triggers), ledger, strategy)
 
-    def _create(self, connection: C, schema: str, name: str, batch: pa.Schema) -> None:
+    def _create(self, connection: Any, schema: str, name: str, batch: pa.Schema) -> None:
         keys, marker = self.backend.merge.keys, self.backend.merge.delete_marker
         if not self.create_table:
-            others = self.backend.similar(connection, schema, name)
-            hint = f" Did you mean {' or '.join(others)}?" if others else ""
             raise ConfigurationError(
-                f"sink {self.sink!r}: there is no table {label(schema, name)} at {self._place}{self.backend.UNSEEN}."
-                f"{hint} Create it, or let create_table=True do so{self.backend.ADVICE}"
+                f"sink {self.sink!r}: there is no table {label(schema, name)} at {self.backend}{self.backend.UNSEEN}."
+                f" Create it, or let create_table=True do so{self.backend.ADVICE}"
             )
         if missing := [key for key in keys if key not in batch.names]:
             raise SchemaMismatch(f"sink {self.sink!r}: the batch has no column {', '.join(missing)}, named in keys")
@@ -284,6 +257,11 @@ class Planner(Generic[C, TargetT, T]):
         except ConfigurationError as error:
             raise type(error)(f"sink {self.sink!r}: {error}") from error.__cause__
         logger.info("sink %r created table %s", self.sink, label(schema, name))
+
+
+def _sortable(kind: pa.DataType) -> bool:
+    """A number or a time."""
+    return bool(at.is_primitive(kind) or at.is_decimal(kind) or at.is_null(kind))
 
 
 def _statements(changes: Sequence[SchemaChange]) -> str:

@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -26,9 +26,7 @@ KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10}
 """libpq's parameters, in seconds, by which a peer that went without a word is noticed."""
 _INSERTED_TOGETHER = 1000
 
-Opaque: TypeAlias = Any
-"""What drivers take and give, of types that only the code for one database knows."""
-Row: TypeAlias = tuple[Opaque, ...]
+Row: TypeAlias = tuple[Any, ...]
 """What a driver makes of a row."""
 LedgerRow = tuple[object, ...]
 LEDGER = pa.schema(
@@ -57,11 +55,10 @@ class Closable(Protocol):
     def close(self) -> object: ...
 
 
-C = TypeVar("C", bound=Closable)
 E = TypeVar("E")
 
 
-class Server(ABC, Generic[C]):
+class Server(ABC):
     """One database: lends connections and runs statements on them, in which %s stands for a parameter and %% for a
     percent sign; a statement without parameters is taken as it is. `dialect` is SQLAlchemy's name for the kind of
     database, by which what is known of it is found; "" for one of which nothing is."""
@@ -69,21 +66,21 @@ class Server(ABC, Generic[C]):
     dialect: str = ""
 
     @abstractmethod
-    def lend(self) -> AbstractContextManager[C]: ...
+    def lend(self) -> AbstractContextManager[Any]: ...
 
     @abstractmethod
     def close(self) -> None: ...
 
     @abstractmethod
-    def transaction(self, connection: C, *, undo: bool = False) -> AbstractContextManager[None]:
+    def transaction(self, connection: Any, *, undo: bool = False) -> AbstractContextManager[None]:
         """One READ COMMITTED transaction, durable when it ends, rolled back if anything is raised, with bounded lock
         waits. With `undo` it is rolled back in any case."""
 
-    def reading(self, connection: C) -> AbstractContextManager[None]:
+    def reading(self, connection: Any) -> AbstractContextManager[None]:
         """Queries in this block share what each of them would need by itself. Default: they need nothing."""
         return contextlib.nullcontext()
 
-    def at_work(self, connection: C) -> AbstractContextManager[None]:
+    def at_work(self, connection: Any) -> AbstractContextManager[None]:
         """Statements in this block may take long. Default: any may."""
         return contextlib.nullcontext()
 
@@ -92,13 +89,13 @@ class Server(ABC, Generic[C]):
         return ".".join('"' + name.replace('"', '""') + '"' for name in names if name)
 
     @abstractmethod
-    def execute(self, connection: C, statement: str, parameters: Sequence[object] = ()) -> int:
+    def execute(self, connection: Any, statement: str, parameters: Sequence[object] = ()) -> int:
         """Run a statement; returns how many rows it changed."""
 
     @abstractmethod
-    def query(self, connection: C, statement: str, parameters: Sequence[object] = ()) -> list[Row]: ...
+    def query(self, connection: Any, statement: str, parameters: Sequence[object] = ()) -> list[Row]: ...
 
-    def triggers(self, connection: C, schema: str, name: str) -> Mapping[str, str]:
+    def triggers(self, connection: Any, schema: str, name: str) -> Mapping[str, str]:
         """What the database runs for the rows of a table and may alter them, with definitions. None, where it is not
         known how to ask."""
         ask = TRIGGERS.get(self.dialect, "")
@@ -107,11 +104,11 @@ class Server(ABC, Generic[C]):
 
     # ------------------------------------------------------------------ tables
     @abstractmethod
-    def existing(self, connection: C, schema: str, names: Sequence[str]) -> set[str]:
+    def existing(self, connection: Any, schema: str, names: Sequence[str]) -> set[str]:
         """Those of the names that a table has, be it a staging table or another one."""
 
     @abstractmethod
-    def declared(self, connection: C, field: pa.Field, *, key: bool) -> str:
+    def declared(self, connection: Any, field: pa.Field, *, key: bool) -> str:
         """The type of a column that is created for a field, as CREATE TABLE and ADD COLUMN have it; `key`: it gets an
         index. Raises SchemaMismatch for a type that has none, or a name that the server would not keep."""
 
@@ -120,7 +117,7 @@ class Server(ABC, Generic[C]):
         null = " NULL" if self.dialect in _NULL_IS_SAID else ""
         return f"{self.quote(name)} {kind}{null if nullable else ' NOT NULL'}"
 
-    def create_table(self, connection: C, schema: str, name: str, columns: Sequence[str], options: str = "") -> None:
+    def create_table(self, connection: Any, schema: str, name: str, columns: Sequence[str], options: str = "") -> None:
         """Create a table, unless somebody else does at the same moment. Outside a transaction."""
         table = self.quote(schema, name)
         try:
@@ -135,10 +132,10 @@ class Server(ABC, Generic[C]):
             logger.debug("somebody else created %s at the same time", table)
 
     @abstractmethod
-    def has_ledger(self, connection: C, schema: str, name: str) -> bool:
+    def has_ledger(self, connection: Any, schema: str, name: str) -> bool:
         """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
 
-    def create_ledger(self, connection: C, schema: str, name: str) -> None:
+    def create_ledger(self, connection: Any, schema: str, name: str) -> None:
         columns, word = [], _WORDS.get(self.dialect, "varchar(199)")
         for field in LEDGER:
             kind = word if field.type == pa.string() else self.declared(connection, field, key=False)
@@ -148,12 +145,12 @@ class Server(ABC, Generic[C]):
         self.create_table(connection, schema, name, columns, " ENGINE=InnoDB" if self.dialect in MYSQL else "")
 
     @abstractmethod
-    def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
+    def insert_missing(self, connection: Any, ledger: str, rows: Sequence[LedgerRow]) -> int:
         """Insert those rows into the (quoted) ledger whose primary key no row has; returns how many. Waits for others
         that insert the same keys, within the limit for lock waits."""
 
 
-class PooledServer(Server[C]):
+class PooledServer(Server):
     """One database of one server. All connections are in autocommit mode, and every transaction of ours is begun by
     hand, by `transaction()`."""
 
@@ -163,7 +160,7 @@ class PooledServer(Server[C]):
     INSERT_MISSING: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES {rows} ON CONFLICT DO NOTHING"
     """It skips rows whose key is there, and waits for those that are not committed yet."""
 
-    def __init__(self, parameters: Mapping[str, Opaque], *, name: str, lock_timeout: float) -> None:
+    def __init__(self, parameters: Mapping[str, Any], *, name: str, lock_timeout: float) -> None:
         """`parameters` are the driver's, for a connection; `name` is the sink's; `lock_timeout` is in seconds. Raises
         ConfigurationError for none above 0."""
         if lock_timeout <= 0:
@@ -172,23 +169,23 @@ class PooledServer(Server[C]):
             )
         self._parameters = dict(parameters)
         self._lock_timeout = lock_timeout
-        self._idle: list[C] = []
+        self._idle: list[Any] = []
         self._in_task = False
 
     @abstractmethod
-    def connect(self) -> C:
+    def connect(self) -> Any:
         """A new connection, in autocommit mode, that any thread may use. Raises the driver's OperationalError, naming
         the server but no password, if it fails."""
 
     @abstractmethod
-    def answers(self, connection: C) -> bool:
+    def answers(self, connection: Any) -> bool:
         """Whether a connection that was idle still has its server. The driver's errors mean no."""
 
-    def can_be_lent(self, connection: C) -> bool:
+    def can_be_lent(self, connection: Any) -> bool:
         """Whether it is open, and not inside a transaction. Default: it is, since `transaction` has ended each."""
         return True
 
-    def insert_missing(self, connection: C, ledger: str, rows: Sequence[LedgerRow]) -> int:
+    def insert_missing(self, connection: Any, ledger: str, rows: Sequence[LedgerRow]) -> int:
         inserted, columns = 0, ", ".join(LEDGER_COLUMNS)
         for start in range(0, len(rows), _INSERTED_TOGETHER):
             some = rows[start : start + _INSERTED_TOGETHER]
@@ -198,7 +195,7 @@ class PooledServer(Server[C]):
         return inserted
 
     @contextmanager
-    def lend(self) -> Iterator[C]:
+    def lend(self) -> Iterator[Any]:
         """A connection out of a small pool. It comes back unless something was raised meanwhile."""
         connection = self.take()
         try:
@@ -208,18 +205,18 @@ class PooledServer(Server[C]):
             raise
         self.give(connection)
 
-    def take(self) -> C:
+    def take(self) -> Any:
         """One out of the pool, which answers, or a new one."""
         return self._reusable() or self._rested() or self.connect()
 
-    def give(self, connection: C) -> None:
+    def give(self, connection: Any) -> None:
         """Into the pool, unless that is full or the connection cannot be lent again."""
         if self.can_be_lent(connection) and len(self._idle) < IDLE_CONNECTIONS:
             self._idle.append(connection)
         else:
             disconnect(connection)
 
-    def _reusable(self) -> C | None:
+    def _reusable(self) -> Any | None:
         while (found := _popped(self._idle)) is not None:
             with contextlib.suppress(Exception):
                 if self.answers(found):
@@ -234,13 +231,13 @@ class PooledServer(Server[C]):
             else:
                 disconnect(found)
 
-    def _rested(self) -> C | None:
+    def _rested(self) -> Any | None:
         while self.RESTS and (found := _popped(_resting.get(self._place, []))) is not None:
             connection, timer = found
             timer.cancel()
             with contextlib.suppress(Exception):
                 if self.answers(connection):
-                    return connection  # type: ignore[no-any-return]
+                    return connection
             disconnect(connection)
         return None
 
@@ -276,7 +273,7 @@ class PooledServer(Server[C]):
 # Each task has a copy of the sink, made from its pickle, and Spark gives its Python processes one task after the other.
 Place: TypeAlias = "tuple[object, ...]"
 _REST_SECONDS = 5.0
-_resting: dict[Place, list[tuple[Opaque, threading.Timer]]] = {}
+_resting: dict[Place, list[tuple[Any, threading.Timer]]] = {}
 
 
 def _rest(place: Place, connection: Closable) -> None:
@@ -307,6 +304,14 @@ def no_ledger(table: str) -> ConfigurationError:
         f"{table} exists and is not a ledger of this version (a table with transactions, the primary key "
         f"transaction_id, and the columns {', '.join(LEDGER_COLUMNS[1:])}): give it what it lacks, or the sink another "
         "name with ledger=…"
+    )
+
+
+def ambiguous(table: str, schemas: Sequence[str]) -> ConfigurationError:
+    """What is told of a table without a schema that several schemas of the search_path have."""
+    return ConfigurationError(
+        f"several schemas of the search_path have a table {table} ({', '.join(schemas)}): write the schema too, as in "
+        f"{schemas[0]}.{table}, with name={table!r} so that the sink is known as before"
     )
 
 

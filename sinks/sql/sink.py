@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -23,15 +23,12 @@ from sinks.optional import (
     SchemaEvolving,
     Validating,
 )
-from sinks.sql.audit import Auditor, mark_of
-from sinks.sql.backend import Backend, Plan, TargetT
-from sinks.sql.durability import weaknesses
+from sinks.sql.backend import Backend, Plan, RowTransaction
 from sinks.sql.evolution import STEPS
 from sinks.sql.planning import Planner
-from sinks.sql.server import IDLE_CONNECTIONS, C
-from sinks.sql.staging import StagingTables
-from sinks.sql.strategies import TwoPhase
-from sinks.sql.transaction import T
+from sinks.sql.questions import weaknesses
+from sinks.sql.server import IDLE_CONNECTIONS
+from sinks.sql.strategies import StagingTables, TwoPhase
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
@@ -49,14 +46,13 @@ _PRUNE_EVERY = 50
 
 
 class TableSink(
-    DeadLettering[T],
-    SchemaEvolving[T],
-    Validating[T],
-    DirectCommitting[T],
-    DriverWriting[T],
-    Auditable[T],
-    Diagnosable[T],
-    Generic[C, TargetT, T],
+    DeadLettering[RowTransaction],
+    SchemaEvolving[RowTransaction],
+    Validating[RowTransaction],
+    DirectCommitting[RowTransaction],
+    DriverWriting[RowTransaction],
+    Auditable[RowTransaction],
+    Diagnosable[RowTransaction],
 ):
     """Two strategies, of which `check` chooses one: `TwoPhase`, in which each participant has a prepared transaction of
     its own on the table, and `StagingTables`. What either wrote is finished by both kinds of sink, so the strategy may
@@ -66,9 +62,8 @@ class TableSink(
 
     def __init__(
         self,
-        planner: Planner[C, TargetT, T],
+        planner: Planner,
         transform: Callable[[DataFrame], DataFrame] | None,
-        checkpoint_column: str | None = None,
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
     ) -> None:
@@ -85,12 +80,11 @@ class TableSink(
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self.table = planner.table
         self.strategy = backend.strategy
-        self._backend: Backend[C, TargetT, T] = backend
+        self._backend: Backend = backend
         self._planner = planner
         self._two_phase = TwoPhase(backend)
         self._staged = StagingTables(backend)
-        self._checkpoint_column = checkpoint_column
-        self._plan: Plan[C, TargetT] | None = None
+        self._plan: Plan | None = None
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
@@ -100,7 +94,7 @@ class TableSink(
         """
         try:
             with self._backend.lend() as connection:
-                self._at_home(self._planner.check(connection, self._marked(schema)))
+                self._at_home(self._planner.check(connection, schema))
         except Exception as error:
             reason = self._backend.misconfigured(error)
             if reason is None:
@@ -113,36 +107,25 @@ class TableSink(
 
     def evolve(self, schema: pa.Schema) -> None:
         with self._backend.lend() as connection:
-            self._planner.evolve(connection, self._marked(schema))
+            self._planner.evolve(connection, schema)
         self.check(schema)
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
         with self._backend.lend() as connection:
-            return self._planner.diff(connection, self._marked(schema))
+            return self._planner.diff(connection, schema)
 
-    def _marked(self, schema: pa.Schema) -> pa.Schema:
-        """With the checkpoint column."""
-        if self._checkpoint_column is None:
-            return schema
-        if self._checkpoint_column in schema.names:
-            raise ConfigurationError(
-                f"sink {self.name!r} fills the column {self._checkpoint_column!r} of checkpoint_column=, and the batch "
-                "has one of this name: leave it out there"
-            )
-        return schema.append(pa.field(self._checkpoint_column, pa.string()))
-
-    def _planned(self) -> Plan[C, TargetT]:
+    def _planned(self) -> Plan:
         """The plan of `check`, or one made now: recovery comes before the first batch."""
         if self._plan is None:
             with self._backend.lend() as connection:
                 return self._at_home(self._planner.load(connection))
         return self._plan
 
-    def _at_home(self, plan: Plan[C, TargetT]) -> Plan[C, TargetT]:
-        self._plan, self._planner = plan, replace(self._planner, home=plan.target.schema)
+    def _at_home(self, plan: Plan) -> Plan:
+        self._plan, self._planner = plan, replace(self._planner, home=(plan.target.schema, plan.target.name))
         return plan
 
-    def _strategy(self, identity: Identity) -> TwoPhase[C, TargetT, T] | StagingTables[C, TargetT, T]:
+    def _strategy(self, identity: Identity) -> TwoPhase | StagingTables:
         return self._staged if _is_staged(identity) else self._two_phase
 
     def weaknesses(self) -> Sequence[str]:
@@ -151,40 +134,31 @@ class TableSink(
             return weaknesses(self._backend.dialect, ask, *self._planner.locate(connection))
 
     # ------------------------------------------------------------------ in the task
-    def begin_transaction(self, context: TransactionContext) -> T:
+    def begin_transaction(self, context: TransactionContext) -> RowTransaction:
         plan = self._planned()
-        context = replace(context, schema=self._marked(context.schema))
-        return (self._staged if plan.strategy == "staged" else self._two_phase).begin(plan, context)
+        return (self._backend.stage if plan.strategy == "staged" else self._backend.begin)(plan, context)
 
-    def write(self, transaction: T, batch: pa.RecordBatch) -> None:
-        transaction.write(self._with_mark(transaction, batch))
+    def write(self, transaction: RowTransaction, batch: pa.RecordBatch) -> None:
+        transaction.write(batch)
 
-    def write_accepted(self, transaction: T, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+    def write_accepted(self, transaction: RowTransaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
         """Each batch under a savepoint. Refused by the client or the server: values that the columns cannot hold, and
         what constraints, domains and triggers have against a row by itself."""
-        marked = self._with_mark(transaction, batch)
-        return written_but_refused(marked, transaction.encode, transaction.put, most)
+        return written_but_refused(batch, transaction.encode, transaction.put, most)
 
-    def _with_mark(self, transaction: T, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self._checkpoint_column is None:
-            return batch
-        about = transaction.context
-        mark = pa.repeat(mark_of(about.lineage, about.checkpoint_id), batch.num_rows)
-        return pa.RecordBatch.from_arrays([*batch.columns, mark], schema=about.schema)
-
-    def sum_up(self, transaction: T, fingerprint: Fingerprint) -> None:
+    def sum_up(self, transaction: RowTransaction, fingerprint: Fingerprint) -> None:
         transaction.summed = fingerprint
 
-    def pre_commit(self, transaction: T) -> Committable:
+    def pre_commit(self, transaction: RowTransaction) -> Committable:
         return self._strategy(transaction.identity).pre_commit(transaction, self._planned())
 
-    def rollback(self, transaction: T) -> None:
+    def rollback(self, transaction: RowTransaction) -> None:
         """Undo and close the connection. If the statement that makes it durable was sent, abort it by name as well."""
         transaction.close()
         if transaction.sealing:
             self.abort(transaction.identity)
 
-    def commit_directly(self, transaction: T) -> None:
+    def commit_directly(self, transaction: RowTransaction) -> None:
         """At-least-once: without ledger."""
         self._strategy(transaction.identity).commit_directly(transaction, self._planned())
 
@@ -259,7 +233,6 @@ class TableSink(
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         with self._backend.lend() as connection:
-            self._planner = self._planner.at_home(connection, job)
             schema, ledger = self._planner.find_ledger(connection)
             return [
                 *self._backend.prepared(connection, schema, job, self.name),
@@ -269,7 +242,6 @@ class TableSink(
     def committed_checkpoints(self, job: str) -> Mapping[str, int]:
         """As the ledger has it."""
         with self._backend.lend() as connection, self._backend.reading(connection):
-            self._planner = self._planner.at_home(connection, job)
             _, ledger = self._planner.find_ledger(connection)
             return ledger.newest(connection, token(job), token(self.name)) if ledger else {}
 
@@ -287,23 +259,17 @@ class TableSink(
             yield from super().diagnose(job)
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        """By the ledger; and by the table, if the database keeps who wrote a row."""
+        """By the ledger."""
         with self._backend.lend() as connection, self._backend.reading(connection):
-            self._planner = self._planner.at_home(connection, job)
             _, ledger = self._planner.find_ledger(connection)
             if ledger is None:
                 gone = f"the ledger {self._planner.ledger}, which says what was committed, is gone, or was emptied"
                 return Audit([Holding(remarks=(gone,))] * len(parts))
-            target = None if quick else self._planner.find_target(connection)
-            auditor = Auditor(connection, self._backend, ledger, self._key, self._checkpoint_column)
-            found = auditor.audit(job, self.name, parts, target)
-            if not quick and target is None and any(part.committables for part in parts):
-                return replace(found, differences=(f"there is no table {self._planner.table} any more",))
-            return found
+            return Audit([ledger.holding(connection, job, self.name, part, self._key) for part in parts])
 
     def find_letters(self, job: str, sink: str, most: int) -> FoundLetters:
         with self._backend.lend() as connection, self._backend.reading(connection):
-            target = self._planner.find_target(connection)
+            target = self._backend.describe(connection, *self._planner.locate(connection))
             if target is None:
                 return FoundLetters(())
             quote, names = self._backend.quote, [name for name in SCHEMA.names if name in target.names]

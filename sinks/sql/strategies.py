@@ -6,24 +6,36 @@ connection is handed to them.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic
+from typing import Any
 
-from sinks.errors import CommittedError, ConfigurationError, SinkError
-from sinks.sql.backend import Backend, NotDone, Plan, TargetT
+from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError
+from sinks.progress import progress
+from sinks.sql.backend import Backend, NotDone, Plan, RowTransaction
 from sinks.sql.ledger import Ledger
-from sinks.sql.server import C
-from sinks.sql.transaction import T
-from sinks.transaction import CommitOutcome, Committable, Identity, TransactionContext, TransactionId
+from sinks.sql.names import altered, columns_digest, label, of_sink, staging_table
+from sinks.sql.target import Target
+from sinks.transaction import (
+    Checkpoint,
+    CommitOutcome,
+    Committable,
+    Fingerprint,
+    Identity,
+    TransactionId,
+)
+
+logger = logging.getLogger(__name__)
 
 
-class Strategy(Generic[C, TargetT, T]):
+class Strategy:
     """What both do alike."""
 
-    def __init__(self, backend: Backend[C, TargetT, T]) -> None:
+    def __init__(self, backend: Backend) -> None:
         self.backend, self.merge = backend, backend.merge
 
-    def finish(self, transaction: T, plan: Plan[C, TargetT]) -> int:
+    def finish(self, transaction: RowTransaction, plan: Plan) -> int:
         """Wait until every row is judged, and see that they went into the database that the query began with. Returns
         how many there were."""
         rows = transaction.finish()
@@ -31,29 +43,23 @@ class Strategy(Generic[C, TargetT, T]):
             plan.ledger.require_same(transaction.connection)
         return rows
 
-    def proof(self, plan: Plan[C, TargetT]) -> dict[str, object]:
+    def proof(self, plan: Plan) -> dict[str, object]:
         """What committables carry: which ledger speaks for them, and what their rows were written for."""
         return plan.ledger.proof() | {"target": self.backend.aim(plan.target)}
 
-    def require_meant(self, connection: C, plan: Plan[C, TargetT]) -> None:
-        """Raise ConfigurationError if something new alters the rows of the target, which the transaction has locked."""
-        target = plan.target
-        target.require_meant(self.backend.triggers(connection, target.schema, target.name))
 
-
-class TwoPhase(Strategy[C, TargetT, T]):
+class TwoPhase(Strategy):
     """Each participant has a transaction of its own on the target: it is prepared in the task, and ended by name."""
 
-    def begin(self, plan: Plan[C, TargetT], context: TransactionContext) -> T:
-        return self.backend.begin(plan, context)
-
-    def finish(self, transaction: T, plan: Plan[C, TargetT]) -> int:
+    def finish(self, transaction: RowTransaction, plan: Plan) -> int:
         rows = super().finish(transaction, plan)
         with transaction.explained():
-            self.require_meant(transaction.connection, plan)
+            plan.target.require_meant(
+                self.backend.triggers(transaction.connection, plan.target.schema, plan.target.name)
+            )
         return rows
 
-    def pre_commit(self, transaction: T, plan: Plan[C, TargetT]) -> Committable:
+    def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
         """The ledger row goes into the same transaction: it becomes visible if and only if the rows do."""
         rows = self.finish(transaction, plan)
         text, ledger = transaction.context.transaction_id, plan.ledger
@@ -66,11 +72,11 @@ class TwoPhase(Strategy[C, TargetT, T]):
         transaction.prepare()
         return Committable(transaction.identity, proof=proof)
 
-    def commit_directly(self, transaction: T, plan: Plan[C, TargetT]) -> None:
+    def commit_directly(self, transaction: RowTransaction, plan: Plan) -> None:
         self.finish(transaction, plan)
         transaction.commit()
 
-    def commit(self, plan: Plan[C, TargetT], committable: Committable) -> CommitOutcome:
+    def commit(self, plan: Plan, committable: Committable) -> CommitOutcome:
         ledger = plan.ledger
         with self.backend.lend() as connection:
             try:
@@ -80,7 +86,7 @@ class TwoPhase(Strategy[C, TargetT, T]):
                 return CommitOutcome.unknown(str(refused))
             return self._outcome_of_gone(connection, plan, committable)
 
-    def _outcome_of_gone(self, connection: C, plan: Plan[C, TargetT], committable: Committable) -> CommitOutcome:
+    def _outcome_of_gone(self, connection: Any, plan: Plan, committable: Committable) -> CommitOutcome:
         """Not prepared: committed, rolled back by somebody, or not prepared yet. The ledger tells, see there."""
         ledger = plan.ledger
         key = self.backend.key(committable.transaction)
@@ -110,8 +116,304 @@ class TwoPhase(Strategy[C, TargetT, T]):
             return CommitOutcome.unknown(f"{lost}; {astray}")
         return CommitOutcome.lost(lost)
 
-    def abort(self, connection: C, ledger: Ledger[C], identity: Identity) -> None:
+    def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
         key = self.backend.key(identity)
         ended = self.backend.end(connection, ledger, "ROLLBACK", identity, {})
         if not ended and ledger.states(connection, [key]).get(key):
             raise CommittedError(f"{key} is committed: the ledger {ledger.label} has its row")
+
+
+class TargetRefuses(Exception):
+    """The target refuses the rows of a complete checkpoint: asking again cannot help, an operator can."""
+
+
+class Doubtful(Exception):
+    """What is staged is not what was acknowledged, so nobody can tell what became of the rows."""
+
+
+class SettledByOthers(Exception):
+    """Somebody else settled a participant at the same time: ask again."""
+
+
+class StagingTables(Strategy):
+    """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
+    writes the ledger. In between nothing is locked and no transaction is open.
+
+    Tables that were moved and are still there are told by the ledger. Were that emptied, they could not be moved again:
+    rows are counted, and whoever moves a table without dropping it leaves it with another number of rows."""
+
+    # ------------------------------------------------------------------ alike
+    def transfer(
+        self, connection: Any, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
+    ) -> None:
+        """Put the rows of all staging tables into the target, in the caller's transaction."""
+        with self.backend.at_work(connection):
+            if self.merge.mode == "append":
+                self.backend.append(connection, target, staging, written, rows)
+            else:
+                self.backend.count(connection, staging, rows)
+                self.backend.upsert(connection, target, staging, written)
+            self.backend.moved(connection, target, staging)
+
+    def clashes(self, connection: Any, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+        """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing."""
+        if self.merge.mode == "upsert":
+            if not self.merge.order_by:
+                rule = "two changes of one key in a batch, and no order_by="
+                self._twice(connection, target, staging, self.merge.keys, rule)
+            return
+        for unique in target.uniques:
+            if set(unique.columns) <= set(written):
+                rule = f'unique index "{unique.name}"'
+                self._twice(connection, target, staging, unique.columns, rule)
+                self._taken(connection, target, staging, unique.columns, rule)
+
+    def _twice(
+        self, connection: Any, target: Target, staging: Sequence[str], columns: Sequence[str], rule: str
+    ) -> None:
+        if row := self.backend.twice(connection, target, staging, columns):
+            told = f"{_key(columns, row)} comes {row[-1]} times in the batch"
+            raise BadValue(f"table {target.label}: {rule}: {told}")
+
+    def _taken(
+        self, connection: Any, target: Target, staging: Sequence[str], columns: Sequence[str], rule: str
+    ) -> None:
+        names = ", ".join(f"staged.{self.backend.quote(column)}" for column in columns)
+        table = self.backend.quote(target.schema, target.name)
+        matching = self.backend.MATCHING.format(table=table, condition=self.backend.equal("target", "staged", columns))
+        staged = self.backend.union(staging, self.backend.quoted(columns))
+        for row in self.backend.query(connection, f"SELECT {names} FROM ({staged}) AS staged {matching} LIMIT 1"):
+            raise BadValue(f"table {target.label}: {rule}: {_key(columns, row)} is in the table already")
+
+    # ------------------------------------------------------------------ in the task
+    def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
+        self.finish(transaction, plan)
+        transaction.commit()
+        columns = columns_digest(transaction.context.schema.names)
+        return Committable(transaction.identity, proof=self.proof(plan) | {"columns": columns})
+
+    def commit_directly(self, transaction: RowTransaction, plan: Plan) -> None:
+        """At-least-once: move the rows in the transaction that staged them."""
+        rows, connection = self.finish(transaction, plan), transaction.connection
+        name = staging_table(transaction.context.transaction_id)
+        with transaction.explained():
+            target, [table], written = self._locked(connection, plan, [name])
+            if self.merge.mode == "upsert":
+                self.clashes(connection, target, [table], written)
+            self.transfer(connection, target, [table], written, rows)
+        transaction.commit()
+        try:
+            with self.backend.lend() as connection:
+                self.backend.drop_unused(connection, plan.target.schema, [name])
+        except Exception:
+            logger.info("the staging table %s is dropped by the next sweep", name, exc_info=True)
+
+    # ------------------------------------------------------------------ on the driver
+    def validate_all(self, plan: Plan, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
+        """Raise what would keep the rows from being moved: a table that was changed since they were staged, and values
+        that it would refuse and no staging table could. For an append to a table without constraints it only looks at
+        the table, or tries one row; the same for an upsert with `order_by` to a table with none but its key."""
+        with self.backend.lend() as connection:
+            there = self.backend.existing(connection, plan.target.schema, names_of(committables))
+            committables = [c for c, name in zip(committables, names_of(committables), strict=True) if name in there]
+            if not (tables := names_of(committables)):
+                return
+            where = f"checkpoint {checkpoint.checkpoint_id}"
+            with self.backend.explained(plan.target, where, tables), self.backend.transaction(connection, undo=True):
+                target, staging, written = self._locked(connection, plan, tables, committables)
+                if self.merge.mode == "upsert" or target.judges:
+                    self.clashes(connection, target, staging, written)
+                    if self.backend.constraints(target, written):
+                        rows = sum(c.fingerprint.rows for c in committables)
+                        self.transfer(connection, target, staging, written, rows)
+                        return
+                self.backend.sample(connection, target, staging, written)
+
+    def commit_all(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        """Settle the participants of one checkpoint together: all become visible, or none does."""
+        try:
+            with self.backend.lend() as connection:
+                with progress(_moving(plan, committables)), self.backend.transaction(connection):
+                    outcomes = self.settle(connection, plan, committables)
+                committed = [text for text, outcome in outcomes.items() if outcome == CommitOutcome.COMMITTED]
+                try:
+                    self.tidy(connection, plan.ledger.schema, committed)
+                except Exception:
+                    logger.info("staging tables of %s are dropped by the next sweep", plan.target.label, exc_info=True)
+        except TargetRefuses as refused:
+            return self.refused(committables, str(refused))
+        except Doubtful as doubtful:
+            what = f"{doubtful}. Nothing was moved now: look which of its rows are in the table"
+            return [CommitOutcome.unknown(what)] * len(committables)
+        except Exception as error:
+            fault, table = self.backend.fault(error), f"table {plan.target.label}"
+            if fault and fault.kind == "right":
+                return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
+            if fault and fault.kind == "refused":
+                return self.refused(committables, f"{table} refuses rows: {fault.text}")
+            told = self.backend.shown(error, f"{table}: a checkpoint")
+            if told is error:
+                raise
+            raise told from None
+        return [outcomes[_id(c)] for c in committables]
+
+    def refused(self, committables: Sequence[Committable], reason: str) -> list[CommitOutcome]:
+        """What an operator is told: asking again does not help, mending what is named does."""
+        return [
+            CommitOutcome.unknown(
+                f"{reason}. The checkpoint is complete and none of it is in the table; its rows are safe in "
+                f"{self.kept(committables)}, which must not be touched. Mend what is named and start the query "
+                "again: it moves every row, once"
+            )
+        ] * len(committables)
+
+    def settle(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
+        """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:
+        an older change must not come after a newer one."""
+        ledger, one = plan.ledger, TransactionId.parse(_id(committables[0]))
+        self.backend.one_at_a_time(connection, one.job, one.sink)
+        by_id = {_id(c): c for c in committables}
+        witnessed = ledger.witness.states(connection, list(by_id))
+        states = ledger.states(connection, list(by_id))
+        ledger.require_intact(connection)
+        undecided = [c for text, c in by_id.items() if text not in states]
+        for text, c in by_id.items():
+            if not states.get(text) and (astray := c.astray(self.backend.aim(plan.target))):
+                raise TargetRefuses(f"{text}: {astray}")
+        there = self._existing(connection, plan.target.schema, list(map(_id, undecided)))
+        intact = [_id(c) for c in undecided if staging_table(_id(c)) in there]
+        outcomes: dict[str, CommitOutcome] = {}
+
+        lost = []
+        for c in undecided:
+            if _id(c) in witnessed or _id(c) not in intact:
+                if reason := ledger.contradiction(connection, c.proof, witnessed=_id(c) in witnessed):
+                    outcomes[_id(c)] = CommitOutcome.unknown(
+                        f"nobody can tell whether the rows of {_id(c)} are in the table: {reason}. Look for them, then "
+                        "point the sink at the old ledger, or insert its row into the new one"
+                    )
+                else:
+                    lost.append(_id(c))
+        if lost:
+            states |= self._decide(connection, ledger, lost, committed=False)
+
+        if intact and not outcomes and all(states.values()):
+            sums = {text: c.fingerprint for text, c in by_id.items()}
+            states |= self._decide(connection, ledger, intact, committed=True, sums=sums)
+            self.move(connection, plan, [c for c in undecided if _id(c) in intact])
+
+        return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
+
+    def _outcome(self, ledger: Ledger, text: str, committed: bool | None) -> CommitOutcome:
+        if committed is None:
+            return CommitOutcome.HELD
+        if committed:
+            return CommitOutcome.COMMITTED
+        return CommitOutcome.lost(
+            f"the staging table {staging_table(text)} of {text} is gone, and the ledger {ledger.label} has a tombstone "
+            "in place of its row"
+        )
+
+    def _decide(
+        self,
+        connection: Any,
+        ledger: Ledger,
+        ids: Collection[str],
+        *,
+        committed: bool,
+        sums: Mapping[str, Fingerprint] | None = None,
+    ) -> dict[str, bool]:
+        if not ledger.decide(connection, ids, committed=committed, sums=sums):
+            raise SettledByOthers(f"somebody else settled one of {sorted(ids)} at the same time")
+        return dict.fromkeys(ids, committed)
+
+    def abort(self, connection: Any, ledger: Ledger, identity: Identity) -> None:
+        """Make the loss final with a tombstone, and remove what is staged."""
+        text = identity["transaction_id"]
+        with self.backend.transaction(connection):
+            ledger.decide(connection, [text], committed=False)
+        if ledger.states(connection, [text]).get(text):
+            raise CommittedError(f"{text} is committed: the ledger {ledger.label} has its row")
+        self.backend.drop(connection, ledger.schema, self._existing(connection, ledger.schema, [text]))
+
+    def in_doubt(self, connection: Any, schema: str, ledger: Ledger | None, job: str, sink: str) -> Iterator[Identity]:
+        """What is staged and was not moved."""
+        prefix = TransactionId.prefix(job)
+        found = self.backend.staged(connection, schema, prefix)
+        staged = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
+        states = ledger.states(connection, staged) if ledger and staged else {}
+        moved = sorted(text for text in staged if states.get(text))
+        if moved:
+            self.tidy(connection, schema, moved)  # a reader was in the way then
+        return (identity_of(schema, text) for text in staged if text not in moved)
+
+    def kept(self, committables: Sequence[Committable]) -> str:
+        tables = [str(c.transaction["table"]) for c in committables]
+        more = f" and {len(tables) - 1} more, one for each partition" if len(tables) > 1 else ""
+        return f"the staging table{'s' if more else ''} {tables[0]}{more}"
+
+    def move(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> None:
+        """Put their rows into the target, in the caller's transaction."""
+        target, tables = plan.target, names_of(committables)
+        try:
+            target, staging, written = self._locked(connection, plan, tables, committables)
+            self.transfer(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+        except (ConfigurationError, BadValue) as error:
+            raise TargetRefuses(str(error)) from error
+        except SinkError as error:
+            if error.retryable:
+                raise
+            raise Doubtful(f"table {target.label}: {error}") from error
+        except Exception as error:
+            reason = self.backend.refusal(error, target, tables)
+            if reason is None:
+                raise
+            raise TargetRefuses(f"table {target.label} refuses rows{reason}") from error
+        self.backend.mark_moved(connection, plan.target.schema, tables)
+
+    def tidy(self, connection: Any, schema: str, ids: Sequence[str]) -> None:
+        """Remove what moved participants leave behind, as far as it can be done now."""
+        self.backend.drop_unused(connection, schema, self._existing(connection, schema, ids))
+
+    def _existing(self, connection: Any, schema: str, ids: Sequence[str]) -> list[str]:
+        return sorted(self.backend.existing(connection, schema, [staging_table(text) for text in ids]))
+
+    def _locked(
+        self,
+        connection: Any,
+        plan: Plan,
+        tables: Sequence[str],
+        committables: Sequence[Committable] = (),
+    ) -> tuple[Target, list[str], list[str]]:
+        """The target, locked; the staging tables, quoted; and the columns that they have for it. Raises SinkError if
+        one of `committables` has other columns than its task gave it."""
+        staged = self.backend.staged_types(connection, plan.target.schema, tables)
+        for committable in committables:
+            there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
+            if there and committable.proof["columns"] != columns_digest(there):
+                raise altered(committable.transaction["table"], there)
+        target = self.backend.locked(connection, plan, staged)
+        plan.target.require_meant(self.backend.triggers(connection, target.schema, target.name))
+        quoted = [self.backend.quote(target.schema, name) for name in tables]
+        return target, quoted, self.merge.written(list(staged.get(tables[0], ())), target.names)
+
+
+def _moving(plan: Plan, committables: Sequence[Committable]) -> str:
+    rows = sum(committable.fingerprint.rows for committable in committables)
+    return f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
+
+
+def _id(committable: Committable) -> str:
+    return str(committable.transaction["transaction_id"])
+
+
+def identity_of(schema: str, transaction_id: str) -> Identity:
+    return {"transaction_id": transaction_id, "table": label(schema, staging_table(transaction_id))}
+
+
+def names_of(committables: Sequence[Committable]) -> list[str]:
+    return [staging_table(c.transaction["transaction_id"]) for c in committables]
+
+
+def _key(columns: Sequence[str], row: Sequence[object]) -> str:
+    return f"({', '.join(columns)}) = ({', '.join(map(str, row[: len(columns)]))})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -50,18 +50,15 @@ class Unique:
     arbiter: bool = True
 
 
-ColumnT = TypeVar("ColumnT", bound=Column, covariant=True)
-
-
 @dataclass(frozen=True)
-class Target(Generic[ColumnT]):
+class Target:
     """`schema` is "" for the one that the database takes when none is named. `constraints` names what judges a row
     there and cannot be judged in a staging table: foreign keys, triggers and the like. `triggers` are what the database
     runs for each row when the query looks at the table first, with their definitions: what they do is meant."""
 
     schema: str
     name: str
-    columns: tuple[ColumnT, ...]
+    columns: tuple[Any, ...]
     uniques: tuple[Unique, ...] = ()
     constraints: tuple[str, ...] = ()
     referenced_by: tuple[str, ...] = ()

@@ -1,55 +1,65 @@
-"""Any database's own way, as far as SQLAlchemy knows it. Strategy `two_phase`: rows go into the target, then
-SQLAlchemy's `prepare`; the driver commits by name. Strategy `staged`: SQLAlchemy creates the staging tables, plain
-INSERT and DELETE move their rows. The driver's transaction has no DDL, which would commit it in many databases, so the
-staging tables are dropped after it: the ledger tells that those that are still there were moved."""
+"""Any database's own way, as far as SQLAlchemy knows it: SQLAlchemy creates the staging tables, plain INSERT and DELETE
+move their rows. The driver's transaction has no DDL, which would commit it in many databases, so the staging tables are
+dropped after it: the ledger tells that those that are still there were moved."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import logging
+import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import URL, Connection
+from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.types import SchemaType, TypeEngine
 
-from sinks.errors import SchemaMismatch
-from sinks.sql import ledger as ledgers
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
 from sinks.sql import target as targets
-from sinks.sql.backend import Backend, Plan, StagedTypes, declarations
-from sinks.sql.mysql import in_full
-from sinks.sql.names import staging_table
+from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes, declarations
+from sinks.sql.encoder import Values
+from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
+from sinks.sql.errors import Fault
+from sinks.sql.evolution import holds
+from sinks.sql.names import label, staging_table
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import HOMES, MYSQL
-from sinks.sql.server import Row
-from sinks.sql.staging import identity_of
-from sinks.sqlalchemy.database import (
-    RECREATED,
-    Database,
-    changed,
-    collate,
-    columns_of,
-    has_table,
-    require_same,
-    types_of,
-)
-from sinks.sqlalchemy.insert import InsertTransaction
+from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, LedgerRow, Row, ambiguous, no_ledger
+from sinks.sql.strategies import identity_of
 from sinks.sqlalchemy.types import SqlAlchemyColumn, declared
-from sinks.transaction import Identity, TransactionContext, token
+from sinks.transaction import Identity, TransactionContext
 
-logger = logging.getLogger(__name__)
+_SILENCE, _ANSWER_SECONDS = 60, 300  # SQLite has one writer at a time, so a task waits for all of another's partition
 
-# Dialects whose two-phase transactions are tested here, each with the query that tells whether the server allows them.
-_TWO_PHASE = {"postgresql": "SELECT CAST(current_setting('max_prepared_transactions') AS integer) > 0"}
+# In each transaction: a pooler may give PostgreSQL's session to somebody else.
+_TRANSACTION = (
+    f"SELECT set_config('lock_timeout', '{LOCK_SECONDS}s', true), set_config('synchronous_commit',"
+    " CASE current_setting('synchronous_commit') WHEN 'off' THEN 'local'"
+    " ELSE current_setting('synchronous_commit') END, true)"
+)
+
+# What databases say when a bounded wait for a lock ran out: SQLite, PostgreSQL, Oracle, SQL Server.
+_BLOCKED = re.compile(
+    r"database (table |schema )?is locked|lock timeout|deadlock|lock request time|ORA-(00054|30006|00060)",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(r"constraint|out of range|generated column", re.IGNORECASE)
+"""Some drivers answer a refused row with OperationalError."""
+
+# What databases say of a table that is not as it was, or cannot be written, and of a right that the user lacks.
+_CHANGED = re.compile(
+    r"no such (table|column)|has no column|read.?only|(table|relation|column) .*(n.t|not) exist",
+    re.IGNORECASE,
+)
+_RIGHT = re.compile(r"(command|permission) denied|insufficient privilege", re.IGNORECASE)
+
+_RECREATED = ("sqlite", "postgresql")
+"""Dialects of which is tested that a staging table shows the types of the target that it was made after."""
+
+
 _ID = "tpc_transaction"
 """A column of a staging table, which is NULL in each row. Its default is the transaction's id: any database keeps that
 with the table from its first moment on, and tells it."""
@@ -57,11 +67,8 @@ _ROW = "tpc_row"
 """Its primary key: without one PostgreSQL's publications refuse DELETE, and some servers the table."""
 
 
-_TEXT = sa.String(199).with_variant(mysql.VARCHAR(199, charset="ascii", collation="ascii_bin"), *MYSQL)
-
-
 @dataclass(frozen=True, kw_only=True)
-class SqlAlchemyTarget(targets.Target[SqlAlchemyColumn]):
+class SqlAlchemyTarget(targets.Target):
     """`types` are those of its columns in SQL. What judges its rows is not asked for: there may be something."""
 
     table: sa.Table
@@ -69,44 +76,220 @@ class SqlAlchemyTarget(targets.Target[SqlAlchemyColumn]):
     constraints: tuple[str, ...] = ("what the table has",)
 
 
-class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTransaction]):
-    CHECK = "address, user, password and rights, and that the server runs"
-    TWO_PHASE = "two_phase"
-    KEY = "xid"
+class SqlAlchemyBackend(Backend):
+    """Makes its engine when it is first needed, in each process anew; never shows the password."""
 
-    def __init__(
-        self, url: str | URL, options: Mapping[str, Any], merge: MergeOptions, strategy: str, *, name: str
+    CHECK = "address, user, password and rights, and that the server runs"
+
+    def __init__(self, url: str | URL, options: Mapping[str, Any], merge: MergeOptions, *, name: str) -> None:
+        """`options` go to `sqlalchemy.create_engine`; `name` is the sink's. Raises ConfigurationError for a URL that
+        cannot be read."""
+        self.merge = merge
+        try:
+            self.url = parse(url)
+        except (exc.NoSuchModuleError, ImportError) as error:
+            raise ConfigurationError(
+                f"sink {name!r}: SQLAlchemy has no dialect or driver for the URL: {error}. Install it on the driver "
+                "and the executors"
+            ) from None
+        except (exc.ArgumentError, ValueError):
+            raise ConfigurationError(
+                f"sink {name!r}: SQLAlchemy cannot read the URL; write "
+                "DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE with special characters percent-encoded"
+            ) from None
+        if "@" in (self.url.host or ""):
+            raise ConfigurationError(f"sink {name!r}: the host of the URL holds an '@': {PERCENT_ENCODED}")
+        self.dialect = self.url.get_backend_name()
+        if self.dialect in MYSQL:
+            raise ConfigurationError(f"sink {name!r}: for MySQL and MariaDB use sinks.mysql.MySQLSink")
+        if (level := _isolation(options)) in ("AUTOCOMMIT", "READ UNCOMMITTED"):
+            raise ConfigurationError(
+                f"sink {name!r}: with isolation_level={level!r} the sink has no transactions, or takes what others may "
+                "yet roll back for committed: leave it out"
+            )
+        if self.dialect == "sqlite" and (self.url.database or ":memory:") == ":memory:":
+            raise ConfigurationError(f"sink {name!r}: tasks cannot see a SQLite database in memory; give it a file")
+        self._options = dict(options)
+        self._engines: dict[str, Engine] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """Of threads that meet in the first call, all get the one that is kept; the others have opened nothing."""
+        return self._engines.get("kept") or self._engines.setdefault("kept", self._make())
+
+    def _make(self) -> Engine:
+        options = dict(self._options)
+        if "json_serializer" in sa.util.get_cls_kwargs(self.url.get_dialect()):
+            options["json_serializer"] = str  # values for JSON columns are JSON text already
+        if self.dialect != "sqlite":
+            options.setdefault("isolation_level", "READ COMMITTED")
+        engine = make_engine(self.url, silence=_SILENCE, answer=_ANSWER_SECONDS, **options)
+
+        if self.dialect == "sqlite":
+
+            @sa.event.listens_for(engine, "begin")
+            def begin(connection: Connection) -> None:
+                """Take the write lock at once: two readers that both want to write could only fail."""
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+        if self.dialect == "postgresql":
+
+            @sa.event.listens_for(engine, "begin")
+            def configure_transaction(connection: Connection) -> None:
+                connection.exec_driver_sql(_TRANSACTION)
+
+        return engine
+
+    @contextmanager
+    def lend(self) -> Iterator[Connection]:
+        with self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
+        connection.rollback()  # ends what reading began
+        with connection.begin() as transaction:
+            yield
+            if undo:
+                transaction.rollback()
+
+    def quote(self, *names: str) -> str:
+        quote = self.engine.dialect.identifier_preparer.quote
+        return self.undoubled(".".join(quote(name) for name in names if name))
+
+    def undoubled(self, compiled: str) -> str:
+        """Without the percent signs that a dialect doubles for its driver, as `sqlalchemy.text` does once more."""
+        doubles = "%%" in self.engine.dialect.identifier_preparer.quote("%")
+        return compiled.replace("%%", "%") if doubles else compiled
+
+    def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
+        return connection.execute(_text(statement, parameters)).rowcount
+
+    def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
+        return [tuple(row) for row in connection.execute(_text(statement, parameters))]
+
+    def triggers(self, connection: Connection, schema: str, name: str) -> Mapping[str, str]:
+        if self.dialect != "sqlite":
+            return super().triggers(connection, schema, name)
+        table = self.quote(schema, "sqlite_master")
+        found = f"SELECT 'trigger ' || name, sql FROM {table} WHERE type = 'trigger' AND lower(tbl_name) = lower(%s)"
+        return dict(self.query(connection, found, [name]))
+
+    # ------------------------------------------------------------------ the ledger's table
+    def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
+        inspector = sa.inspect(connection)
+        if not inspector.has_table(name, schema or None):
+            return False
+        columns = {column["name"] for column in inspector.get_columns(name, schema or None)}
+        keys = inspector.get_pk_constraint(name, schema or None)["constrained_columns"]
+        if keys != ["transaction_id"] or not columns >= set(LEDGER_COLUMNS):
+            raise no_ledger(label(schema, name))
+        return True
+
+    def create_table(
+        self, connection: Connection, schema: str, name: str, columns: Sequence[str], options: str = ""
     ) -> None:
-        """`url` and `options` are the database's; `name` is the sink's."""
-        super().__init__(url, options, name=name)
-        self.merge, self.strategy = merge, strategy
+        self.engine.dialect.validate_identifier(name)  # a server may cut what is too long
+        super().create_table(connection, schema, name, columns, options)
+
+    def insert_missing(self, connection: Connection, ledger: str, rows: Sequence[LedgerRow]) -> int:
+        """All together, or else one after the other: a refused row is told by its primary key."""
+        names, marks = ", ".join(map(self.quote, LEDGER_COLUMNS)), ", ".join(["%s"] * len(LEDGER_COLUMNS))
+        statement = f"INSERT INTO {ledger} ({names}) VALUES ({marks})"
+        try:
+            with connection.begin_nested():
+                for row in rows:
+                    connection.execute(_text(statement, row))
+            return len(rows)
+        except exc.IntegrityError:
+            return sum(self.insert_missing(connection, ledger, [row]) for row in rows) if len(rows) > 1 else 0
+
+    def close(self) -> None:
+        engine = self._engines.pop("kept", None)
+        if engine is not None:
+            engine.dispose()
+
+    def said(self, error: BaseException) -> str:
+        """The database's own words, in one line, without the password."""
+        text = " ".join(str(error.orig if isinstance(error, exc.DBAPIError) else error).split())
+        return text.replace(str(self.url.password), "***") if self.url.password else text
+
+    @contextmanager
+    def in_words(self, where: str) -> Iterator[None]:
+        """Errors of the database in this block in the sinks' words."""
+        try:
+            yield
+        except exc.SQLAlchemyError as error:
+            raise self.explain(error, where) from None
+
+    def explain(self, error: exc.SQLAlchemyError, where: str) -> Exception:
+        """A SinkError, if it is about rows, locks or the set-up, or else at least without the statement."""
+        fault, text = self.fault(error), self.said(error)
+        told = fault and fault.explained(where, error)
+        return told or RuntimeError(f"{where} failed at {self}: {text}")
+
+    def fault(self, error: Exception) -> Fault | None:
+        """None for a lost connection, and what is no error of SQLAlchemy."""
+        if not isinstance(error, exc.SQLAlchemyError):
+            return None
+        text = self.said(error)
+        if isinstance(error, exc.DBAPIError) and _BLOCKED.search(text):
+            return Fault("blocked", text)
+        if getattr(error, "connection_invalidated", False):
+            return None
+        if self.refuses(error):
+            return Fault("refused", text)
+        told = isinstance(error, exc.OperationalError | exc.ProgrammingError) and _CHANGED.search(text)
+        if told or isinstance(error, exc.NoSuchTableError):
+            return Fault("changed", f"{text} (at {self})")
+        if _RIGHT.search(text):
+            return Fault("right", text)
+        if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):
+            return Fault("server", f"{text} (at {self})")
+        return Fault("other", text) if isinstance(error, exc.DBAPIError) else None
+
+    def misconfigured(self, error: Exception) -> str | None:
+        """Without the statement."""
+        return super().misconfigured(error) or (self.said(error) if isinstance(error, exc.SQLAlchemyError) else None)
+
+    def refuses(self, error: BaseException) -> bool:
+        """Whether the error is about the rows, so that trying again cannot help."""
+        if isinstance(error, exc.StatementError) and not isinstance(error, exc.DBAPIError):
+            return True  # SQLAlchemy could not bind a value
+        return isinstance(error, exc.IntegrityError | exc.DataError) or (
+            isinstance(error, exc.DBAPIError)
+            and not error.connection_invalidated
+            and not _BLOCKED.search(str(error.orig))
+            and bool(_REFUSED.search(str(error.orig)))
+        )
+
+    def __str__(self) -> str:
+        return self.url.set(query={}).render_as_string(hide_password=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_engines": {}}
 
     # ------------------------------------------------------------------ the target
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
         schema, _, name = table.rpartition(".")
-        if not schema and self.dialect == "postgresql":
-            ((first,),) = self.query(connection, "SELECT current_schema()")
-            schema = next(iter(self.homes(connection, table)), first)
-        return schema, name
-
-    def homes(self, connection: Connection, table: str) -> Sequence[str]:
-        if "." in table or self.dialect != "postgresql":
-            return ()
-        return [home for (home,) in self.query(connection, HOMES, [table])]
+        if schema or self.dialect != "postgresql":
+            return schema, name
+        found = [schema for (schema,) in self.query(connection, HOMES, [name])]
+        if len(found) > 1:
+            raise ambiguous(table, found)
+        return (found or self.query(connection, "SELECT current_schema()")[0])[0], name
 
     def describe(self, connection: Connection, schema: str, name: str) -> SqlAlchemyTarget | None:
-        if not has_table(connection, name, schema):
+        if not sa.inspect(connection).has_table(name, schema or None):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
-        collate({column.name: column.type for column in table.columns}, connection, table)
+        types = types_of(connection, {column.name: {"type": column.type} for column in table.columns})
         columns, collations = [], self._collations(connection, table)
         for column in table.columns:
             if column.name in collations and isinstance(column.type, sa.String):
                 column.type.collation = collations[column.name]
             if isinstance(column.type, sa.JSON):
                 column.type.none_as_null = True  # a NULL is none, and not the JSON value null
-            if isinstance(column.type, mysql.ENUM | mysql.SET):
-                column.type = self._enumeration(connection, column, column.type)
             counter = column is table.autoincrement_column
             columns.append(
                 SqlAlchemyColumn(
@@ -120,17 +303,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
                     dialect=self.dialect,
                 )
             )
-        types = types_of(connection, columns_of(connection, table))
         return SqlAlchemyTarget(schema, name, tuple(columns), table=table, types=types)
-
-    def _enumeration(
-        self, connection: Connection, column: sa.Column[Any], kind: mysql.ENUM | mysql.SET
-    ) -> mysql.ENUM | mysql.SET:
-        written = kind.values if isinstance(kind, mysql.SET) else kind.enums
-        names = self.quote(column.name), self.quote(column.table.schema or "", column.table.name)
-        several, query = isinstance(kind, mysql.SET), partial(self.query, connection)
-        members = in_full(written, *names, several=several, query=query)
-        return type(kind)(*members, charset=kind.charset, collation=kind.collation)
 
     def _collations(self, connection: Connection, table: sa.Table) -> dict[str, str]:
         """By which SQLite compares the keys, which SQLAlchemy does not tell."""
@@ -143,9 +316,6 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
         found = self.query(connection, columns, [table.name])
         return {name: collation for name, collation in found if name in self.merge.keys}
 
-    def similar(self, connection: Connection, schema: str, name: str) -> list[str]:
-        return difflib.get_close_matches(name, sa.inspect(connection).get_table_names(schema=schema or None))
-
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
         kind = declared(field.type, self.dialect, key=key)
         try:
@@ -153,22 +323,9 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
         except exc.CompileError as error:
             raise SchemaMismatch(f"{self.dialect} has no such type: {error}") from None
 
-    def table_options(self, connection: Connection) -> str:
-        if self.dialect not in MYSQL:
-            return ""
-        mariadb = getattr(connection.dialect, "is_mariadb", False)
-        return f" ENGINE=InnoDB COLLATE {'utf8mb4_nopad_bin' if mariadb else 'utf8mb4_0900_bin'}"
-
     def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterable[str]:
         if self.merge.keys and not self._is_unique(connection, target.table):
             yield f"upsert by ({', '.join(self.merge.keys)}) needs a primary key or unique index on just these columns"
-        names: dict[type, str] = {mysql.ENUM: "enum", mysql.SET: "set"}
-        yield from self.merge.orders_by_members({c.name: names.get(type(c.kind), "") for c in target.columns})
-        engine = target.table.kwargs.get(f"{self.dialect}_engine", "InnoDB")
-        if engine != "InnoDB":
-            yield f"its engine {engine} has no transactions: ALTER TABLE {target.label} ENGINE=InnoDB"
-        if self.strategy == "two_phase":
-            yield from self._no_two_phase(connection)
 
     def _is_unique(self, connection: Connection, table: sa.Table) -> bool:
         inspector = sa.inspect(connection)
@@ -179,21 +336,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
         return any(set(columns) == set(self.merge.keys) for columns in uniques)
 
     def choose(self, connection: Connection, target: SqlAlchemyTarget) -> tuple[str, str]:
-        if self.strategy != "auto":
-            return self.strategy, "as configured"
-        if self.merge.mode == "upsert":
-            return "staged", "upserts need it"
-        reasons = self._no_two_phase(connection)
-        return ("staged", reasons[0]) if reasons else ("two_phase", "the server allows it")
-
-    def _no_two_phase(self, connection: Connection) -> list[str]:
-        query = _TWO_PHASE.get(self.dialect)
-        if query is None:
-            other = " or sinks.mysql.MySQLSink" if self.dialect in ("mysql", "mariadb") else ""
-            return [f'strategy="two_phase" is not for {self.dialect}: use strategy="staged"{other}']
-        if not connection.scalar(sa.text(query)):
-            return ['strategy="two_phase" needs two-phase transactions switched on in the server, or use "staged"']
-        return []
+        return "staged", "it suits any database"
 
     def filled(self, target: SqlAlchemyTarget, batch: pa.Schema) -> list[SqlAlchemyColumn]:
         """The columns in which rows of `batch` are staged: the target's, and those that only the merge looks at."""
@@ -209,56 +352,8 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
         known = isinstance(error, exc.OperationalError)
         return f"cannot use {self}: {self.said(error)}" if known else None
 
-    # ------------------------------------------------------------------ two-phase transactions
-    def begin(self, plan: Plan[Connection, SqlAlchemyTarget], context: TransactionContext) -> InsertTransaction:
-        xid = self._prefix(context.job, context.sink) + _digest(context.transaction_id, 20)
-        target, identity = plan.target, {self.KEY: xid}
-        transaction = InsertTransaction(
-            self, context, target.label, identity, target.table, target.columns, xid, rounding=self.merge.rounds
-        )
-        with transaction.begun(), transaction.explained():
-            then = [(name, target.types[name]) for name in context.schema.names]
-            require_same(transaction.connection, target.table, then)
-        return transaction
-
-    def _prefix(self, job: str, sink: str) -> str:
-        """What the names of a job's and sink's transactions begin with. A server lists those of all its databases,
-        hence the database's name; and XA takes no more than 64 bytes, hence hashes."""
-        return f"tpc_{_digest(token(job))}_{_digest(f'{self.url.database} {token(sink)}')}_"
-
-    def owns(self, job: str, sink: str, name: str) -> bool:
-        return name.startswith(self._prefix(job, sink)) or super().owns(job, sink, name)
-
-    def end(
-        self,
-        connection: Connection,
-        ledger: ledgers.Ledger[Connection],
-        how: str,
-        identity: Identity,
-        proof: Mapping[str, object],
-    ) -> bool:
-        xid = self.key(identity)
-        connection.rollback()  # ends what reading began
-        try:
-            (connection.commit_prepared if how == "COMMIT" else connection.rollback_prepared)(xid, recover=True)
-            return True
-        except (exc.DBAPIError, self.engine.dialect.loaded_dbapi.Error):  # dialects may not wrap the driver's
-            connection.invalidate()
-            connection.rollback()
-            if xid in _listed(connection):
-                raise
-            return False
-
-    def prepared(self, connection: Connection, schema: str, job: str, sink: str) -> Iterable[Identity]:
-        if self.dialect not in _TWO_PHASE:
-            return []
-        return [{self.KEY: xid} for xid in sorted(_listed(connection)) if xid.startswith(self._prefix(job, sink))]
-
-    def evidence(self, transaction: InsertTransaction) -> dict[str, object]:
-        return {"transaction_id": transaction.context.transaction_id}
-
     # ------------------------------------------------------------------ staged, in the task
-    def stage(self, plan: Plan[Connection, SqlAlchemyTarget], context: TransactionContext) -> InsertTransaction:
+    def stage(self, plan: Plan, context: TransactionContext) -> InsertTransaction:
         target, text = plan.target, context.transaction_id
         name, keys, columns = staging_table(text), self.merge.keys, self.filled(target, context.schema)
         optional = bool(self.merge.delete_marker)  # a row that deletes needs nothing but its key
@@ -266,31 +361,23 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
             name,
             sa.MetaData(),
             sa.Column(_ROW, sa.BigInteger().with_variant(sa.Integer, "sqlite"), sa.Identity(), primary_key=True),
-            sa.Column(_ID, _TEXT, default=sa.null(), server_default=text),
+            sa.Column(_ID, sa.String(199), default=sa.null(), server_default=text),
             *(
                 sa.Column(c.name, _copy(c.kind), nullable=c.name not in keys and (c.nullable or optional))
                 for c in columns
             ),
             schema=target.schema or None,
-            mysql_engine="InnoDB",
-            mariadb_engine="InnoDB",
-            mysql_collate="utf8mb4_bin",
-            mariadb_collate="utf8mb4_bin",
         )
-        identity = identity_of(target.schema, text)
-        rounding = self.merge.rounds
-        return InsertTransaction(
-            self, context, target.label, identity, staging, columns, rounding=rounding, create=True
-        )
+        nullable = {c.name: bool(staging.c[c.name].nullable) for c in columns}
+        columns = [replace(c, nullable=nullable[c.name]) for c in columns]
+        return InsertTransaction(self, context, target.label, identity_of(target.schema, text), staging, columns)
 
     # ------------------------------------------------------------------ before the decision
-    def locked(
-        self, connection: Connection, plan: Plan[Connection, SqlAlchemyTarget], staged: StagedTypes
-    ) -> SqlAlchemyTarget:
+    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> SqlAlchemyTarget:
         """Databases may count on, or put the time, in place of a NULL that the table takes no more."""
-        target = plan.target
+        target: SqlAlchemyTarget = plan.target
         types = [one for columns in staged.values() for one in columns.items()]
-        if connection.dialect.name not in RECREATED:
+        if connection.dialect.name not in _RECREATED:
             types = [(name, target.types[name]) for name, _ in types if name in target.types]
         now = require_same(connection, target.table, dict.fromkeys(types))
         nullable = {c.name for c in target.columns if c.nullable} & {name for name in now if now[name]["nullable"]}
@@ -342,11 +429,9 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
 
     def _is_changed(self, into: sa.Table, table: sa.TableClause) -> sa.ColumnElement[bool]:
         """Whether the batch has a change of the row, in the form by which a database looks for the rows of the target
-        by its index: a join, or a list of keys."""
+        by its index: a list of keys, or else one by one."""
         keys = self.merge.keys
         equal = [table.c[key] == into.c[key] for key in keys]
-        if self.dialect in MYSQL:
-            return sa.and_(*equal)
         if len(keys) == 1 or self.dialect == "sqlite":
             return sa.tuple_(*(into.c[key] for key in keys)).in_(sa.select(*(table.c[key] for key in keys)))
         return sa.exists(sa.select(sa.literal(1)).select_from(table).where(*equal))
@@ -360,8 +445,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
 
     def _last(self, connection: Connection, rows: sa.Subquery, written: Sequence[str]) -> sa.Select[Any]:
         """The last change of each key, by the greatest `order_by`, NULLs first; of equals a delete wins. Without
-        `order_by` each key is there once. MariaDB sorts wide columns by no more than letters where their collation
-        tells accents or capitals apart too."""
+        `order_by` each key is there once."""
         columns = [rows.c[name] for name in written]
         deletes: sa.ColumnElement[int] = sa.literal(0)
         if self._marker:
@@ -370,8 +454,6 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
             return sa.select(*columns).where(deletes == 0)
         by = rows.c[self.merge.order_by]
         order = [sa.case((by.is_(None), 1), else_=0), by.desc()]
-        if self.dialect in MYSQL:
-            order.append(sa.func.weight_string(by).desc())
         if self._marker:
             order.append(deletes.desc())
         number = sa.func.row_number().over(partition_by=[rows.c[key] for key in self.merge.keys], order_by=order)
@@ -416,7 +498,7 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
 
     def existing(self, connection: Connection, schema: str, names: Sequence[str]) -> set[str]:
         if len(names) == 1:
-            return {name for name in names if has_table(connection, name, schema)}
+            return {name for name in names if sa.inspect(connection).has_table(name, schema or None)}
         return set(names) & set(sa.inspect(connection).get_table_names(schema or None))
 
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
@@ -436,21 +518,161 @@ class SqlAlchemyBackend(Database, Backend[Connection, SqlAlchemyTarget, InsertTr
         return found
 
 
-def _digest(text: str, length: int = 10) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
+def _isolation(options: Mapping[str, Any]) -> str:
+    level = options.get("isolation_level") or (options.get("execution_options") or {}).get("isolation_level")
+    return str(level or "").upper().replace("_", " ")
 
 
-def _listed(connection: Connection) -> set[str]:
-    return {xid.decode() if isinstance(xid, bytes) else str(xid) for xid in connection.recover_twophase()}
+def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:
+    """A statement whose parameters are %s, of the types that their values have."""
+    if not parameters:
+        return sa.text(statement.replace(":", "\\:"))
+    pieces = statement.replace(":", "\\:").split("%s")
+    names = [f"p{number}" for number in range(len(parameters))]
+    marks = [*(f":{name}" for name in names), ""]
+    marked = "".join(piece.replace("%%", "%") + mark for piece, mark in zip(pieces, marks, strict=True))
+    return sa.text(marked).bindparams(**dict(zip(names, parameters, strict=True)))
+
+
+# ---------------------------------------------------------------------- tables that are altered while the query runs
+# Databases convert what was written for other types, most of them without a word. So the target's columns are looked at
+# again in the transaction that writes, under the table's lock.
+def types_of(connection: Connection, columns: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The types in SQL of columns that the Inspector told."""
+
+    def text(kind: sa.types.TypeEngine[Any]) -> str:
+        try:
+            return str(kind.compile(dialect=connection.dialect))
+        except exc.CompileError:
+            return repr(kind)
+
+    return {name: text(column["type"]) for name, column in columns.items()}
+
+
+def columns_of(connection: Connection, table: sa.TableClause) -> dict[str, Mapping[str, Any]]:
+    """As the database has them now."""
+    found = sa.inspect(connection).get_columns(table.name, table.schema)
+    return {column["name"]: column for column in found}
+
+
+def require_same(
+    connection: Connection, table: sa.Table, then: Iterable[tuple[str, str]]
+) -> dict[str, Mapping[str, Any]]:
+    """Lock the table for rows that were made for columns of the names and types `then`, and return its columns. Raises
+    ConfigurationError that says what was changed."""
+    then = [one for one in then if one[0] in table.columns]
+    try:
+        # an INSERT of no rows: where databases have a lock for it, nobody alters the table until the transaction ends
+        nothing = sa.select(*(table.c[name] for name in dict(then))).where(sa.false())
+        connection.execute(table.insert().from_select(list(dict(then)), nothing))
+        now = columns_of(connection, table)
+    except exc.NoSuchTableError:
+        raise changed(table, ["it is gone: create it again as it was"]) from None
+    types = types_of(connection, now)
+    reasons = []
+    for name, kind in then:
+        if name not in now:
+            reasons.append(f'it has no column "{name}" any more: add it, or give it its name back')
+        elif not holds(types[name], kind):
+            reasons.append(f'its column "{name}" is {types[name]}, and the rows are written for {kind}')
+    if reasons:
+        raise changed(table, reasons)
+    return now
+
+
+def changed(table: sa.Table, reasons: Iterable[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"table {table.fullname} was changed while the query ran: {'; '.join(reasons)}. Change it back"
+    )
 
 
 def _copy(kind: TypeEngine[Any]) -> TypeEngine[Any]:
     if not isinstance(kind, SchemaType):
         return kind
     copy = kind.copy()
-    for name in ("charset", "collation"):  # SQLAlchemy forgets those of MySQL's ENUM
-        if hasattr(kind, name):
-            setattr(copy, name, getattr(kind, name))
     if hasattr(copy, "create_type"):  # PostgreSQL's, which is there
         copy.create_type = False
     return copy
+
+
+_DDL_IS_UNDONE = ("sqlite", "postgresql")
+"""Dialects whose ROLLBACK undoes CREATE TABLE."""
+
+
+class InsertTransaction(RowTransaction):
+    """Rows go into a staging table of its own. Memory: the Python values of up to 1,000 rows."""
+
+    def __init__(
+        self,
+        backend: SqlAlchemyBackend,
+        context: TransactionContext,
+        label: str,
+        identity: Identity,
+        staging: sa.Table,
+        columns: Sequence[SqlAlchemyColumn],
+    ) -> None:
+        super().__init__(context, identity)
+        self._where = f"table {label}: {self.who}"
+        self._backend, self._staging = backend, staging
+        self._values: Values[SqlAlchemyColumn] = Values(
+            context.schema, columns, f"{label}: {self.who}", rounding=backend.merge.rounds
+        )
+        with self.explained():
+            self.connection = backend.engine.connect()
+            try:
+                self._transaction = self.connection.begin()
+                staging.create(self.connection, checkfirst=False)
+            except BaseException:
+                self.connection.close()
+                raise
+
+    def explained(self) -> AbstractContextManager[None]:
+        return self._backend.in_words(self._where)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        names, values = batch.schema.names, self._values
+        for piece in values.slices(batch):
+            rows = [dict(zip(names, row, strict=True)) for row in values.of(piece)]
+            where = f"{self._where}, rows {values.rows + 1} to {values.rows + len(rows)},"
+            with self._backend.in_words(where):
+                self.connection.execute(self._staging.insert(), rows)
+            values.rows += len(rows)
+
+    def encode(self, batch: pa.RecordBatch) -> None:
+        self._values.of(batch)
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        before, savepoint = self._values.rows, self.connection.begin_nested()
+        try:
+            self.write(batch)
+        except BadValue:
+            self._values.rows = before
+            savepoint.rollback()
+            raise
+        savepoint.commit()
+
+    def finish(self) -> int:
+        """Every row is judged already."""
+        return self._values.rows
+
+    def commit(self) -> None:
+        self.sealing = True
+        with self.explained():
+            self._transaction.commit()
+        self._disconnect()
+
+    def close(self) -> None:
+        """Nothing is thrown away of what is sealed."""
+        with contextlib.suppress(Exception):
+            if not self.sealing:
+                self._transaction.rollback()
+                if self._backend.dialect not in _DDL_IS_UNDONE:
+                    self._staging.drop(self.connection)
+                    self.connection.commit()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """No other task of this process has the pool."""
+        with contextlib.suppress(Exception):
+            self.connection.invalidate()
+            self.connection.close()

@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from sqlalchemy.engine import URL, Connection
+from sqlalchemy.engine import URL
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
-from sinks.sql.backend import Plan
 from sinks.sql.evolution import SchemaEvolution
 from sinks.sql.options import MergeOptions, Mode, Rounding
 from sinks.sql.planning import Planner
 from sinks.sql.sink import TableSink
-from sinks.sqlalchemy.backend import SqlAlchemyBackend, SqlAlchemyTarget
-from sinks.sqlalchemy.insert import InsertTransaction
+from sinks.sqlalchemy.backend import SqlAlchemyBackend
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Strategy = Literal["auto", "two_phase", "staged"]
 
-
-class _Planner(Planner[Connection, SqlAlchemyTarget, InsertTransaction]):
-    backend: SqlAlchemyBackend
-
-    def check(self, connection: Connection, batch: pa.Schema) -> Plan[Connection, SqlAlchemyTarget]:
-        with self.backend.in_words(f"sink {self.sink!r}"):
-            return super().check(connection, batch)
-
-
-class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget, InsertTransaction]):
+class SqlAlchemySink(TableSink):
     """Rows into one table, by `executemany` of INSERT: the portable path, not the fast one. PostgresSink and MySQLSink
     are the fast ones.
 
-    Two strategies. `staged`, for any database with transactions: tasks insert into staging tables beside the target
-    and commit them; the driver moves a checkpoint in one transaction. `two_phase`, where dialect and server can
-    (PostgreSQL with max_prepared_transactions above 0), appends only: tasks insert into the table itself and prepare;
-    the driver commits. `auto` asks the server. What became of a transaction is kept in the table `ledger`, beside the
-    target.
+    Tasks insert into staging tables beside the target and commit them; the driver moves a checkpoint in one
+    transaction. What became of a transaction is kept in the table `ledger`, beside the target. MySQL and MariaDB are
+    refused: `MySQLSink` is theirs.
     """
 
     system = "the database"
-
-    COMMIT_THREADS = 4  # of the engine's pool
 
     def __init__(
         self,
@@ -53,7 +36,6 @@ class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget, InsertTransaction])
         table: str,
         *,
         name: str | None = None,
-        strategy: Strategy = "auto",
         mode: Mode = "append",
         keys: Sequence[str] = (),
         order_by: str | None = None,
@@ -63,7 +45,6 @@ class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget, InsertTransaction])
         create_table: bool = False,
         schema_evolution: SchemaEvolution = "none",
         ledger: str = "tpc_ledger",
-        checkpoint_column: str | None = None,
         transform: Callable[[DataFrame], DataFrame] | None = None,
         engine_options: Mapping[str, Any] | None = None,
         dead_letters: Sink | None = None,
@@ -83,20 +64,18 @@ class SqlAlchemySink(TableSink[Connection, SqlAlchemyTarget, InsertTransaction])
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
         * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones; "widen"
           also makes numbers and varchar wider, where the batch's types need it. Nothing else of the table is altered.
-        * `checkpoint_column`: a text column of the table that the sink fills with the checkpoint of each row, as
-          `LINEAGE.NUMBER` (up to 30 characters), by which `coordinator verify` counts them.
         * `dead_letters`: a sink for the rows that the table refuses; `max_dead_letters`: how many a checkpoint may have
           of them, or, as a float, which share of its rows.
 
         Raises ConfigurationError for options that contradict each other, and for a URL that SQLAlchemy cannot read.
         """
         merge = MergeOptions.of(mode, keys, order_by, delete_marker, rounding, keep_newer)
-        backend = SqlAlchemyBackend(url, engine_options or {}, merge, strategy, name=name or table)
-        planner = _Planner(backend, name or table, table, create_table, ledger, schema_evolution)
+        backend = SqlAlchemyBackend(url, engine_options or {}, merge, name=name or table)
+        planner = Planner(backend, name or table, table, create_table, ledger, schema_evolution)
         beside = isinstance(dead_letters, SqlAlchemySink) and str(dead_letters._backend) == str(backend)
         if backend.dialect == "sqlite" and beside:
             raise ConfigurationError(
                 f"sink {name or table!r}: a SQLite file takes one writer at a time, so its dead letters go into "
                 "another file"
             )
-        super().__init__(planner, transform, checkpoint_column, dead_letters, max_dead_letters)
+        super().__init__(planner, transform, dead_letters, max_dead_letters)

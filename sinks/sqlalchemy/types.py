@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
 from sinks.arrow import convert
@@ -30,14 +29,12 @@ from sinks.arrow.convert import (
 )
 from sinks.arrow.types import is_text
 from sinks.sql import target as targets
-from sinks.sql.mysql import NO_INFINITIES, as_mysql_json, beyond_doubles
 
-_MYSQL = ("mysql", "mariadb")
 _NUMBER = r"^\s*[-+.]?[0-9.]"
 """What texts begin with that SQLite may take for a number."""
-_MISSING = {"sqlite": (pc.is_nan, "would become NULL in SQLite"), **dict.fromkeys(_MYSQL, NO_INFINITIES)}
+_MISSING = {"sqlite": (pc.is_nan, "would become NULL in SQLite")}
 _INTEGER = convert.only(lambda arrow: at.is_integer(arrow) or at.is_boolean(arrow), "an integer type")
-_BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY, mysql.TINYBLOB, mysql.MEDIUMBLOB, mysql.LONGBLOB)
+_BINARIES = (sa.LargeBinary, sa.BINARY, sa.VARBINARY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +50,6 @@ class SqlAlchemyColumn(targets.Column):
 
     def conversion(self, arrow: pa.DataType, *, rounding: bool = False) -> Convert:
         if isinstance(self.kind, sa.JSON):
-            if self.dialect == "mysql":
-                return as_mysql_json(arrow, rounding=rounding)
             return _no_number if self.dialect == "sqlite" and is_text(arrow) else as_json(arrow)
         holds = self._holds()
         checked = replace(holds, rounding=rounding).conversion(arrow)
@@ -67,8 +62,6 @@ class SqlAlchemyColumn(targets.Column):
     def _holds(self) -> Holds:
         kind, name = self.kind, self.type
         match kind:
-            case mysql.SET():
-                return Holds(convert.TEXT, name, members=kind.values, several=True)
             case sa.Enum():
                 return Holds(convert.TEXT, name, members=kind.enums)
             case sa.String():
@@ -81,8 +74,7 @@ class SqlAlchemyColumn(targets.Column):
                 scale = None if kind.precision is None else kind.scale or 0
                 return Holds(convert.DECIMAL, name, precision=kind.precision, scale=scale)
             case sa.DateTime():
-                zoned = kind.timezone or isinstance(kind, mysql.TIMESTAMP)
-                return Holds(convert.MOMENT if zoned else convert.TIMESTAMP, name, unit=self._unit)
+                return Holds(convert.MOMENT if kind.timezone else convert.TIMESTAMP, name, unit=self._unit)
             case sa.Time() if kind.timezone:
                 raise Unfit("a time of day in Spark has no zone, and the column asks for one: use a plain time column")
             case sa.Time():
@@ -105,16 +97,13 @@ class SqlAlchemyColumn(targets.Column):
         """Whether the column has 32 bits. SQLite has none such."""
         if self.dialect == "sqlite" or isinstance(self.kind, sa.Double):
             return False
-        if self.dialect in _MYSQL:
-            return isinstance(self.kind, mysql.FLOAT)  # REAL and DOUBLE have 64
         return isinstance(self.kind, sa.REAL) or (getattr(self.kind, "precision", None) or 53) <= 24
 
     @property
     def _unit(self) -> int:
         """In microseconds."""
-        digits = getattr(self.kind, "fsp" if self.dialect in _MYSQL else "precision", None)
-        if digits is None:
-            digits = 0 if self.dialect in _MYSQL else 6
+        digits = getattr(self.kind, "precision", None)
+        digits = 6 if digits is None else digits
         return int(10 ** (6 - min(6, int(digits))))
 
 
@@ -145,18 +134,17 @@ def declared(arrow: pa.DataType, dialect: str, key: bool = False) -> TypeEngine[
         "smallint": sa.SmallInteger(),
         "int": sa.Integer(),
         "bigint": sa.BigInteger(),
-        "float": sa.REAL().with_variant(mysql.FLOAT(), *_MYSQL),
+        "float": sa.REAL(),
         "double": sa.Double(),
-        "string": sa.String(255) if key else sa.Text().with_variant(mysql.LONGTEXT(), *_MYSQL),
-        "binary": sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL),
+        "string": sa.String(255) if key else sa.Text(),
+        "binary": sa.LargeBinary(),
         "date": sa.Date(),
-        "timestamp": sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *_MYSQL),
-        "timestamp_ntz": sa.DateTime().with_variant(mysql.DATETIME(fsp=6), *_MYSQL),
-        "time": sa.Time().with_variant(mysql.TIME(fsp=6), *_MYSQL),
+        "timestamp": sa.DateTime(timezone=True),
+        "timestamp_ntz": sa.DateTime(),
+        "time": sa.Time(),
     }
     if at.is_decimal(arrow):
         kind = sa.Numeric(arrow.precision, arrow.scale)
         SqlAlchemyColumn.of("", kind, dialect).conversion(arrow)
         return kind
-    nested = mysql.LONGTEXT() if dialect == "mysql" and beyond_doubles(arrow) else sa.JSON()
-    return created_type(arrow, types, nested, "portable")
+    return created_type(arrow, types, sa.JSON(), "portable")

@@ -36,7 +36,7 @@ def change(id: int | None, name: str | None, at: int | None, gone: bool | None =
 
 
 def context(
-    sink: TableSink[Any, Any, Any],
+    sink: TableSink,
     checkpoint: int = 0,
     subtask: int = 0,
     schema: pa.Schema = SCHEMA,
@@ -49,7 +49,7 @@ def context(
 
 
 def pre_commit(
-    sink: TableSink[Any, Any, Any],
+    sink: TableSink,
     *batches: pa.RecordBatch,
     checkpoint: int = 0,
     subtask: int = 0,

@@ -67,7 +67,7 @@ def assert_exactly_once(db: Database, input: Any) -> None:
         assert db.staging() == []
 
 
-def set_back_to_before_a_replay(folder: Path, sink: TableSink[Any, Any, Any], db: Database, *, whole: bool) -> None:
+def set_back_to_before_a_replay(folder: Path, sink: TableSink, db: Database, *, whole: bool) -> None:
     """One transaction of checkpoint 1 is lost and written again as round 1, and its record goes: alone, or with all of
     storage that is newer than the loss."""
     input, storage = example_input(), folder / "storage"
@@ -101,7 +101,7 @@ class TableCrashes:
     """Fixtures: `server`, one that tests may kill, `dsn` of a database of it with a table `orders`, and `strategy`, one
     of the sink's after the other."""
 
-    make: Callable[..., TableSink[Any, Any, Any]]
+    make: Callable[..., TableSink]
     """The sink for a DSN and a table, with its options."""
     observe: Callable[[str], Database]
     strategies: tuple[str, str]

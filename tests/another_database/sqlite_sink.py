@@ -19,7 +19,7 @@ from sinks.arrow import convert
 from sinks.arrow.convert import Convert, Holds, Unfit, bits, created_type
 from sinks.errors import ConfigurationError
 from sinks.sql import target as targets
-from sinks.sql.backend import Backend, Plan, StagedTypes, by_table
+from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes, by_table
 from sinks.sql.encoder import Values
 from sinks.sql.errors import Fault, Kind
 from sinks.sql.names import staging_table
@@ -27,8 +27,7 @@ from sinks.sql.options import MergeOptions
 from sinks.sql.planning import Planner
 from sinks.sql.server import PooledServer, Row
 from sinks.sql.sink import TableSink
-from sinks.sql.staging import identity_of
-from sinks.sql.transaction import RowTransaction
+from sinks.sql.strategies import identity_of
 from sinks.transaction import TransactionContext
 
 _HOLDS = {  # the first that a declared type matches
@@ -65,10 +64,10 @@ class SqliteColumn(targets.Column):
         return (lambda array: checked(array).cast(pa.string())) if is_text else checked
 
 
-Target: TypeAlias = targets.Target[SqliteColumn]
+Target: TypeAlias = targets.Target
 
 
-class SqliteTransaction(RowTransaction[Connection]):
+class SqliteTransaction(RowTransaction):
     """Rows wait in a temporary table, while other tasks write theirs: SQLite has one writer at a time."""
 
     def __init__(self, backend: SqliteBackend, target: Target, context: TransactionContext) -> None:
@@ -119,7 +118,7 @@ class SqliteTransaction(RowTransaction[Connection]):
         self.connection.close()
 
 
-class SqliteBackend(PooledServer[Connection], Backend[Connection, Target, SqliteTransaction]):
+class SqliteBackend(PooledServer, Backend):
     """One file, in any journal mode. A transaction locks it against all other writers."""
 
     dialect = "sqlite"
@@ -214,7 +213,7 @@ class SqliteBackend(PooledServer[Connection], Backend[Connection, Target, Sqlite
         return created_type(field.type, _CREATED, "text", "SQLite")
 
     # ------------------------------------------------------------------ staging tables
-    def stage(self, plan: Plan[Connection, Target], context: TransactionContext) -> SqliteTransaction:
+    def stage(self, plan: Plan, context: TransactionContext) -> SqliteTransaction:
         return SqliteTransaction(self, plan.target, context)
 
     def staging_columns(self, target: Target, batch: pa.Schema) -> tuple[list[SqliteColumn], str]:
@@ -243,7 +242,7 @@ class SqliteBackend(PooledServer[Connection], Backend[Connection, Target, Sqlite
         return sorted(text for text in found if text.startswith(prefix))
 
     # ------------------------------------------------------------------ the move
-    def locked(self, connection: Connection, plan: Plan[Connection, Target], staged: StagedTypes) -> Target:
+    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> Target:
         known, where = plan.target, f"table {plan.target.label}"
         target = self.describe(connection, known.schema, known.name)
         if target is None:
@@ -280,7 +279,7 @@ class SqliteBackend(PooledServer[Connection], Backend[Connection, Target, Sqlite
         self.execute(connection, f"{self.into(target, written)} {rows} ON CONFLICT ({keys}) DO {action}")
 
 
-class SqliteSink(TableSink[Connection, Target, SqliteTransaction]):
+class SqliteSink(TableSink):
     """Appends rows, or with `keys` upserts them."""
 
     system = "SQLite"

@@ -19,7 +19,7 @@ from coordinator.errors import InDoubtError
 from sinks import Committable
 from sinks.errors import BadValue, ConfigurationError
 from sinks.sql.sink import TableSink
-from sinks.sql.staging import identity_of
+from sinks.sql.strategies import identity_of
 from sinks.testing import KILLED, Driver, KillAt, SinkConformance
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import die
@@ -63,7 +63,7 @@ def upserting(db: Database, table: str = "orders", **options: Any) -> SqliteSink
     return sink
 
 
-def committed(sink: TableSink[Any, Any, Any], number: int, *partitions: pa.RecordBatch) -> None:
+def committed(sink: TableSink, number: int, *partitions: pa.RecordBatch) -> None:
     staged = [pre_commit(sink, one, checkpoint=number, subtask=n) for n, one in enumerate(partitions)]
     sink.validate_all(checkpoint(number), staged)
     assert sink.commit_all(checkpoint(number), staged) == [COMMITTED] * len(staged)

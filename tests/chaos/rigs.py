@@ -208,12 +208,12 @@ class PostgresWithDeadLetters(PostgresTarget):
 
 
 class SqlAlchemyWithDeadLetters(PostgresWithDeadLetters):
-    """The same by SQLAlchemy's two-phase transactions."""
+    """The same by SqlAlchemySink."""
 
     def sink(self, rng: random.Random) -> SqlAlchemySink:
         url = self.system.connected(self.dsn).replace("postgresql://", "postgresql+psycopg://")
-        dead = SqlAlchemySink(url, self._dead, create_table=True, strategy="two_phase")
-        return SqlAlchemySink(url, self.name, strategy="two_phase", dead_letters=dead)
+        dead = SqlAlchemySink(url, self._dead, create_table=True)
+        return SqlAlchemySink(url, self.name, dead_letters=dead)
 
 
 class MySQLTarget(Target):

@@ -35,7 +35,7 @@ def lines(told: Any) -> list[tuple[Any, ...]]:
     return [tuple(line[name] for name in columns) for line in told["checkpoints"]]
 
 
-def balanced(*checkpoints: int, kept: bool = True, held: bool = True) -> list[tuple[Any, ...]]:
+def balanced(*checkpoints: int, kept: bool = True, held: bool = False) -> list[tuple[Any, ...]]:
     return [
         (n, ROWS[n], ROWS[n], ROWS[n] if kept else None, ROWS[n] if held else None, "balanced") for n in checkpoints
     ]
@@ -46,51 +46,17 @@ def test_a_table_of_postgres(tmp_path: Path, pg_database: str, strategy: str) ->
     job = Job(tmp_path, f'type = "postgres"\ndsn = "{pg_database}"\ntable = "orders"\nstrategy = "{strategy}"')
     with psycopg.connect(pg_database, autocommit=True) as connection:
         connection.execute(TABLE)
-        connection.execute("INSERT INTO orders VALUES (-1, 'of somebody, before', 0)")
         job.run(2, crash=(Step.COMPLETE, 1))
         told = job.json("verify", code=4)
         assert "in doubt" in told["checkpoints"][1]["remarks"][0]
         job.run(3, crash=(Step.PRE_COMMITTED, 2))
         job.run(3)
-        connection.execute("VACUUM (FREEZE) orders")
         told = job.json("verify")
         assert lines(told) == balanced(0, 1, 2)
         assert told["totals"]["orders"] == {
-            **dict.fromkeys(("batch", "read", "pre_committed", "ledger", "held"), sum(ROWS)),
+            **dict.fromkeys(("batch", "read", "pre_committed", "ledger"), sum(ROWS)),
             **dict.fromkeys(("filtered", "dead_lettered", "given_up"), 0),
         }
-
-        for change in ("DROP amount", "ADD amount double precision"):
-            connection.execute(f"ALTER TABLE orders {change}")
-            counted = "Cannot tell: sink orders: the rows of the table were counted, not compared"
-            assert counted in job.cli("verify").stderr
-        first = min(id for table in INPUT[1] for id in table["id"].to_pylist())
-        connection.execute("DELETE FROM orders WHERE id = %s", [first])
-        told = job.json("verify", code=1)
-        assert [line[4:] for line in lines(told)] == [
-            (ROWS[0], "balanced"),
-            (ROWS[1] - 1, "differs"),
-            (ROWS[2], "balanced"),
-        ]
-        assert "deleted or changed" in told["checkpoints"][1]["differences"][0]
-        assert told["differences"] == {}
-        connection.execute("UPDATE orders SET amount = 0 WHERE id = %s", [first + 1])
-        connection.execute("INSERT INTO orders VALUES (-2, 'by hand', 0)")
-        said = job.cli("verify", code=1)
-        assert "Differs: sink orders: 2 row(s) of public.orders were inserted or changed" in said.stderr
-        assert f"Differs: checkpoint 1, sink orders: {ROWS[1] - 2} of {ROWS[1]} row(s) are there" in said.stderr
-        assert lines(job.json("verify", "--quick")) == balanced(0, 1, 2, held=False)
-        role = f"watch_{connection.info.dbname}"
-        connection.execute(
-            f"CREATE ROLE {role} LOGIN PASSWORD 'x'; GRANT SELECT ON tpc_ledger, tpc_ledger_witness TO {role}"
-        )
-        text = job.file.read_text()
-        job.file.write_text(text.replace(f"{connection.info.user}:{connection.info.password}@", f"{role}:x@"))
-        said = job.cli("verify", code=4)
-        assert "Cannot tell: sink orders: public.orders cannot be read: permission denied" in said.stderr
-        job.file.write_text(text)
-        connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}; DROP TABLE orders")
-        assert "Differs: sink orders: there is no table orders any more" in job.cli("verify", code=1).stderr
 
 
 def test_a_transaction_that_no_record_names_and_one_that_is_gone(pg_job: Job, pg_database: str) -> None:
@@ -141,20 +107,15 @@ def test_a_ledger_of_an_older_version_is_refused_until_the_columns_are_added(pg_
 @pytest.mark.parametrize("strategy", ["xa", "staged"])
 def test_a_table_of_mysql(tmp_path: Path, mysql_database: str, strategy: str) -> None:
     sink = f'type = "mysql"\ndsn = "{mysql_database}"\ntable = "orders"\nstrategy = "{strategy}"\ncreate_table = true'
-    job = Job(tmp_path, f'{sink}\ncheckpoint_column = "made_in"')
+    job = Job(tmp_path, sink)
     job.run(2, crash=(Step.COMPLETE, 1))
     job.run(3)
     assert lines(job.json("verify")) == balanced(0, 1, 2)
     with closing(Observer(mysql_database)) as observer:
-        ((mark, _),) = observer.run("SELECT made_in, min(id) FROM orders WHERE made_in LIKE '%.1' GROUP BY made_in")
-        observer.run("DELETE FROM orders WHERE made_in = %s LIMIT 1", [mark])
-        told = job.json("verify", code=1)
-        assert [line[4] for line in lines(told)] == [ROWS[0], ROWS[1] - 1, ROWS[2]]
         observer.run("UPDATE tpc_ledger SET row_hash = '0123456789abcdef' WHERE checkpoint = 1 AND written > 0")
         observer.run("UPDATE tpc_ledger SET written = written - 1 WHERE checkpoint = 2 AND written > 0")
     told = Job(tmp_path, sink).json("verify", code=1)
     assert lines(told)[0][3:] == (ROWS[0], None, "balanced")
-    assert "does not tell who wrote a row" in told["remarks"]["orders"][0]
     assert "the hashes differ" in told["checkpoints"][1]["differences"][0]
     assert "and the record" in told["checkpoints"][2]["differences"][0]
 
@@ -162,7 +123,7 @@ def test_a_table_of_mysql(tmp_path: Path, mysql_database: str, strategy: str) ->
 def test_a_table_of_sqlite(tmp_path: Path) -> None:
     file = tmp_path / "shop.db"
     sink = f'type = "sqlalchemy"\nurl = "sqlite:///{file}"\ntable = "orders"\ncreate_table = true'
-    job = Job(tmp_path, f'{sink}\ncheckpoint_column = "made_in"')
+    job = Job(tmp_path, sink)
     job.run(2)
     shutil.copytree(tmp_path / "checkpoints", tmp_path / "older")
     job.run(3)
@@ -174,17 +135,18 @@ def test_a_table_of_sqlite(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "checkpoints")
     (tmp_path / "newer").rename(tmp_path / "checkpoints")
     with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("DELETE FROM orders WHERE rowid = (SELECT min(rowid) FROM orders)")
+        one = "SELECT min(transaction_id) FROM tpc_ledger WHERE written > 0"
+        connection.execute(f"UPDATE tpc_ledger SET written = written - 1 WHERE transaction_id = ({one})")
     metrics = tmp_path / "verify.prom"
     told = job.json("verify", "--metrics", str(metrics), code=1)
-    assert sum(line[4] for line in lines(told)) == sum(ROWS) - 1
+    assert sum(line[3] for line in lines(told)) == sum(ROWS) - 1
     samples = [line.rpartition(" ") for line in metrics.read_text().splitlines() if not line.startswith("#")]
     told = {name: float(value) for name, _, value in samples}
     labels = 'by="verify",job_name="orders",sink="orders"'
     assert told[f"checkpointing_balance_differences{{{labels}}}"] == 1
     assert told[f"checkpointing_balance_untold{{{labels}}}"] == 0
     of_rows = 'checkpointing_balance_rows{by="verify",column="%s",job_name="orders",sink="orders"}'
-    assert (told[of_rows % "read"], told[of_rows % "held"]) == (sum(ROWS), sum(ROWS) - 1)
+    assert (told[of_rows % "read"], told[of_rows % "ledger"]) == (sum(ROWS), sum(ROWS) - 1)
     assert abs(told['checkpointing_balance_timestamp_seconds{by="verify",job_name="orders"}'] - time.time()) < 600
     said = job.cli("verify", "--metrics", str(tmp_path / "nowhere" / "verify.prom"), code=1)
     assert "The metrics were not written" in said.stderr

@@ -51,13 +51,13 @@ def batch(n: int) -> list[pa.Table]:
 class World:
     """A job into a database, whose rows are spooled."""
 
-    make: Callable[..., TableSink[Any, Any, Any]]
+    make: Callable[..., TableSink]
     observe: Callable[[str], Database]
 
     def __init__(self, folder: Path, dsn: str, strategy: str) -> None:
         self.folder, self.dsn, self.strategy = folder, dsn, strategy
 
-    def sink(self) -> TableSink[Any, Any, Any]:
+    def sink(self) -> TableSink:
         return self.make(self.dsn, "orders", strategy=self.strategy, create_table=True)
 
     @property
@@ -135,6 +135,9 @@ class SQLite(World):
 
     def __init__(self, folder: Path, dsn: str, strategy: str) -> None:
         super().__init__(folder, f"sqlite:///{folder / 'rows.db'}", strategy)
+
+    def sink(self) -> TableSink:
+        return self.make(self.dsn, "orders", create_table=True)
 
     def ids(self) -> list[int]:
         with closing(sqlite3.connect(self.folder / "rows.db")) as db:

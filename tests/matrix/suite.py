@@ -49,8 +49,7 @@ class Targets:
             PostgresSink(self.postgres, "staged", strategy="staged", create_table=True),
             MySQLSink(self.mysql, "xa", strategy="xa", create_table=True),
             MySQLSink(self.mysql, "moved", strategy="staged", create_table=True),
-            SqlAlchemySink(alchemy, "two_phase", strategy="two_phase", create_table=True, ledger="alchemy_ledger"),
-            SqlAlchemySink(alchemy, "merged", strategy="staged", create_table=True, ledger="alchemy_ledger"),
+            SqlAlchemySink(alchemy, "merged", create_table=True, ledger="alchemy_ledger"),
             KafkaSink(self.kafka.bootstrap, self.topic, name="kafka"),
         ]
 
@@ -60,7 +59,7 @@ class Targets:
         messages = read(self.kafka.client_options(), self.topic)
         found = {"kafka": Counter(json.loads(message.value() or b"")["id"] for message in messages)}
         with closing(Observer(self.postgres)) as postgres, closing(MySQLObserver(self.mysql)) as mysql:
-            for table in ("prepared", "staged", "two_phase", "merged"):
+            for table in ("prepared", "staged", "merged"):
                 found[table] = Counter(id for (id,) in postgres.run(f"SELECT id FROM {table}"))
             for table in ("xa", "moved"):
                 found[table] = Counter(id for (id,) in mysql.run(f"SELECT id FROM {table}"))

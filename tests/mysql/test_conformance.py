@@ -10,7 +10,7 @@ import pytest
 
 from sinks.mysql import MySQLSink
 from sinks.mysql.connection import parameters
-from sinks.sql.staging import identity_of
+from sinks.sql.strategies import identity_of
 from sinks.testing import Ability, SinkConformance
 from sinks.transaction import Committable, Identity
 from tests.mysql.play import Observer

@@ -14,7 +14,7 @@ from coordinator.errors import CheckpointFailed
 from sinks.errors import ConfigurationError
 from sinks.mysql import MySQLSink, xa
 from sinks.mysql.connection import parameters, query
-from sinks.testing import SCHEMA, Hooked
+from sinks.testing import Hooked
 from sinks.testing.conformance import example_input
 from sinks.testing.servers.mysql import EmbeddedMySQL
 from sinks.testing.table_crashes import At, TableCrashes, assert_exactly_once, run
@@ -72,27 +72,6 @@ def test_a_wrong_password_is_said_at_once_and_not_shown(
     assert "hunter2" not in str(error.value)
     assert "hunter2" not in caplog.text
     assert not any("hunter2" in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
-
-
-@pytest.mark.parametrize(("name", "value", "usual", "reason"), [
-    ("binlog_format", "STATEMENT", "ROW", "binlog_format=STATEMENT"),
-    ("read_only", "ON", "OFF", "read-only"),
-])  # fmt: skip
-def test_servers_that_take_no_rows_of_ours_are_refused_before_the_first(
-    server: EmbeddedMySQL, dsn: str, name: str, value: str, usual: str, reason: str
-) -> None:
-    with closing(Observer(dsn)) as admin:
-        assert admin.run("SELECT @@log_bin") == [(1,)]
-        sink = MySQLSink(dsn, "orders")
-        admin.run(f"SET GLOBAL {name} = {value}")
-        try:
-            with pytest.raises(ConfigurationError, match=reason):
-                sink.check(SCHEMA)
-        finally:
-            admin.run(f"SET GLOBAL {name} = {usual}")
-            sink.close()
-        sink.check(SCHEMA)
-        sink.close()
 
 
 class TestCrashes(TableCrashes):

@@ -10,7 +10,7 @@ import pytest
 from sinks.diagnosis import VARCHAR
 from sinks.mysql import MySQLSink
 from sinks.mysql.connection import is_mariadb
-from sinks.sql.ddl import MySqlDdl
+from sinks.sql.evolution import MySqlDdl
 from tests.evolution import Evolution
 from tests.mysql.play import Observer
 

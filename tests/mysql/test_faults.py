@@ -21,7 +21,7 @@ from sinks.mysql import MySQLSink, xa
 from sinks.mysql import backend as mysql_backend
 from sinks.mysql.backend import MySQLBackend
 from sinks.mysql.connection import Connection, parameters
-from sinks.sql.staging import StagingTables
+from sinks.sql.strategies import StagingTables
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.table import SCHEMA, checkpoint, eventually, pre_commit, rows_of, why_unknown
@@ -233,7 +233,7 @@ def test_an_upsert_whose_key_somebody_else_inserts_meanwhile_is_asked_again(db: 
 
 
 # ---------------------------------------------------------------------- a stopped driver
-class StopsInTheMiddle(StagingTables[Any, Any, Any]):
+class StopsInTheMiddle(StagingTables):
     """SIGSTOP to the driver, inside its transaction that moves a checkpoint."""
 
     def move(self, *args: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from coordinator.storage.sql import SQLStorage
 from sinks.errors import ConfigurationError
 from sinks.mysql import MySQLSink
 from sinks.mysql.connection import execute
-from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing.servers import debian
 from sinks.testing.servers.mysql import MySQLServer
 from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, pre_commit, rows_of
@@ -44,7 +42,7 @@ def forget_logins(server: MySQLServer) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["first login", "later login"])
-@pytest.mark.parametrize("who", ["sink", "storage", "portable sink"])
+@pytest.mark.parametrize("who", ["sink", "storage"])
 def test_without_a_proof_of_the_server_no_login_works_by_chance(
     server: MySQLServer, dsn: str, who: str, cached: bool
 ) -> None:
@@ -56,9 +54,7 @@ def test_without_a_proof_of_the_server_no_login_works_by_chance(
         with pytest.raises(StorageError, match=refusal):
             SQLStorage(url)
     else:
-        kind: Any = MySQLSink if who == "sink" else SqlAlchemySink
-        address = url if who == "sink" else url.replace("mysql", "mysql+pymysql", 1)
-        with closing(kind(address, "orders")) as sink, pytest.raises(ConfigurationError, match=refusal):
+        with closing(MySQLSink(url, "orders")) as sink, pytest.raises(ConfigurationError, match=refusal):
             sink.check(SCHEMA)
 
 

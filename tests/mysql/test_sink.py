@@ -148,7 +148,7 @@ def test_in_doubt_leaves_other_sinks_databases_and_people_alone(
 def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(db: Observer, mysql: MySQLService) -> None:
     """Of a task that hangs, or whose host is cut off, between XA PREPARE and the end of its session."""
     sink = make(db, strategy="xa", lock_timeout=1)
-    transaction = sink.begin_transaction(context(sink))
+    transaction: Any = sink.begin_transaction(context(sink))
     sink.write(transaction, rows_of(1))
     transaction.finish()
     ledger, name = sink._planned().ledger, transaction.context.transaction_id
@@ -375,7 +375,7 @@ def test_all_reasons_against_the_table_come_in_one_error(db: Observer) -> None:
 
 
 def test_a_missing_table_is_told_with_a_hint(db: Observer) -> None:
-    with pytest.raises(ConfigurationError, match=rf"no table {db.schema}\.ORDERS.*{db.schema}\.orders.*create_table"):
+    with pytest.raises(ConfigurationError, match=rf"no table {db.schema}\.ORDERS.*create_table"):
         make(db, table="ORDERS")
 
 
@@ -552,7 +552,7 @@ def test_servers_that_forget_prepared_transactions_are_refused(
 ) -> None:
     sink = make(db, check=None)
     with sink._backend.lend() as connection:
-        connection.server_version = version  # type: ignore[attr-defined]
+        connection.server_version = version
     monkeypatch.setattr("sinks.mysql.backend.query", lambda *_: [(version,)])
     with pytest.raises(ConfigurationError, match=rf"{version.split('-')[0]}.*needs .* or newer"):
         sink.check(SCHEMA)
@@ -715,31 +715,6 @@ def test_a_key_is_not_updated_to_the_present_time(db: Observer) -> None:
         assert sink.commit_all(checkpoint(number), [pre_commit(sink, rows, checkpoint=number)]) == [COMMITTED]
     db.run("SET time_zone = '+00:00'")
     assert db.run("SELECT * FROM readings") == [(datetime(1970, 1, 1, 0, 0, 1), 7, 21.5)]
-
-
-@pytest.mark.parametrize("kind", ["enum", "set"])
-def test_no_order_by_an_enumeration(db: Observer, kind: str) -> None:
-    """Of one staging table the server takes the last member for the last change, of two the greatest text."""
-    db.run(f"CREATE TABLE states (id bigint PRIMARY KEY, at {kind}('new', 'done', 'archived'))")
-    schema = pa.schema([("id", pa.int64()), ("at", pa.string())])
-    with pytest.raises(ConfigurationError, match=f"order_by names the column 'at', which is {kind}"):
-        make(db, table="states", check=schema, mode="upsert", keys=["id"], order_by="at")
-
-
-@pytest.mark.parametrize("length", [2000, 5000])
-def test_an_order_by_that_is_long_text(db: Observer, length: int) -> None:
-    """By default the server sorts by the first 1,024 bytes, and by none of the rest."""
-    db.run("CREATE TABLE notes (id bigint PRIMARY KEY, at longtext)")
-    schema = pa.schema([("id", pa.int64()), ("at", pa.string())])
-    sink = make(db, table="notes", check=schema, mode="upsert", keys=["id"], order_by="at")
-    committables = [pre_commit(sink, batch([{"id": 1, "at": "x" * length + letter} for letter in "bcaedf"], schema))]
-    if length > 4096:
-        with pytest.raises(BadValue, match='order_by column "at" is longer than 4096 bytes'):
-            sink.validate_all(checkpoint(), committables)
-    else:
-        sink.validate_all(checkpoint(), committables)
-        assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
-        assert db.run("SELECT right(at, 1) FROM notes") == [("f",)]
 
 
 @pytest.mark.usefixtures("without_local")

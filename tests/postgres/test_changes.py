@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -358,10 +359,10 @@ def test_row_level_security_that_would_hide_rows_from_deletes(db: Observer, writ
     sink.check(schema)
     committables = [pre_commit(sink, batch([{"id": 1, "name": None, "gone": True}], schema))]
     db.run("ALTER TABLE orders ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON orders USING (false) WITH CHECK (true)")
-    with pytest.raises(ConfigurationError, match="may hide rows from the DELETE"):
+    with pytest.raises(ConfigurationError, match="row-level security"):
         sink.validate_all(checkpoint(), committables)
-    assert "may hide rows from the DELETE" in why_unknown(sink.commit_all(checkpoint(), committables)[0])
-    with pytest.raises(ConfigurationError, match="may hide rows from the DELETE"):
+    assert "row-level security" in why_unknown(sink.commit_all(checkpoint(), committables)[0])
+    with pytest.raises(ConfigurationError, match="row-level security"):
         sink.check(schema)
     sink.close()
 
@@ -460,50 +461,18 @@ def test_a_name_that_the_server_would_cut(db: Observer) -> None:
 
 
 # ---------------------------------------------------------------------- another table of the same name
-@pytest.mark.parametrize("how", ["prepared", "staged", "alchemy two_phase", "alchemy staged"])
-@pytest.mark.parametrize("when", [0, 1, "while it runs"])
-def test_a_table_of_the_same_name_in_an_earlier_schema_gets_no_rows(
-    tmp_path: Path, db: Observer, how: str, when: int | str
-) -> None:
-    """Over restarts after checkpoint `when`, too, and with a ledger there of another job."""
-
-    def sink() -> PostgresSink | SqlAlchemySink:
-        *alchemy, strategy = how.split()
-        url = db.dsn.replace("postgresql://", "postgresql+psycopg://")
-        kind: Any = SqlAlchemySink if alchemy else PostgresSink
-        return kind(url if alchemy else db.dsn, "orders", strategy=strategy)  # type: ignore[no-any-return]
+@pytest.mark.parametrize("kind", [PostgresSink, SqlAlchemySink])
+def test_a_table_of_the_same_name_in_an_earlier_schema_gets_no_rows(tmp_path: Path, db: Observer, kind: Any) -> None:
+    url = db.dsn.replace("postgresql://", "postgresql+psycopg://") if kind is SqlAlchemySink else db.dsn
 
     def in_the_way() -> None:
         db.run('CREATE SCHEMA "postgres"')
         db.run('CREATE TABLE "postgres".orders (LIKE public.orders)')
-        db.run('CREATE TABLE "postgres".tpc_ledger (LIKE public.tpc_ledger INCLUDING ALL)')
-        db.run(
-            'INSERT INTO "postgres".tpc_ledger (transaction_id, committed, job, lineage, sink, checkpoint)'
-            " SELECT 'other ' || transaction_id, committed, 'other', lineage, sink, 0 FROM public.tpc_ledger"
-        )
 
     db.run("ALTER TABLE orders ADD amount double precision")
-    input = example_input(4)
-    if isinstance(when, int):
-        run(tmp_path, sink(), input[: when + 1])
-        in_the_way()
-        run(tmp_path, sink(), input)
-    else:
-        run(tmp_path, sink(), input, At(Step.COMPLETE, in_the_way))
-    run(tmp_path, sink(), example_input(5))
+    run(tmp_path, kind(url, "orders"), example_input(4), At(Step.COMPLETE, in_the_way))
+    with closing(kind(url, "orders")) as sink, pytest.raises(ConfigurationError, match="write the schema too"):
+        sink.committed_checkpoints("job")
+    run(tmp_path, kind(url, "public.orders", name="orders"), example_input(5))
     assert Counter(db.ids("public.orders")) == Counter(ids(example_input(5)))
     assert db.ids('"postgres".orders') == []
-
-
-def test_rows_of_a_job_in_two_tables_of_one_name_are_told(db: Observer) -> None:
-    for schema in ("public", "postgres"):
-        db.run(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
-        db.run(f'CREATE TABLE IF NOT EXISTS "{schema}".orders (LIKE public.orders)')
-        sink = PostgresSink(db.dsn, f"{schema}.orders", name="orders", strategy="staged")
-        sink.check(SCHEMA)
-        assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of(1))]) == [COMMITTED]
-        sink.close()
-    sink = PostgresSink(db.dsn, "orders")
-    with pytest.raises(ConfigurationError, match=r"postgres\.orders and public\.orders: .*write the schema too"):
-        sink.committed_checkpoints("job")
-    sink.close()

@@ -10,7 +10,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from sinks.postgres import PostgresSink
-from sinks.sql.staging import identity_of
+from sinks.sql.strategies import identity_of
 from sinks.testing import SinkConformance
 from sinks.transaction import Committable, Identity
 

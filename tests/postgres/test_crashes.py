@@ -121,7 +121,7 @@ def test_a_server_that_freezes_under_sqlalchemy(
 ) -> None:
     """A URL without a driver means psycopg."""
     monkeypatch.setattr(connection, "SILENCE", 1)
-    with closing(SqlAlchemySink(f"{dsn}?connect_timeout=2", "orders", strategy="two_phase")) as sink:
+    with closing(SqlAlchemySink(f"{dsn}?connect_timeout=2", "orders")) as sink:
         sink.check(SCHEMA)
         transaction = sink.begin_transaction(context(sink))
         sink.write(transaction, rows_of(1))

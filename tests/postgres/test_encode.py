@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.postgres import catalog
+from sinks.postgres.catalog import PostgresColumn, target_type
 from sinks.postgres.copy import CopyEncoder
-from sinks.postgres.types import PostgresColumn, target_type
 from sinks.sql.encoder import mismatches
 from sinks.testing.servers.postgres import PostgresService
 

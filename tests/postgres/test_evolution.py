@@ -11,7 +11,7 @@ import pytest
 from sinks.diagnosis import VARCHAR
 from sinks.errors import ConfigurationError
 from sinks.postgres import PostgresSink
-from sinks.sql.ddl import PostgresDdl
+from sinks.sql.evolution import PostgresDdl
 from sinks.testing.table import pre_commit
 from tests.evolution import NEW, Evolution, table
 from tests.postgres.play import Observer

@@ -22,7 +22,7 @@ from sinks.errors import SinkError
 from sinks.postgres import PostgresSink
 from sinks.postgres import backend as postgres_backend
 from sinks.postgres.connection import explained
-from sinks.sql.staging import StagingTables
+from sinks.sql.strategies import StagingTables
 from sinks.testing import Driver, LocalQuery
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.servers.postgres import PostgresServer
@@ -145,7 +145,7 @@ def test_a_server_that_is_down_is_told_in_a_few_lines(
     assert [record for record in told if record.exc_info] == []
 
 
-class StopsInTheMiddle(StagingTables[Any, Any, Any]):
+class StopsInTheMiddle(StagingTables):
     """SIGSTOP to the driver, inside its transaction that moves a checkpoint."""
 
     def move(self, *args: Any) -> None:

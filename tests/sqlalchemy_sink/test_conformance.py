@@ -1,5 +1,4 @@
-"""SqlAlchemySink passes the conformance kit: staged on SQLite, PostgreSQL, MySQL and MariaDB, two_phase
-on PostgreSQL."""
+"""SqlAlchemySink passes the conformance kit on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,29 +10,26 @@ from typing import Any, ClassVar
 import pytest
 import sqlalchemy as sa
 
-from sinks.sql.staging import identity_of
+from sinks.sql.strategies import identity_of
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Ability, SinkConformance, SinkContract
-from sinks.testing.servers.mariadb import MariaDBServer
-from sinks.testing.servers.mysql import MySQLService
 from sinks.transaction import Committable, Identity
-from tests.sqlalchemy_sink.play import observing, url_of
+from tests.sqlalchemy_sink.play import url_of
 
 
 @cache
 def engine(url: str) -> sa.Engine:
-    return observing(url, poolclass=sa.NullPool)
+    return sa.create_engine(url, poolclass=sa.NullPool)
 
 
 class Contract(SinkContract):
     url: str
-    strategy: Any = "staged"
 
     @pytest.fixture
     def sink(self, database: str) -> Iterator[SqlAlchemySink]:
         self.url = database
         self.run("CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)")
-        sink = SqlAlchemySink(database, "orders", strategy=self.strategy)
+        sink = SqlAlchemySink(database, "orders")
         yield sink
         sink.close()
 
@@ -50,7 +46,7 @@ class Contract(SinkContract):
         return identity_of(schema, transaction_id) if staging else None
 
     def sibling(self, sink: SqlAlchemySink) -> SqlAlchemySink:
-        return SqlAlchemySink(self.url, "orders", strategy=self.strategy, name="orders-2")
+        return SqlAlchemySink(self.url, "orders", name="orders-2")
 
 
 class TestSQLite(Contract, SinkConformance):
@@ -61,38 +57,9 @@ class TestSQLite(Contract, SinkConformance):
         return f"sqlite:///{tmp_path}/shop.db"
 
 
-class PostgreSQL(Contract):
+class TestPostgres(Contract, SinkConformance):
     stops = 3
 
     @pytest.fixture
     def database(self, pg_database: str) -> str:
         return url_of(pg_database)
-
-
-class TestPostgresTwoPhase(PostgreSQL, SinkConformance):
-    strategy = "two_phase"
-
-
-@pytest.mark.large  # staged is run by SQLite and MySQL, and by test_servers.py
-class TestPostgresStaged(PostgreSQL):
-    strategy = "staged"
-
-
-class MySQL(Contract):
-    stops = 3
-    cannot: ClassVar = {Ability.TELL_OPEN: "the staging table is there from the first row on"}
-
-
-class TestMySQL(MySQL):
-    @pytest.fixture
-    def database(self, mysql_server: MySQLService) -> Iterator[str]:
-        with mysql_server.database() as dsn:
-            yield url_of(dsn)
-
-
-@pytest.mark.large  # of the code that MySQL has run
-class TestMariaDB(MySQL):
-    @pytest.fixture
-    def database(self, mariadb: MariaDBServer) -> Iterator[str]:
-        with mariadb.database() as dsn:
-            yield url_of(dsn)

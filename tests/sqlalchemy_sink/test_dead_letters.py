@@ -1,29 +1,24 @@
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
 from sinks.errors import ConfigurationError
 from sinks.sqlalchemy import SqlAlchemySink
-from sinks.testing.servers.mariadb import MariaDBServer
-from sinks.testing.servers.mysql import MySQLService
 from sinks.testing.table import Database
-from sinks.testing.table_crashes import run
-from tests.dead_letters import INPUT, DeadLettersOfTables, batch, ids
-from tests.sqlalchemy_sink.play import observing, url_of
+from tests.dead_letters import DeadLettersOfTables, batch
+from tests.sqlalchemy_sink.play import url_of
 
 
 class Observer(Database):
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        self.engine = observing(dsn, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        self.engine = sa.create_engine(dsn, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
 
     def run(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         with self.engine.connect() as connection:
@@ -64,47 +59,15 @@ class TestSQLite(DeadLettersOfTables):
             SqlAlchemySink(dsn, "good", dead_letters=SqlAlchemySink(dsn, "dead"))
 
 
-class TestTwoPhase(DeadLettersOfTables):
+class TestPostgres(DeadLettersOfTables):
     make = SqlAlchemySink
     observe = Observer
-    strategies = ("two_phase", "staged")
-    input = (*INPUT[:2], batch(2, by_server=False))  # a staging table has no CHECK
+    strategies = ("auto", "auto")
+    input = tuple(batch(number, by_server=False) for number in range(3))  # a staging table has no CHECK
 
     @pytest.fixture
     def dsn(self, pg_database: str) -> str:
         return url_of(pg_database)
 
-    def test_a_deferred_key_judges_each_row(self, tmp_path: Path, dsn: str, db: Database) -> None:
-        db.run("ALTER TABLE good DROP CONSTRAINT good_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
-        [table, _] = INPUT[0]
-        run(tmp_path, self.sink(dsn, "two_phase"), [[pa.concat_tables([table, table])]])
-        good = ids([[table]], bad=False)
-        assert db.ids("good") == good
-        assert db.run("SELECT count(*) FROM dead WHERE strpos(error, 'good_pkey') > 0") == [(len(good),)]
-
-
-class TestMySQL(DeadLettersOfTables):
-    make = SqlAlchemySink
-    observe = Observer
-    strategies = ("staged", "staged")
-    input = tuple(batch(number, by_server=False) for number in range(3))
-
-    def test_what_is_no_number_is_a_letter(self, tmp_path: Path, dsn: str, db: Database) -> None:
-        [table, _] = batch(0, by_client=None, by_server=False)
-        amounts = [math.nan if id in (5, 6) else 1.0 for id in table["id"].to_pylist()]
-        run(tmp_path, self.sink(dsn, max_dead_letters=0.1), [[table.set_column(2, "amount", pa.array(amounts))]])
-        assert sorted(set(table["id"].to_pylist()) - set(db.ids("good"))) == [0, 5, 6, 29, 58, 87, 116]
-        assert db.run("SELECT count(*) FROM dead WHERE error LIKE '%%is no number%%'") == [(2,)]
-
-    @pytest.fixture
-    def dsn(self, mysql_server: MySQLService) -> Iterator[str]:
-        with mysql_server.database() as dsn:
-            yield url_of(dsn)
-
-
-@pytest.mark.large  # of the code that MySQL has run
-class TestMariaDB(TestMySQL):
-    @pytest.fixture
-    def dsn(self, mariadb: MariaDBServer) -> Iterator[str]:
-        with mariadb.database() as dsn:
-            yield url_of(dsn)
+    def sink(self, dsn: str, strategy: str = "auto", **options: Any) -> SqlAlchemySink:
+        return SqlAlchemySink(dsn, "good", dead_letters=SqlAlchemySink(dsn, "dead", create_table=True), **options)
