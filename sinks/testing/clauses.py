@@ -21,6 +21,7 @@ class Ability(Enum):
     DIRECTLY = "make the rows of a task visible by itself (at-least-once mode)"
     EMPTY = "pre-commit a transaction of no rows (in a job, none is without)"
     NULLS = "store null in `name` and `amount`"
+    NEGATIVE_ZERO = "tell -0.0 from 0.0"
     TELL_OPEN = "tell an open transaction from a pre-committed one, nor abort it while its task writes"
 
 
@@ -32,15 +33,21 @@ class Clause(Enum):
     CHECK = "check", "accepts columns that the target takes, as often as it is asked"
     CHECK_REFUSES = "check", "raises ConfigurationError for columns that the target cannot take, naming all at once"
     OPEN = "open", "acquires what the sink needs to work in this process, again after `close`"
+    OPEN_KEEPS = "open", "touches no transaction, open or pre-committed"
     CLOSE = "close", "releases it; called also when `open` failed or was not called, and twice"
     CLOSE_KEEPS = "close", "must not touch pre-committed transactions"
     WEAKNESSES = "weaknesses", "answers with a sequence of sentences"
     # ------------------------------------------------------------------ in the task
     BEGIN = "begin_transaction", "starts a transaction"
+    BEGIN_FAILS = "begin_transaction", "if it raises, it leaves nothing behind itself: there is no handle to roll back"
     NAMES = "begin_transaction", "names it by `context.transaction_id`: each part of that tells transactions apart"
     HANDLE = "begin_transaction", "returns the handle: two open transactions of one sink object do not meet"
     WRITE = "write", "takes the rows of every Arrow record batch, all of them, as they are"
     WRITE_ACCEPTED = "write_accepted", "names the rows that the target refuses, in their order, and writes all others"
+    BAD_VALUE = (
+        "write",
+        "a value that the target cannot hold as it is: BadValue, and nothing is kept",
+    )
     WRITE_INVISIBLE = "write", "rows must stay invisible"
     PRE_COMMIT = "pre_commit", "makes the transaction durable but invisible"
     PRE_COMMIT_EMPTY = "pre_commit", "a transaction of no rows is one like any other"
@@ -66,6 +73,7 @@ class Clause(Enum):
     HELD = "commit_all", "answers HELD only beside one that is LOST or UNKNOWN, or raised"
     COMMIT_ALL_GOES_ON = "commit_all", "the exception of one participant keeps no other from its outcome"
     AT_ONCE = "commit_whole", "makes a checkpoint visible as a whole: all participants or none"
+    LEAKS = "close", "gives back what each transaction has acquired: files, threads, connections"
     VALIDATE = "validate_all", "may refuse a checkpoint, and decides nothing"
     # ------------------------------------------------------------------ abort and in_doubt
     ABORT = "abort", "rolls back a pre-committed transaction by its identity, and no other"
@@ -90,6 +98,8 @@ class Clause(Enum):
     # ------------------------------------------------------------------ memory, operators
     MEMORY = "committed_checkpoints", "by lineage the newest checkpoint that has committed rows, of this job and sink"
     MEMORY_DIRECTLY = "committed_checkpoints", "at-least-once mode leaves no trace in it"
+    EVOLVE = "evolve", "lets the target take rows of other columns, as often as it is asked, and harms no older rows"
+    SCHEMA_DIFF = "schema_diff", "tells what `evolve` would change, and changes nothing"
     DIAGNOSE = "diagnose", "yields findings, and nothing of it stays behind"
     INSPECT = "inspect", "one answer for each transaction, in order"
     AUDIT = "audit", "tells of rows that are visible how many were written, or that it cannot tell"

@@ -15,6 +15,9 @@ drivers are started, killed with SIGKILL and started again.
 from __future__ import annotations
 
 import json
+import os
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +31,7 @@ from coordinator.errors import InDoubtError
 from sinks.base import Sink
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.contract import SinkContract
-from sinks.testing.driver import KILLED, Driver, Hooked, KillAt, die, in_process
+from sinks.testing.driver import KILLED, NOT_UNPICKLED, Driver, Hooked, KillAt, die, in_process
 from sinks.testing.faults import together
 from sinks.testing.kit import LINEAGE, copy_of, rows
 from sinks.testing.lines import at, lines, watched
@@ -60,6 +63,17 @@ def ids(input: Sequence[Partitions]) -> list[int]:
     return sorted(id for batch in input for table in batch for id in table["id"].to_pylist())
 
 
+def on_another_machine() -> None:
+    """Of a process: another working directory, time zone, locale, umask, folder for temporary files, and clock."""
+    os.chdir(Path(json.__file__).parent)
+    os.umask(0o077)
+    os.environ |= {"TZ": "Pacific/Kiritimati", "LC_ALL": "C", "TMPDIR": "/var/tmp"}
+    time.tzset()
+    tempfile.tempdir = None
+    now, now_ns = time.time, time.time_ns
+    time.time, time.time_ns = lambda: now() - 86_400, lambda: now_ns() - 86_400 * 10**9
+
+
 @dataclass
 class _Task:
     """Writes and pre-commits; dies at a line of `pre_commit`, or after it. Tells its committable."""
@@ -71,6 +85,7 @@ class _Task:
     line: int | None = None
 
     def __call__(self) -> None:
+        on_another_machine()
         self.sink.open()
         transaction = self.sink.begin_transaction(self.context)
         for batch in self.table.to_batches():
@@ -103,14 +118,19 @@ class SinkConformance(SinkContract):
     def driver(self, sink: Sink, folder: Path, input: Sequence[Partitions], **options: Any) -> Driver:
         return Driver(self.job, sink, f"file://{folder / 'storage'}", folder / "query", input, **options)
 
+    def unpickled(self, code: int | None, said: str) -> None:
+        assert code != NOT_UNPICKLED, Clause.PICKLED.broken(f"another process cannot unpickle it; it said:\n{said}")
+
     def killed(self, driver: Driver, when: str, clause: Clause = Clause.EXACTLY_ONCE) -> None:
         code = driver.run()
+        self.unpickled(code, driver.said)
         assert code == KILLED, clause.broken(
             f"the driver that was to be killed {when} ended with {code}; it said:\n{driver.said}"
         )
 
     def ended(self, driver: Driver, when: str, clause: Clause = Clause.EXACTLY_ONCE) -> None:
         code = driver.run()
+        self.unpickled(code, driver.said)
         assert code == 0, clause.broken(f"the driver {when} ended with {code}; it said:\n{driver.said}")
 
     def finish(self, sink: Sink, folder: Path, input: Sequence[Partitions], when: str) -> None:
@@ -130,6 +150,7 @@ class SinkConformance(SinkContract):
             context = self.context(sink, subtask=subtask)
             told = tmp_path / f"told-{subtask}"
             code, said = in_process(_Task(sink, context, rows(10 * subtask, 5), told), tmp_path, type(sink))
+            self.unpickled(code, said)
             assert code == KILLED, Clause.DURABLE.broken(
                 f"a task in its own process ended with {code}; it said:\n{said}"
             )
@@ -191,6 +212,7 @@ class SinkConformance(SinkContract):
 
     def _died(self, work: _Task | _Call, folder: Path, clause: Clause, when: str) -> None:
         code, said = in_process(work, folder, type(work.sink))
+        self.unpickled(code, said)
         assert code == KILLED, clause.broken(f"{when}: it ended with {code}; it said:\n{said}")
 
     # ------------------------------------------------------------------ whole jobs

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from sinks.optional import OPTIONAL
 from sinks.testing.local import LocalQuery, Partitions
 
 KILLED = -signal.SIGKILL
+NOT_UNPICKLED = 97
 
 
 _CALLS: Counter[str] = Counter()
@@ -221,6 +223,11 @@ def redirect_output(file: Path) -> None:
 def _work(pickled: bytes, log: Path, environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    work: Callable[[], object] = cloudpickle.loads(pickled)
     redirect_output(log)
+    try:
+        work: Callable[[], object] = cloudpickle.loads(pickled)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(NOT_UNPICKLED)
     work()

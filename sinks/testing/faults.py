@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -178,9 +180,48 @@ class Faults(SinkTests):
         self.commit(sink, *again, clause=Clause.THREADS, when=when)
 
     def test_many_commit_at_once(self, sink: Sink) -> None:
-        made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(20)]
-        self.commit(sink, *made, clause=Clause.THREADS, when="by commit_all of 20")
-        self.expect_rows(sink, Clause.THREADS, "after commit_all of 20", *(rows(10 * p, 2) for p in range(20)))
+        tables = [rows(10 * p, 2) for p in range(self.many)]
+        made = self.participants(sink, tables)
+        self.expect_doubts(sink, Clause.IN_DOUBT, f"with {self.many} pre-committed", *made)
+        self.commit(sink, *made, clause=Clause.THREADS, when=f"by commit_all of {self.many}")
+        self.expect_rows(sink, Clause.THREADS, f"after commit_all of {self.many}", *tables)
+
+    def test_other_threads_call_the_same_sink(self, sink: Sink) -> None:
+        """A driver's sweeps have their own thread."""
+        one, two = self.participants(sink, [rows(0, 2), rows(10, 2)])
+        driver = copy_of(sink)
+        driver.open()
+
+        def sweep() -> None:
+            with Clause.THREADS.kept("in_doubt, abort and commit in another thread than `open`"):
+                list(driver.in_doubt(self.job))
+                driver.abort(one.transaction)
+                self.commit(driver, two, clause=Clause.THREADS)
+
+        answer = Beside(sweep)
+        answer.start()
+        if isinstance(error := answer.join(), AssertionError):
+            raise error
+        self.close(driver)
+        self.expect_rows(sink, Clause.THREADS, "after a sweep in another thread", rows(10, 2))
+
+    def test_nothing_grows_with_each_transaction(self, sink: Sink) -> None:
+        def once(number: int) -> None:
+            done = self.pre_committed(sink, rows(2 * number, 1))
+            self.commit(sink, done)
+            self.close(sink)
+
+        def held() -> dict[str, int]:
+            gc.collect()
+            return {"open files": len(os.listdir("/proc/self/fd")), "threads": threading.active_count()}
+
+        for number in range(10):
+            once(number)
+        before = held()
+        for number in range(10, 10 + self.many // 3):
+            once(number)
+        grown = {what: count - before[what] for what, count in held().items() if count > before[what] + 5}
+        assert not grown, Clause.LEAKS.broken(f"after {self.many // 3} more transactions it has more: {grown}")
 
     @together
     def test_an_abort_beside_a_commit(self, sink: Sink, count: int) -> None:

@@ -78,6 +78,8 @@ class SinkTests:
     """Values with which the target refuses a row. None: the sink cannot name bad rows (`write_accepted`)."""
     stops: ClassVar[int] = 6
     """Lines of a method at which it is stopped, at most."""
+    many: ClassVar[int] = 120
+    """Transactions of a checkpoint that are in doubt at once, as far as the system takes so many."""
     whole: ClassVar[bool] = False
     """Whether a checkpoint becomes visible as a whole, though the sink is not `WholeCommitting`."""
     types: ClassVar[Sequence[pa.DataType]] = ()
@@ -97,11 +99,14 @@ class SinkTests:
         """What lies about beside visible rows: temporary files, staging tables, open sessions. Default: not told."""
         return ()
 
-    def sibling(self, sink: Any) -> Sink:
-        """Another sink of the same job, with another name, into the same target."""
+    def named(self, sink: Any, name: str) -> Sink:
+        """A sink of another name into the same target. Default: a copy of which `name` is set."""
         other = copy_of(sink)
-        other.name = f"{sink.name}-2"
+        other.name = name
         return other
+
+    def sibling(self, sink: Sink) -> Sink:
+        return closed_later(self.named(sink, f"{sink.name}-2"))
 
     def unseen(self, made: Committable, transaction_id: str) -> Identity | None:
         """The identity that pre-commit would have answered for this transaction, which never was, where it answered
@@ -111,6 +116,10 @@ class SinkTests:
     def accepting(self, sink: Any, schema: pa.Schema) -> Sink:
         """A sink whose target takes rows of `schema`, shown by `visible`. Default: the same, for targets of any."""
         return copy_of(sink)
+
+    def evolving(self, sink: Any) -> Sink | None:
+        """A sink like this one whose target takes new columns. Default: None, there is none."""
+        return None
 
     def upserting(self, sink: Any) -> Sink | None:
         """A sink like this one that replaces rows by the key `id`. Default: None, there is none."""
@@ -292,9 +301,11 @@ class SinkTests:
 
     def expect_doubts(self, sink: Sink, clause: Clause, when: str, *committables: Committable, job: str = "") -> None:
         """These are in doubt, each once, and no other."""
-        listed = sorted(map(_text, self.doubts(sink, job)))
-        expected = sorted(_text(committable.transaction) for committable in committables)
-        assert listed == expected, clause.broken(f"{when}, `in_doubt` lists {listed} instead of {expected}")
+        listed = Counter(map(_text, self.doubts(sink, job)))
+        expected = Counter(_text(committable.transaction) for committable in committables)
+        lacks, more = sorted((expected - listed).elements()), sorted((listed - expected).elements())
+        told = [f"lacks {_few(lacks)}"] * bool(lacks) + [f"lists {_few(more)} beside what it should"] * bool(more)
+        assert listed == expected, clause.broken(f"{when}, `in_doubt` {', and '.join(told)}")
 
     def expect_no_leftovers(self, sink: Sink, when: str, before: Sequence[str] = ()) -> None:
         left = sorted(set(self.leftovers(sink)) - set(before))
@@ -321,11 +332,17 @@ def forget(*errors: object) -> None:
 def _hashable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple((key, _hashable(one)) for key, one in value.items())
+    if isinstance(value, float) and (value == 0 or value != value):
+        return repr(value)  # NaN is not itself, and -0.0 is 0.0
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _text(identity: Mapping[str, Any]) -> str:
     return json.dumps(dict(identity), sort_keys=True, default=repr)
+
+
+def _few(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:3]) + f" and {len(texts) - 3} more" * (len(texts) > 3)
 
 
 def _short(value: object, length: int = 200) -> str:

@@ -15,12 +15,13 @@ from sinks.optional import (
     Auditable,
     DeadLettering,
     Diagnosable,
+    SchemaEvolving,
     Validating,
     WholeCommitting,
     commit_now,
 )
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, copy_of, rows
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
 from sinks.testing.lines import lines, watched
 from sinks.testing.two_phases import at_least_once
 from sinks.transaction import Checkpoint
@@ -104,16 +105,48 @@ class Options(SinkTests):
         self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_ACCEPTED))
         self.expect_rows(sink, Clause.WRITE_ACCEPTED, "after 9 good rows and a bad one", rows(0, 9))
 
+    # ------------------------------------------------------------------ SchemaEvolving
+    def test_evolve_takes_new_columns(self, sink: Sink) -> None:
+        one = self.evolving(sink)
+        if one is None:
+            pytest.skip("this kit has no sink that evolves: it does not override `evolving`")
+        evolving: SchemaEvolving[Any] = as_(SchemaEvolving, closed_later(one))
+        older = self.pre_committed(evolving, rows(0, 2))
+        self.commit(evolving, older, clause=Clause.EVOLVE)
+        wider = rows(10, 2).append_column("more", pa.array([1, None], pa.int64()))
+        for when in ("before", "again before"):
+            with Clause.SCHEMA_DIFF.kept("schema_diff"):
+                diff = evolving.schema_diff(wider.schema)
+            told = diff is None or any(change.column == "more" for change in diff.changes)
+            assert told, Clause.SCHEMA_DIFF.broken(f"{when} evolve, of a new column `more`: {diff}")
+        for _ in range(2):
+            with Clause.EVOLVE.kept("check, then evolve, twice,"):
+                evolving.check(wider.schema)
+                evolving.evolve(wider.schema)
+        diff = evolving.schema_diff(wider.schema)
+        assert diff is None or not diff.changes, Clause.SCHEMA_DIFF.broken(f"after evolve, it tells {diff}")
+        self.commit(evolving, self.pre_committed(evolving, wider, subtask=1), clause=Clause.EVOLVE)
+        null = rows(0, 2).append_column("more", pa.nulls(2, pa.int64()))
+        self.expect_rows(evolving, Clause.EVOLVE, "after evolve", null, wider)
+
     # ------------------------------------------------------------------ Auditable
     def test_the_audit_counts_what_is_visible(self, sink: Sink) -> None:
         auditable: Auditable[Any] = as_(Auditable, sink)
-        done = self.pre_committed(sink, rows(100, 3))
-        self.commit(sink, done, clause=Clause.AUDIT)
+        parts = []
+        for number in range(2):
+            made = [
+                self.pre_committed(sink, rows(100 * number + 10 * p, 3 + p), subtask=p, checkpoint=number)
+                for p in (0, 1)
+            ]
+            self.commit(sink, *made, clause=Clause.AUDIT)
+            parts.append(Part(LINEAGE, number, made[number:]))
         with Clause.AUDIT.kept("audit"):
-            (held,) = auditable.audit(self.job, [Part(LINEAGE, 0, [done])]).holdings
-        counts = {held.held, held.kept.rows if held.kept else None}
-        assert counts <= {None, 3}, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")
-        assert not held.differences, Clause.AUDIT.broken(f"{held} of 3 rows that are visible")
+            held = list(auditable.audit(self.job, parts).holdings)
+        assert len(held) == 2, Clause.AUDIT.broken(f"{len(held)} answers for 2 checkpoints")
+        for one, expected in zip(held, (7, 4), strict=True):
+            counts = {one.held, one.kept.rows if one.kept else None}
+            assert counts <= {None, expected}, Clause.AUDIT.broken(f"{one} of {expected} rows that are visible")
+            assert not one.differences, Clause.AUDIT.broken(f"{one} of {expected} rows that are visible")
 
     # ------------------------------------------------------------------ Diagnosable
     def test_what_operators_are_told_is_told_as_documented(self, sink: Sink) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
@@ -23,6 +24,10 @@ EACH_PART: list[dict[str, Any]] = [
     {"task_attempt": 2},
 ]
 """Names that differ from the first in one part each."""
+
+NAMES = [("a:b+c", "a+b:c"), ("a.b+c", "a+b.c"), ("a-b+c", "a+b-c"), ("a/b+c", "a+b/c"), ("a_b+c", "a+b_c")]
+NAMES += [("job+sink", "JOB+sink"), ("job+sink", "job+Sink"), ("job+sink", "job+sink2"), ("job+s_nk", "job+sink")]
+"""Pairs of job and sink."""
 
 
 class Outcomes(SinkTests):
@@ -192,7 +197,7 @@ class Outcomes(SinkTests):
         self.expect_doubts(sink, Clause.IN_DOUBT_JOB, f"for job {other!r}", theirs, job=other)
 
     def test_in_doubt_lists_no_other_sinks_transactions(self, sink: Sink) -> None:
-        other = closed_later(self.sibling(sink))
+        other = self.sibling(sink)
         ours = self.pre_committed(sink, rows(0, 2), slot=0, task_attempt=1)
         theirs = self.pre_committed(other, rows(10, 2), slot=0, task_attempt=1)
         assert dict(ours.transaction) != dict(theirs.transaction), Clause.NAMES.broken(
@@ -204,6 +209,44 @@ class Outcomes(SinkTests):
         self.close(other)
         self.commit(sink, ours, clause=Clause.ABORT, when="after an abort by another sink")
         self.expect_rows(sink, Clause.IN_DOUBT_SINK, "with one committed, the other sink's aborted", rows(0, 2))
+
+    @pytest.mark.parametrize(("ours", "theirs"), NAMES, ids="/".join)
+    def test_names_that_look_alike_are_not_the_same(self, sink: Sink, ours: str, theirs: str) -> None:
+        """Of job and sink, where the names of both begin alike, differ in case, or meet when they are joined."""
+        prefix, made = uuid.uuid4().hex[:8], []
+        for at, name in enumerate((ours, theirs)):
+            job, _, own = name.partition("+")
+            job = f"{prefix}{job}"
+            one = closed_later(self.named(sink, own))
+            done = self.pre_committed(one, rows(100 * at, 2), job=job, checkpoint=at, task_attempt=1)
+            self.commit(one, done, clause=Clause.IN_DOUBT_JOB)
+            gone = self.pre_committed(one, rows(100 * at + 10, 2), job=job, checkpoint=at, task_attempt=2)
+            self.abort(one, gone)
+            left = self.pre_committed(one, rows(100 * at + 20, 2), job=job, checkpoint=at, task_attempt=3)
+            made.append((job, one, done, gone, left))
+        for at, (job, one, _, _, left) in enumerate(made):
+            alike = f"beside job and sink {(theirs, ours)[at]!r}, for {(ours, theirs)[at]!r}"
+            self.expect_doubts(one, Clause.IN_DOUBT_JOB, alike, left, job=job)
+            told = one.committed_checkpoints(job)
+            assert not told or told == {LINEAGE: at}, Clause.MEMORY.broken(f"{alike}, it tells {told}")
+        job, one, *_, left = made[0]
+        self.commit(one, left, clause=Clause.IN_DOUBT_JOB)
+        with Clause.PURGE.kept("purge"):
+            one.purge(Checkpoint(job, LINEAGE, 50, oldest_retained=50))
+        _, other, done, gone, left = made[1]
+        when = f"after a purge for {ours!r}, of {theirs!r}"
+        self.commit(other, done, left, clause=Clause.PURGE, when=when)
+        (outcome,) = self.outcomes(other, gone, clause=Clause.PURGE)
+        assert outcome.state is CommitState.LOST, Clause.PURGE.broken(f"{when}, commit of what was aborted: {outcome}")
+
+    def test_the_longest_names(self, sink: Sink) -> None:
+        one, job = closed_later(self.named(sink, "s" * 100)), "j" * 100
+        parts: dict[str, Any] = {"checkpoint": 10**9, "subtask": 10**5, "generation": 10**4}
+        context = self.context(one, job=job, slot=0, task_attempt=10**15, **parts)
+        length = len(context.transaction_id)
+        made = self.pre_committed(one, rows(0, 2), context)
+        self.expect_doubts(one, Clause.NAMES, f"with a name of {length} characters", made, job=job)
+        self.commit(one, made, clause=Clause.NAMES, when=f"with a name of {length} characters")
 
     def test_in_doubt_changes_nothing(self, sink: Sink) -> None:
         made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
@@ -221,10 +264,10 @@ class Outcomes(SinkTests):
 
     # ------------------------------------------------------------------ proofs
     def test_purge_removes_nothing_that_is_still_asked_for(self, sink: Sink) -> None:
-        other = closed_later(self.sibling(sink))
+        other = self.sibling(sink)
         about: list[dict[str, Any]] = [
-            {"checkpoint": 4},
-            {"checkpoint": 5},
+            {"checkpoint": 9},
+            {"checkpoint": 10},
             {"lineage": "feedbeef"},
             {"job": "another"},
         ]
@@ -234,14 +277,21 @@ class Outcomes(SinkTests):
         gone = [self.pre_committed(sink, rows(900, 2), **one) for one in about] + [
             self.pre_committed(other, rows(900, 1))
         ]
-        waiting = [self.pre_committed(sink, rows(800 + n, 1), checkpoint=n) for n in (4, 6)]
+        waiting = [self.pre_committed(sink, rows(800 + n, 1), checkpoint=n) for n in (9, 11)]
         for one, another in zip(done, gone, strict=True):
             self.commit(sink if one.sink == sink.name else other, one)
             self.abort(sink if one.sink == sink.name else other, another)
         memory = sink.committed_checkpoints(self.job)
+        task = copy_of(sink)
+        is_open = None if Ability.SIDE_BY_SIDE in self.cannot else self.begun(task, checkpoint=12)
+        if is_open is not None:
+            self.write(task, is_open, rows(700, 1))
         for _ in range(2):
             with Clause.PURGE.kept("purge"):
-                sink.purge(Checkpoint(self.job, LINEAGE, 6, oldest_retained=5))
+                sink.purge(Checkpoint(self.job, LINEAGE, 11, oldest_retained=10))
+        if is_open is not None:
+            with Clause.PURGE.kept("pre_commit of a newer transaction that was open during the purge"):
+                waiting.append(task.snapshot_state(is_open).of(sink.name, 0, Fingerprint(1)))
         self.expect_rows(sink, Clause.PURGE, "after purge", *tables)
         self.expect_doubts(sink, Clause.PURGE, "after purge", *waiting)
         assert sink.committed_checkpoints(self.job) == memory, Clause.PURGE.broken(

@@ -11,8 +11,8 @@ import pytest
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
-from sinks.transaction import Committable
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, copy_of, forget, rows
+from sinks.transaction import Committable, Fingerprint
 
 
 def at_least_once(test: Any) -> Any:
@@ -34,6 +34,14 @@ class TwoPhases(SinkTests):
         transaction = self.begun(copy)
         self.rollback(copy, transaction)
         self.close(copy)
+
+    @at_least_once
+    def test_the_sink_travels_whatever_its_transform_is(self, sink: Sink) -> None:
+        before, sink.transform = sink.transform, lambda df: df
+        try:
+            assert copy_of(sink).transform is None, Clause.PICKLED.broken("its `transform` travels")
+        finally:
+            sink.transform = before
 
     @at_least_once
     def test_check_takes_and_refuses_columns(self, sink: Sink) -> None:
@@ -70,6 +78,20 @@ class TwoPhases(SinkTests):
         self.close(driver)
         self.rollback(sink, transaction)
         self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
+
+    def test_a_sink_that_opens_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
+        """As each task does, and a driver that starts."""
+        committable, transaction = self.pre_committed(sink, rows(0, 5)), None
+        if Ability.SIDE_BY_SIDE not in self.cannot:
+            transaction = self.begun(sink, subtask=1)
+            self.write(sink, transaction, rows(10, 5))
+        for _ in range(2):
+            self.open(copy_of(sink))
+        made = [committable]
+        if transaction is not None:
+            with Clause.OPEN_KEEPS.kept("pre_commit of a transaction that was open when a copy was opened"):
+                made.append(sink.snapshot_state(transaction).of(sink.name, 1, Fingerprint(5)))
+        self.commit(sink, *made, clause=Clause.OPEN_KEEPS, when="after copies of the sink were opened")
 
     def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
@@ -149,6 +171,23 @@ class TwoPhases(SinkTests):
         self.expect_doubts(sink, Clause.PRE_COMMIT_EMPTY, "after one abort and one commit")
 
     # ------------------------------------------------------------------ rollback
+    def test_begin_transaction_fails_and_leaves_nothing(self, sink: Sink) -> None:
+        """Of columns that the target cannot take."""
+        if self.refused is None:
+            pytest.skip("this sink takes any columns")
+        self.rollback(sink, self.begun(sink))
+        before, transaction = self.leftovers(sink), None
+        try:
+            transaction = sink.begin_transaction(self.context(sink, self.refused))
+        except Exception as error:
+            forget(error)
+        if transaction is not None:
+            self.rollback(sink, transaction)
+        self.close(sink)
+        self.expect_doubts(sink, Clause.BEGIN_FAILS, "after begin_transaction raised")
+        left = sorted(set(self.leftovers(sink)) - set(before))
+        assert left == [], Clause.BEGIN_FAILS.broken(f"after begin_transaction raised, there is {', '.join(left)}")
+
     def test_rollback_leaves_nothing(self, sink: Sink) -> None:
         kept = self.pre_committed(sink, rows(100, 2), subtask=1)
         before = self.leftovers(sink)
@@ -187,23 +226,23 @@ class TwoPhases(SinkTests):
             assert told == expected, Clause.MEMORY.broken(f"{when}, it tells {told} instead of {expected}")
 
         expect({}, "on an empty target")
-        one, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=4) for p in range(2))
+        one, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2))
         expect({}, "after pre_commit")
         self.abort(sink, other)
         expect({}, "after abort")
         self.commit(sink, one)
         if sink.committed_checkpoints(self.job) is None:
             pytest.skip("this sink's system keeps no memory of committed checkpoints")
-        expect({LINEAGE: 4}, "with checkpoint 4 visible")
+        expect({LINEAGE: 9}, "with checkpoint 9 visible")
         expect({}, "with another job's checkpoint visible", "conformance-2")
-        expect({}, "with another sink's checkpoint visible", of=closed_later(self.sibling(sink)))
-        again = self.pre_committed(sink, rows(5, 5), subtask=1, checkpoint=5)
+        expect({}, "with another sink's checkpoint visible", of=self.sibling(sink))
+        again = self.pre_committed(sink, rows(5, 5), subtask=1, checkpoint=10)
         self.abort(sink, again)
-        expect({LINEAGE: 4}, "after an abort of checkpoint 5")
-        self.commit(sink, self.pre_committed(sink, rows(20, 1), checkpoint=6))
-        expect({LINEAGE: 6}, "with checkpoints 4 and 6 visible")
-        self.commit(sink, self.pre_committed(sink, rows(30, 1), lineage="feedbeef", checkpoint=10))
+        expect({LINEAGE: 9}, "after an abort of checkpoint 10")
+        self.commit(sink, self.pre_committed(sink, rows(20, 1), checkpoint=10))
+        expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible")
+        self.commit(sink, self.pre_committed(sink, rows(30, 1), lineage="feedbeef", checkpoint=100))
         told = dict(sink.committed_checkpoints(self.job) or {})
-        assert told in ({"feedbeef": 10}, {LINEAGE: 6, "feedbeef": 10}), Clause.MEMORY.broken(
-            f"with checkpoint 10 of another lineage visible, too, it tells {told}"
+        assert told in ({"feedbeef": 100}, {LINEAGE: 10, "feedbeef": 100}), Clause.MEMORY.broken(
+            f"with checkpoint 100 of another lineage visible, too, it tells {told}"
         )

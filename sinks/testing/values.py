@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sinks.base import Sink
+from sinks.errors import BadValue
 from sinks.optional import commit_now
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, rows
@@ -39,6 +42,20 @@ SAMPLES: Mapping[pa.DataType, Sequence[Any]] = {
 
 TEXTS = ["", " ", " both ends ", "Ünïcödé", "日本語", "🙂", "e\u0301", "'; --", '"\\', "a\tb\nc", "%s {} NULL", "\\N"]
 NUMBERS = [0.0, 0.1, -1 / 3, 1e-300, -1.7976931348623157e308, 2.0**53, 123456789.125]
+
+ODD: Sequence[str | float] = [
+    "\0",
+    "a\0b",
+    "\r\n",
+    "\n",
+    "",
+    math.nan,
+    math.inf,
+    -math.inf,
+    -0.0,
+    5e-324,
+    sys.float_info.max,
+]
 
 
 class Values(SinkTests):
@@ -79,7 +96,44 @@ class Values(SinkTests):
 
     @at_least_once
     def test_many_rows_in_several_batches_arrive(self, sink: Sink) -> None:
-        self._expect_round_trip(sink, "2,500 rows in record batches of 1,000", rows(0, 2_500))
+        self._expect_round_trip(sink, "10,001 rows in record batches of 10,000", rows(0, 10_001), 10_000)
+
+    @at_least_once
+    @pytest.mark.parametrize("value", ODD, ids=repr)
+    def test_odd_values_arrive_as_they_are_or_are_refused(self, sink: Sink, value: str | float) -> None:
+        """NULL beside them, and usual rows before."""
+        if repr(value) == "-0.0":
+            self.needs(Ability.NEGATIVE_ZERO)
+        name, amount = (value, 0.5) if isinstance(value, str) else ("x", value)
+        beside = [] if Ability.NULLS in self.cannot else [(3, None, None)]
+        table = pa.table([list(one) for one in zip((1, "x", 1.5), (2, name, amount), *beside, strict=True)], SCHEMA)
+        context = self.context(sink, exactly_once=self._two_phase)
+        transaction = self.begun(sink, context)
+        try:
+            for batch in table.to_batches():
+                sink.write(transaction, batch)
+            done = self.sealed(sink, transaction, table.num_rows, clause=Clause.WRITE) if self._two_phase else None
+        except BadValue:
+            self.rollback(sink, transaction)
+            self.expect_rows(sink, Clause.BAD_VALUE, f"after {value!r} was refused")
+            self.expect_doubts(sink, Clause.BAD_VALUE, f"after {value!r} was refused")
+            return
+        except AssertionError as error:
+            if isinstance(error.__cause__, BadValue):
+                return
+            raise
+        except Exception as error:
+            raise AssertionError(Clause.BAD_VALUE.broken(f"{value!r} raised {error!r}")) from error
+        if done:
+            self.commit(sink, done, clause=Clause.WRITE, when=f"of {value!r}")
+        else:
+            commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
+        self.expect_rows(sink, Clause.WRITE, f"a row with {value!r}", table)
+
+    @at_least_once
+    def test_columns_in_another_order(self, sink: Sink) -> None:
+        table = rows(0, 5).select(["amount", "id", "name"])
+        self._expect_round_trip(self.accepting(sink, table.schema), "columns in another order", table)
 
     @at_least_once
     def test_part_of_a_larger_batch_arrives_alone(self, sink: Sink) -> None:

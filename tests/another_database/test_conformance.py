@@ -20,7 +20,7 @@ from sinks import Committable
 from sinks.errors import BadValue, ConfigurationError
 from sinks.sql.sink import TableSink
 from sinks.sql.strategies import identity_of
-from sinks.testing import KILLED, Driver, KillAt, SinkConformance
+from sinks.testing import KILLED, Ability, Driver, KillAt, SinkConformance
 from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import die
 from sinks.testing.table import CHANGES, COMMITTED, batch, change, checkpoint, pre_commit, rows_of, why_unknown
@@ -74,6 +74,7 @@ class TestSqliteSink(SinkConformance):
         *(pa.bool_(), pa.int8(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary()),
     ]
     bad: ClassVar = {"amount": float("nan")}
+    cannot: ClassVar = {Ability.NEGATIVE_ZERO: "SQLite stores it as 0"}
 
     @pytest.fixture
     def sink(self, tmp_path: Path) -> SqliteSink:
@@ -93,8 +94,8 @@ class TestSqliteSink(SinkConformance):
     def leftovers(self, sink: SqliteSink) -> list[str]:
         return self.db.staging()
 
-    def sibling(self, sink: SqliteSink) -> SqliteSink:
-        return SqliteSink(self.db.path, "orders", name="orders-2")
+    def named(self, sink: SqliteSink, name: str) -> SqliteSink:
+        return SqliteSink(self.db.path, "orders", name=name)
 
     def unseen(self, made: Committable, transaction_id: str) -> Identity:
         return identity_of("main", transaction_id)

@@ -19,6 +19,7 @@ from tests.kafka.reading import read, settled
 class Contract(SinkContract):
     kind: type[AsRecords]
     refused = None
+    many = 20
     stops = 3
     cannot: ClassVar = {
         Ability.TELL_OPEN: "the broker has no state for it; what was aborted while it was open is told LOST",

@@ -35,8 +35,8 @@ class Conformance(SinkConformance):
             columns = "id", "name", "amount"
             return [dict(zip(columns, row, strict=True)) for row in observer.visible()]
 
-    def sibling(self, sink: MySQLSink) -> MySQLSink:
-        return MySQLSink(self.dsn, "orders", strategy=self.strategy, name="orders-2")  # type: ignore[arg-type]
+    def named(self, sink: MySQLSink, name: str) -> MySQLSink:
+        return MySQLSink(self.dsn, "orders", strategy=self.strategy, name=name)  # type: ignore[arg-type]
 
 
 class TestXA(Conformance):

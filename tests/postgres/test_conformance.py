@@ -19,6 +19,7 @@ TABLE = "CREATE TABLE orders (id bigint NOT NULL, name text, amount double preci
 
 class Conformance(SinkConformance):
     strategy: str
+    many = 60
     bad: ClassVar = {"name": "\0"}
 
     @pytest.fixture
@@ -32,8 +33,8 @@ class Conformance(SinkConformance):
         with psycopg.connect(self.dsn, row_factory=dict_row) as connection:
             return connection.execute("SELECT id, name, amount FROM orders").fetchall()
 
-    def sibling(self, sink: PostgresSink) -> PostgresSink:
-        return PostgresSink(self.dsn, "orders", strategy=self.strategy, name="orders-2")  # type: ignore[arg-type]
+    def named(self, sink: PostgresSink, name: str) -> PostgresSink:
+        return PostgresSink(self.dsn, "orders", strategy=self.strategy, name=name)  # type: ignore[arg-type]
 
     @pytest.fixture(autouse=True)
     def nothing_is_left_behind(self, sink: PostgresSink):

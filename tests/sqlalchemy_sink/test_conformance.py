@@ -45,12 +45,15 @@ class Contract(SinkContract):
         schema, _, staging = made.transaction.get("table", "").rpartition(".")
         return identity_of(schema, transaction_id) if staging else None
 
-    def sibling(self, sink: SqlAlchemySink) -> SqlAlchemySink:
-        return SqlAlchemySink(self.url, "orders", name="orders-2")
+    def named(self, sink: SqlAlchemySink, name: str) -> SqlAlchemySink:
+        return SqlAlchemySink(self.url, "orders", name=name)
 
 
 class TestSQLite(Contract, SinkConformance):
-    cannot: ClassVar = {Ability.SIDE_BY_SIDE: "SQLite has one writer at a time"}
+    cannot: ClassVar = {
+        Ability.SIDE_BY_SIDE: "SQLite has one writer at a time",
+        Ability.NEGATIVE_ZERO: "SQLite stores it as 0",
+    }
 
     @pytest.fixture
     def database(self, tmp_path: Path) -> str:

@@ -648,7 +648,7 @@ class ExpectsItsFileToBeThere(Shelf):
 @breaks(Clause.ROLLBACK_AFTER, FAILED)
 class CannotRollBackWhatIsClosed(Shelf):
     def rollback(self, transaction: Handle) -> None:
-        if transaction.file.closed:
+        if transaction.file.descriptor < 0:
             raise ValueError("I/O on a closed file")
         super().rollback(transaction)
 

@@ -18,8 +18,17 @@ import pyarrow as pa
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 from sinks.audit import Audit, Holding, Part
 from sinks.dead_letters import Refusal
+from sinks.diagnosis import SchemaChange, SchemaDiff
 from sinks.errors import CommittedError, ConfigurationError
-from sinks.optional import Auditable, DeadLettering, Diagnosable, DirectCommitting, Validating, WholeCommitting
+from sinks.optional import (
+    Auditable,
+    DeadLettering,
+    Diagnosable,
+    DirectCommitting,
+    SchemaEvolving,
+    Validating,
+    WholeCommitting,
+)
 from sinks.testing import SCHEMA, SinkConformance
 from sinks.testing.values import SAMPLES
 from sinks.transaction import TransactionId, token
@@ -30,9 +39,10 @@ Rows = list[dict[str, Any]]
 class File:
     """A file to write to, that nobody is warned of if it stays open."""
 
+    descriptor = -1
+
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        self.closed = False
 
     def write(self, data: bytes) -> int:
         return os.write(self.descriptor, data)
@@ -44,9 +54,9 @@ class File:
         os.ftruncate(self.descriptor, os.lseek(self.descriptor, 0, os.SEEK_SET))
 
     def close(self) -> None:
-        if not self.closed:
-            os.close(self.descriptor)
-        self.closed = True
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     __del__ = close
 
@@ -178,6 +188,25 @@ class KeyedShelf(Shelf):
     key = "id"
 
 
+class EvolvingShelf(SchemaEvolving[Handle], Shelf):
+    """Its columns are in a file."""
+
+    @property
+    def columns(self) -> Sequence[str]:  # type: ignore[override]
+        added = self.folder / "added"
+        return [*SCHEMA.names, *(added.read_text().split() if added.exists() else ())]
+
+    def check(self, schema: pa.Schema) -> None:
+        pass
+
+    def evolve(self, schema: pa.Schema) -> None:
+        (self.folder / "added").write_text(" ".join(schema.names[3:]))
+
+    def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
+        new = [name for name in schema.names if name not in self.columns]
+        return SchemaDiff(tuple(SchemaChange(name, f"add {name}", "add", "nothing", rewrites=False) for name in new))
+
+
 class WholeShelf(WholeCommitting[Handle], Shelf):
     """A checkpoint becomes visible as a whole: `manifest` names the files that are."""
 
@@ -235,6 +264,8 @@ class Kit(SinkConformance):
         if isinstance(sink, WholeShelf):
             paths += [sink.path(name, "ready") for name in sink.shown()]
         rows = [row for path in sorted(paths, key=_checkpoint) for row in _stored(path)]
+        if isinstance(sink, EvolvingShelf):
+            rows = [dict.fromkeys(sink.columns) | row for row in rows]
         return list({row[sink.key]: row for row in rows}.values()) if sink.key else rows
 
     def leftovers(self, sink: Shelf) -> list[str]:
@@ -247,6 +278,10 @@ class Kit(SinkConformance):
         other: Shelf = pickle.loads(pickle.dumps(sink))
         other.columns = None
         return other
+
+    def evolving(self, sink: Shelf) -> Shelf:
+        kind = type(sink) if isinstance(sink, EvolvingShelf) else EvolvingShelf
+        return kind(sink.folder)
 
     def upserting(self, sink: Shelf) -> Shelf:
         other: Shelf = pickle.loads(pickle.dumps(sink))

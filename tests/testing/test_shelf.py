@@ -16,6 +16,7 @@ class Contract(SinkContract):
     leftovers = Kit.leftovers
     accepting = Kit.accepting
     upserting = Kit.upserting
+    evolving = Kit.evolving
     types = Kit.types
     bad = Kit.bad
 
