@@ -53,7 +53,10 @@ def together(test: Any) -> Any:
     return pytest.mark.parametrize("count", [1, 3])(test)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 class Faults(SinkTests):
+    """A line that fails between `connect` and `try` leaves a connection to the garbage collector, whatever the sink."""
+
     def tables(self, sink: Sink, count: int, at: int) -> list[pa.Table]:
         """For the participants of a checkpoint, by the number of a try."""
         if count > 1 and type(sink).commit_all is Sink.commit_all:
