@@ -440,6 +440,7 @@ def class_archive() -> Path:
 def archive_classes() -> None:
     """Run a broker, and keep the classes that it loaded for all later ones."""
     new = class_archive().with_suffix(".new")
+    class_archive().unlink(missing_ok=True)  # a JVM that has loaded an archive makes none
     with KafkaServer(jvm=(*SMALL_JVM, f"-XX:ArchiveClassesAtExit={new}", *SILENT_JVM)) as server:
         with server.topic() as topic:
             producer = Producer(server.client_options() | {"transactional.id": topic, "log_level": 0})
