@@ -34,6 +34,7 @@ from sinks.transaction import Identity, TransactionContext, TransactionId
 logger = logging.getLogger(__name__)
 
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
+_OLD = 3600
 _FEW = 8
 _MOVED_TOGETHER = 100
 _MENDS: dict[type[psycopg.Error], str] = {
@@ -606,6 +607,7 @@ def _findings(connection: Connection, wanted: str) -> Iterable[Finding]:
     )
     yield Finding.ok(f"PostgreSQL {version}")
     yield from _prepared(limit, used, wanted)
+    yield from _old(connection)
     yield from of_clock("the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0]))
 
 
@@ -620,3 +622,20 @@ def _prepared(limit: int, used: int, wanted: str) -> Iterable[Finding]:
         )
     else:
         yield Finding.ok(f"{limit - used} of max_prepared_transactions = {limit} are free")
+
+
+def _old(connection: Connection) -> Iterable[Finding]:
+    old = connection.execute(
+        "SELECT gid, database, owner, extract(epoch from now() - prepared)::bigint FROM pg_prepared_xacts"
+        " WHERE prepared < now() - make_interval(secs => %s) ORDER BY prepared LIMIT 5",
+        [_OLD],
+    ).fetchall()
+    for gid, database, owner, age in old:
+        name = sql.Literal(gid).as_string(connection)
+        yield Finding.warning(
+            f"transaction {gid} in database {database} has been prepared for {age / 3600:.1f} h: it holds locks, and "
+            "VACUUM back",
+            "coordinator in-doubt list (of its job)"
+            if gid.startswith("tpc.")
+            else f"ask who made it, then, as {owner}: COMMIT PREPARED {name}; or ROLLBACK PREPARED {name};",
+        )

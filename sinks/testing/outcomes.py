@@ -242,7 +242,7 @@ class Outcomes(SinkTests):
     def test_the_longest_names(self, sink: Sink) -> None:
         one, job = closed_later(self.named(sink, "s" * 100)), "j" * 100
         parts: dict[str, Any] = {"checkpoint": 10**9, "subtask": 10**5, "generation": 10**4}
-        context = self.context(one, job=job, slot=0, task_attempt=10**15, **parts)
+        context = self.context(one, job=job, slot=0, task_attempt=10**12, **parts)
         length = len(context.transaction_id)
         made = self.pre_committed(one, rows(0, 2), context)
         self.expect_doubts(one, Clause.NAMES, f"with a name of {length} characters", made, job=job)
