@@ -24,6 +24,7 @@ from sinks.sql.encoder import Values
 from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sql.errors import Fault
 from sinks.sql.evolution import holds
+from sinks.sql.ledger import Ledger
 from sinks.sql.names import label, staging_table
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import HOMES, MYSQL
@@ -80,6 +81,8 @@ class SqlAlchemyBackend(Backend):
     """Makes its engine when it is first needed, in each process anew; never shows the password."""
 
     CHECK = "address, user, password and rights, and that the server runs"
+    KEY = "xid"
+    """Of what versions with `strategy="two_phase"` prepared."""
 
     def __init__(self, url: str | URL, options: Mapping[str, Any], merge: MergeOptions, *, name: str) -> None:
         """`options` go to `sqlalchemy.create_engine`; `name` is the sink's. Raises ConfigurationError for a URL that
@@ -351,6 +354,16 @@ class SqlAlchemyBackend(Backend):
     def unreachable(self, error: Exception) -> str | None:
         known = isinstance(error, exc.OperationalError)
         return f"cannot use {self}: {self.said(error)}" if known else None
+
+    # ------------------------------------------------------------------ two-phase transactions of earlier versions
+    def owns(self, job: str, sink: str, name: str) -> bool:
+        return name.startswith("tpc_") or super().owns(job, sink, name)
+
+    def end(
+        self, connection: Connection, ledger: Ledger, how: str, identity: Identity, proof: Mapping[str, object]
+    ) -> bool:
+        key = self.key(identity)
+        return key not in ledger.states(connection, [key]) and super().end(connection, ledger, how, identity, proof)
 
     # ------------------------------------------------------------------ staged, in the task
     def stage(self, plan: Plan, context: TransactionContext) -> InsertTransaction:
