@@ -67,6 +67,7 @@ class DeltaSink(LakeSink):
             self._uri = os.path.abspath(unquote(urlsplit(self._uri).path))
         self._options = dict(storage_options or {})
         self._partition_by = list(partition_by)
+        self._entry: tuple[str, object] = "", None
 
     def __str__(self) -> str:
         return self._uri
@@ -78,14 +79,15 @@ class DeltaSink(LakeSink):
                 self._handle = DeltaTable(self._uri, storage_options=self._options)
             else:
                 self._handle.update_incremental()
-                if not self._files().exists(f"_delta_log/{self._handle.version():020d}.json"):
-                    self._handle = None  # it is another table, which has not come so far
+                if self._files().stamp(self._entry[0]) != self._entry[1]:  # type: ignore[attr-defined]
+                    self._handle = None  # it is another table
                     return self._look()
-        except TableNotFoundError:
+            entry = f"_delta_log/{self._handle.version():020d}.json"
+            self._entry = entry, self._files().stamp(entry)  # type: ignore[attr-defined]
+        except Exception as error:
             self._handle = None
-            return None
-        except Exception:
-            self._handle = None
+            if isinstance(error, TableNotFoundError):
+                return None
             raise
         columns, parts = _arrow(self._handle.schema()), self._handle.metadata().partition_columns
         layout = hashlib.sha256(f"{columns}{parts}".encode()).hexdigest()[:16]
@@ -110,8 +112,7 @@ class DeltaSink(LakeSink):
         if unknown := {*(protocol.writer_features or implied)} - _FEATURES:
             yield f"it has features that deltalake cannot write: {', '.join(sorted(unknown))}"
         for field in json.loads(table.schema().to_json())["fields"]:
-            computed = [key for key in _COMPUTED if key in field["metadata"]]
-            if computed:
+            if computed := [key for key in _COMPUTED if key in field["metadata"]]:
                 yield f"column {field['name']!r} has {computed[0]}, which the table's writers have to compute"
         columns, parts = _arrow(table.schema()), table.metadata().partition_columns
         for name in parts:
@@ -198,7 +199,8 @@ class DeltaSink(LakeSink):
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
         actions = pa.table(self._handle.get_add_actions(flatten=True)).select(["path", "num_records"])
         wanted = set(paths)
-        return {row["path"]: row["num_records"] for row in actions.to_pylist() if row["path"] in wanted}
+        rows = ((row["path"], row["num_records"]) for row in actions.to_pylist())
+        return {path: count for path, count in rows if path in wanted and count is not None}
 
 
 def _memory(app: str, number: int) -> str:

@@ -31,16 +31,13 @@ def partitions(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[dict[st
 
 
 def statistics(rows: pa.Table) -> dict[str, Any]:
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
+    low, high, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
     for name in rows.column_names[:_COLUMNS]:
         column = rows[name]
         if at.is_nested(column.type):
             continue
         nulls[name] = column.null_count
-        bounds = _bounds(column)
-        if bounds is not None:
+        if (bounds := _bounds(column)) is not None:
             low[name], high[name] = bounds
     return {"numRecords": rows.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
 

@@ -22,13 +22,7 @@ from sinks.lake.memory import Memory
 from sinks.lake.sink import Evolution, File, LakeSink, LakeTable, Outrun
 from sinks.transaction import Checkpoint
 
-_BARE: dict[str, Any] = {
-    "snapshots": [],
-    "snapshot_log": [],
-    "metadata_log": [],
-    "refs": {},
-    "current_snapshot_id": None,
-}
+_BARE: Any = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}, "current_snapshot_id": None}
 _EXPIRED_AT_ONCE = 25
 
 
@@ -83,9 +77,7 @@ class IcebergSink(LakeSink):
         mine = {key: value for key, value in metadata.properties.items() if not key.startswith("tpc.")}
         plain = metadata.model_copy(update=_BARE | {"properties": mine})
         place = metadata.location, self._handle.io.properties
-        if (
-            not isinstance(self._store, TableFiles) or self._store.place != place
-        ):  # it may be another table, or have other credentials
+        if getattr(self._store, "place", None) != place:  # it may be another table, or have other credentials
             self._store = TableFiles(*place)
         return LakeTable(f"{self.table} ({metadata.table_uuid})", columns, layout, (plain.model_dump_json(), *place))
 
@@ -99,8 +91,8 @@ class IcebergSink(LakeSink):
 
     def _problems(self) -> Iterable[str]:
         table: Table = self._handle
-        if table.metadata.format_version > 2:
-            yield f"it has format version {table.metadata.format_version}, and pyiceberg writes up to 2"
+        if (version := table.metadata.format_version) != 2:
+            yield f"it has format version {version}, and this sink writes version 2"
         if (kind := table.properties.get("write.format.default", "parquet")) != "parquet":
             yield f"its files are {kind} (write.format.default), and this sink writes parquet"
         if self._branch != "main" and self._branch not in table.metadata.refs:
@@ -147,7 +139,9 @@ class IcebergSink(LakeSink):
                 for file in files:
                     append.append_data_file(from_json(file, metadata))
             transaction.commit_transaction()
-        except CommitFailedException as error:
+        except (CommitFailedException, ValueError) as error:
+            if isinstance(error, ValueError) and "last sequence number" not in str(error):  # of another branch
+                raise
             raise Outrun(error) from error
 
     def purge(self, checkpoint: Checkpoint) -> None:

@@ -90,9 +90,14 @@ class ObjectFiles(Files):
                 obstore.delete(self._store, some)
 
     def exists(self, path: str) -> bool:
+        return self.stamp(path) is not None
+
+    def stamp(self, path: str) -> object:
+        """Another one for another file of that name; None if there is none."""
         with suppress(FileNotFoundError):
-            return bool(obstore.head(self._store, path))
-        return False
+            found = obstore.head(self._store, path)
+            return found["e_tag"], found["last_modified"]
+        return None
 
     def puts_once(self, path: str) -> bool:
         """Whether the store refuses a second put of one name, as it is asked to. Leaves nothing."""

@@ -161,7 +161,7 @@ class LakeSink(
 
     @abstractmethod
     def _rows_held(self, paths: Sequence[str]) -> Mapping[str, int]:
-        """The rows of those files that the table has now."""
+        """The rows of those files that the table has now, and counts."""
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:
@@ -357,7 +357,9 @@ class LakeSink(
         if (seen := self._seen(app_of(job, self.name))) is None:
             return Audit([Holding(held=0)] * len(parts))
         paths = [[file["path"] for c in part.committables for file in c.proof["files"]] for part in parts]
-        held = self._rows_held([path for some in paths for path in some])
+        held = dict(self._rows_held([path for some in paths for path in some]))
+        if not quick:
+            held |= dict.fromkeys(self._files().missing(held), 0)  # the table names them, and nobody can read them
         return Audit([_holding(seen[1], part, some, held) for part, some in zip(parts, paths, strict=True)])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -398,7 +400,7 @@ def _holding(memory: Memory, part: Part, paths: Sequence[str], held: Mapping[str
     names = {TransactionId.parse(c.transaction["transaction"]) for c in part.committables}
     unnamed = memory.others(part.lineage, part.checkpoint_id, names)
     if gone := [path for path in paths if path not in held]:
-        why = f"{len(gone)} of its files are not in the table any more: compacted, or deleted with their rows"
+        why = f"{len(gone)} of its files are not counted by the table any more: compacted, or deleted with their rows"
         return Holding(remarks=(why,), unnamed=unnamed)
     return Holding(held=sum(held[path] for path in paths), unnamed=unnamed)
 

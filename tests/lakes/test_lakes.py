@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake.exceptions import DeltaError
 
 from sinks.audit import Part
 from sinks.delta.sink import _FEATURES
@@ -297,6 +298,30 @@ def test_audit_tells_rows_and_strangers(lake: Lake) -> None:
     assert part.unnamed == (f"{LINEAGE}.0.1.g1r0t0a0",)
 
 
+def test_an_audit_misses_rows_whose_file_somebody_has_deleted(lake: Lake) -> None:
+    sink = lake.sink()
+    parts = []
+    for n in range(2):
+        made = pre_committed(sink, rows(10 * n, 2), n)
+        committed(sink, made, checkpoint=n)
+        parts.append(Part(LINEAGE, n, [made]))
+    [file] = [path for path in lake.files() if lake.is_of(path, made.transaction["transaction"])]
+    file.unlink()
+    assert [one.held for one in sink.audit(JOB, parts).holdings] == [2, 0]
+
+
+def amid(sink: LakeSink, call: Callable[[], object]) -> None:
+    """Let somebody do this once, when the sink has decided what it is about to commit."""
+    append = sink._append
+
+    def late(*arguments: Any) -> None:
+        sink.__dict__.pop("_append")
+        call()
+        append(*arguments)
+
+    sink.__dict__["_append"] = late
+
+
 # ---------------------------------------------------------------------- Delta
 def refused(lake: DeltaLake, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
@@ -461,7 +486,110 @@ def test_delta_vacuum_spares_what_is_pre_committed(tmp_path: Path) -> None:
     assert lake.ids() == [0, 1]
 
 
+def test_delta_restored_to_an_older_version_forgets_nothing(tmp_path: Path) -> None:
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    sink = lake.sink()
+    gone, late = pre_committed(sink, rows(0, 2)), pre_committed(sink, rows(10, 2), 1)
+    committed(sink, gone)
+    lake.table().restore(0)
+    assert committed(lake.sink(), gone) == [COMMITTED], "what an operator took out does not come back"
+    assert committed(sink, late, checkpoint=1) == [COMMITTED]
+    assert lake.ids() == [10, 11]
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_delta_zombie_whose_next_entry_of_the_log_is_free_again(tmp_path: Path, aborts: bool) -> None:
+    """Its successor has made a checkpoint of the log, and what came before was deleted."""
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    zombie, driver = lake.sink(), lake.sink()
+    made = pre_committed(zombie, rows(0, 2))
+
+    def succeed() -> None:
+        driver.abort(made.transaction) if aborts else committed(driver, made)
+        committed(driver, pre_committed(driver, rows(10, 2), 1), checkpoint=1, oldest=1)
+        driver.purge(Checkpoint(JOB, LINEAGE, 1, 1))
+        lake.table().create_checkpoint()
+        for version in range(lake.table().version()):
+            Path(lake.uri, "_delta_log", f"{version:020d}.json").unlink()
+
+    amid(zombie, succeed)
+    with pytest.raises(DeltaError, match="not found"):
+        committed(zombie, made)
+    assert lake.ids() == ([10, 11] if aborts else [0, 1, 10, 11])
+
+
+@pytest.mark.parametrize("versions", [0, 5])
+def test_delta_table_that_takes_the_place_of_another_is_seen_by_a_driver_that_goes_on(
+    tmp_path: Path, versions: int
+) -> None:
+    """Also if the new one has come further than the old one had."""
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    sink = lake.sink()
+    committed(sink, pre_committed(sink, rows(0, 2)))
+    made = pre_committed(sink, rows(10, 2), 1)
+    os.rename(lake.uri, f"{lake.uri}-before")
+    lake.create(pa.schema([("other", pa.int64())]))
+    for n in range(versions):
+        lake.append(pa.table({"other": [n]}))
+    with pytest.raises(TransactionEnded, match="has other columns"):
+        sink.validate_all(Checkpoint(JOB, LINEAGE, 1), [made])
+    [outcome] = sink.commit_all(Checkpoint(JOB, LINEAGE, 1), [made])
+    assert isinstance(outcome, CommitOutcome)
+    assert outcome.state is UNKNOWN
+    assert "were written for" in outcome.reason
+
+
+def test_delta_checkpoints_of_the_log_without_statistics(tmp_path: Path) -> None:
+    lake = DeltaLake(tmp_path)
+    lake.create(configuration={"delta.checkpoint.writeStatsAsJson": "false"})
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    committed(sink, made)
+    lake.table().create_checkpoint()
+    [holding] = lake.sink().audit(JOB, [Part(LINEAGE, 0, [made])]).holdings
+    assert holding.held is None
+    assert "1 of its files are not counted" in holding.remarks[0]
+    assert committed(lake.sink(), made) == [COMMITTED]
+
+
 # ---------------------------------------------------------------------- Iceberg
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_iceberg_aborts_that_leave_the_branch_as_a_zombie_has_found_it(tmp_path: Path, elsewhere: bool) -> None:
+    """They went to another branch, or were rolled back. Their numbers tell them all the same."""
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    lake.append(rows(500, 1))
+    before = lake.table().current_snapshot().snapshot_id
+    lake.table().manage_snapshots().create_branch(before, "other").commit()
+    zombie, driver = lake.sink(), lake.sink(branch="other" if elsewhere else "main")
+    made = pre_committed(zombie, rows(0, 2))
+
+    def succeed() -> None:
+        driver.abort(made.transaction)
+        if not elsewhere:
+            lake.table().manage_snapshots().rollback_to_snapshot(before).commit()
+
+    amid(zombie, succeed)
+    assert committed(zombie, made) == [LOST]
+    assert lake.ids() == [500]
+
+
+def test_iceberg_another_branch_takes_commits_meanwhile(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path)
+    lake.create()
+    lake.append(rows(500, 1))
+    table = lake.table()
+    table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "other").commit()
+    sink = lake.sink()
+    made = pre_committed(sink, rows(0, 2))
+    amid(sink, lambda: lake.table().append(rows(600, 1), branch="other"))
+    assert committed(sink, made) == [COMMITTED]
+    assert lake.ids() == [0, 1, 500]
+
+
 def test_iceberg_snapshots_expire_and_nothing_is_forgotten(tmp_path: Path) -> None:
     lake = IcebergLake(tmp_path)
     lake.create()
@@ -500,6 +628,10 @@ def test_iceberg_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
     lake.create(properties={"write.format.default": "orc"})
     with pytest.raises(ConfigurationError, match="its files are orc"):
         lake.sink().check(SCHEMA)
+    older = IcebergLake(tmp_path / "older")
+    older.create(properties={"format-version": "1"})
+    with pytest.raises(ConfigurationError, match="format version 1, and this sink writes version 2"):
+        older.sink().check(SCHEMA)
     with pytest.raises(ConfigurationError, match=r"NAMESPACE\.TABLE"):
         IcebergSink("orders", catalog={})
 
