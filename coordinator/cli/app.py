@@ -13,6 +13,7 @@ from coordinator.cli import (
     doctor,
     history,
     in_doubt,
+    new_sink,
     resolve,
     savepoints,
     schema,
@@ -58,3 +59,4 @@ app.command()(verify.verify)
 app.command()(checkpoints.losses)
 app.command()(doctor.doctor)
 app.command()(resolve.resolve)
+app.command()(new_sink.new_sink)

@@ -32,7 +32,12 @@ def test_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith("/METADATA")]
         about = Parser().parsestr(archive.read(name).decode())
-        needed = {"coordinator/py.typed", "sinks/py.typed", "sinks/testing/servers/pins.sha256"}
+        needed = {
+            "coordinator/py.typed",
+            "sinks/py.typed",
+            "sinks/testing/servers/pins.sha256",
+            "coordinator/cli/skeleton/sink.py",
+        }
         needed |= {"coordinator/ui/templates/base.html", "coordinator/ui/static/live.js"}
         assert needed <= set(archive.namelist())
     assert about["Version"] == coordinator.__version__

@@ -1,0 +1,48 @@
+"""`coordinator new-sink`: a sink to start from, and the test that tells whether it keeps the contract."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.cli.output import FOUND, USAGE, fail, say
+
+_SKELETON = Path(__file__).parent / "skeleton"
+
+
+def new_sink(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the system: redis, audit-log, EventStore, …")],
+    folder: Annotated[Path, typer.Option("--folder", help="Where to write the two files.")] = Path(),
+) -> None:
+    """Write a sink to start from, NAME_sink.py, and test_NAME_sink.py: the conformance kit, which passes as it is."""
+    words = _words(name)
+    module, plain = f"{'_'.join(words)}_sink", " ".join(words)
+    class_name = "".join(word.capitalize() for word in words) + "Sink"
+    files = {folder / f"{module}.py": "sink.py", folder / f"test_{module}.py": "conformance.py"}
+    if not folder.is_dir():
+        fail(f"there is no folder {folder}", USAGE)
+    if there := [str(file) for file in files if file.exists()]:
+        fail(f"{' and '.join(there)} exists already; nothing was written. Choose another name or --folder", FOUND)
+    for file, template in files.items():
+        text = (_SKELETON / template).read_text(encoding="utf-8").replace("coordinator.cli.skeleton.sink", module)
+        text = text.replace("SkeletonSink", class_name).replace("Skeleton", plain.capitalize())
+        try:
+            with file.open("x", encoding="utf-8") as new:
+                new.write(text.replace("skeleton", "-".join(words)))
+        except OSError as error:
+            fail(f"cannot write {file}: {error.strerror}")
+    sink, test = files
+    say(f"Wrote {sink} and {test}. The test passes as it is, and needs the extras testing and spark:")
+    typer.echo(f"python -m pytest {test}")
+
+
+def _words(name: str) -> list[str]:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower().replace("_", "-").split("-")
+    if words[-1] == "sink":
+        words.pop()
+    if not words or not all(re.fullmatch("[a-z0-9]+", word) for word in words) or words[0][0].isdigit():
+        fail(f"{name!r} names no system: letters first, then letters and digits, with - between words", USAGE)
+    return words

@@ -1,0 +1,130 @@
+"""SkeletonSink: rows of a Spark stream, each exactly once, in TODO: name your system.
+
+It works as it stands, with folders for a system: a transaction is a file of JSON lines, and the folder that the file is
+in is its state. `rename` is what makes a state change atomic: two processes cannot both move one file. Replace the
+bodies by what your system has, method by method, and run the test after each. What every method has to keep is in the
+docstrings of sinks.TwoPhaseCommitSink, and in docs/custom-sinks.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+import pyarrow as pa
+
+from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
+from sinks.errors import BadValue, CommittedError, SinkError
+from sinks.optional import Diagnosable, DirectCommitting
+from sinks.transaction import TransactionId, token
+
+OPEN, PRE_COMMITTED, COMMITTED, ABORTED = STATES = "open", "pre-committed", "committed", "aborted"
+
+
+class SkeletonSink(DirectCommitting[TextIO], Diagnosable[TextIO]):
+    """`folder` is reached by the driver and all executors. The handle of a transaction is its open file."""
+
+    system = "Skeleton"  # as messages call it
+
+    def __init__(self, folder: str | Path, name: str = "skeleton") -> None:
+        super().__init__(name=name)
+        self.folder = Path(folder)  # the sink is pickled: keep addresses here, connections in the handle
+
+    # ------------------------------------------------------------------ in both
+    def open(self) -> None:
+        for state in STATES:
+            (self.folder / state).mkdir(parents=True, exist_ok=True)
+
+    # ------------------------------------------------------------------ in the task
+    def begin_transaction(self, context: TransactionContext) -> TextIO:
+        return (self.folder / OPEN / context.transaction_id).open("x", encoding="utf-8")
+
+    def write(self, transaction: TextIO, batch: pa.RecordBatch) -> None:
+        transaction.writelines(json.dumps(row, default=_refuse) + "\n" for row in batch.to_pylist())
+
+    def pre_commit(self, transaction: TextIO) -> Identity:
+        name = self._seal(transaction)
+        if not self._move(name, OPEN, PRE_COMMITTED):
+            raise SinkError(f"{name} is no longer open in {self.folder}; was it deleted?")
+        return {"name": name}
+
+    def rollback(self, transaction: TextIO) -> None:
+        transaction.close()
+        for state in (OPEN, PRE_COMMITTED):  # pre_commit may have failed after it took effect
+            (self.folder / state / Path(transaction.name).name).unlink(missing_ok=True)
+
+    def commit_directly(self, transaction: TextIO) -> None:
+        """At-least-once mode: under a name that `committed_checkpoints` does not take for a committed checkpoint."""
+        name = self._seal(transaction)
+        if not self._move(name, OPEN, COMMITTED, f"direct-{name}"):
+            raise SinkError(f"{name} is no longer open in {self.folder}; was it deleted?")
+
+    # ------------------------------------------------------------------ on the driver
+    def commit(self, committable: Committable) -> CommitOutcome:
+        name = committable.transaction["name"]
+        self._move(name, PRE_COMMITTED, COMMITTED)
+        if self._is(name, COMMITTED):
+            return CommitOutcome.COMMITTED
+        if self._is(name, ABORTED):
+            return CommitOutcome.lost(f"{name} was aborted: it is in {self.folder / ABORTED}")
+        return CommitOutcome.unknown(f"{name} is in no folder of {self.folder}; was it deleted, or purged?")
+
+    def abort(self, transaction: Identity) -> None:
+        name = transaction["name"]
+        self._move(name, PRE_COMMITTED, ABORTED)
+        if self._is(name, COMMITTED):
+            raise CommittedError(f"{name} is committed: it is in {self.folder / COMMITTED}")
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        return [{"name": name} for name in self._names(PRE_COMMITTED, job)]
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int]:
+        newest: dict[str, int] = {}
+        for id in self._names(COMMITTED, job).values():
+            newest[id.lineage] = max(id.checkpoint, newest.get(id.lineage, 0))
+        return newest
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        for state in (OPEN, ABORTED):  # what dead tasks have left, and proofs that nobody asks for any more
+            for name, id in self._names(state, checkpoint.job, checkpoint.lineage).items():
+                if id.checkpoint < checkpoint.oldest_retained:
+                    (self.folder / state / name).unlink(missing_ok=True)
+
+    def trial_schema(self) -> pa.Schema:
+        return pa.schema([("id", pa.int64())])
+
+    # ------------------------------------------------------------------ the system that you replace
+    def _seal(self, transaction: TextIO) -> str:
+        transaction.flush()
+        os.fsync(transaction.fileno())
+        transaction.close()
+        return Path(transaction.name).name
+
+    def _move(self, name: str, before: str, after: str, new_name: str = "") -> bool:
+        """Whether it was there. Durable when this returns, also if another process has moved it just now."""
+        try:
+            os.rename(self.folder / before / name, self.folder / after / (new_name or name))
+            moved = True
+        except FileNotFoundError:
+            moved = False
+        for state in STATES:
+            folder = os.open(self.folder / state, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+        return moved
+
+    def _is(self, name: str, state: str) -> bool:
+        return (self.folder / state / name).exists()
+
+    def _names(self, state: str, job: str, lineage: str | None = None) -> dict[str, TransactionId]:
+        """Of the transactions in a state that are this job's (or lineage's) and this sink's, with their parts."""
+        files = (self.folder / state).glob(TransactionId.prefix(job, lineage) + "*")
+        names = {file.name: TransactionId.parse(file.name) for file in files}
+        return {name: id for name, id in names.items() if id.sink == token(self.name)}
+
+
+def _refuse(value: object) -> NoReturn:
+    raise BadValue(f"JSON has no {type(value).__name__}: {value!r}")
