@@ -19,7 +19,7 @@ from coordinator.storage.base import CheckpointStorage, NoSuchStorage, StorageEr
 _ADVICE = {
     errno.ENOSPC: "Free space there; the query can then be restarted, nothing torn was left",
     errno.EDQUOT: "Raise the disk quota; the query can then be restarted, nothing torn was left",
-    errno.EACCES: "Let the user that runs the driver write to this directory",
+    errno.EACCES: "Use the account of the job, and let it write there: what a job makes is for its account alone",
     errno.EPERM: "The file system must allow hard links, and the user that runs the driver to make them",
     errno.ENOSYS: "The file system does not know hard links; use another one or a database",
     errno.ENOTSUP: "The file system does not know hard links; use another one or a database",
@@ -32,7 +32,8 @@ _ADVICE = {
 
 class FileStorage(CheckpointStorage):
     """`file:///DIRECTORY`: one file for each key. The directory is made if it is missing, unless `make` is False. What
-    is made is for the user alone (0700 and 0600). No link below the directory is followed.
+    is made is for the user alone (0700 and 0600); `list("")` passes over folders that this user may not read. No link
+    below the directory is followed.
 
     A put writes `KEY#RANDOM`, fsyncs it, hard-links it to `KEY` (which fails if that exists: the one atomic step, so
     that no torn value can ever stand under a key) and fsyncs the directories. A reader fsyncs them too before it hands
@@ -168,6 +169,8 @@ def _below(folder: int, prefix: str) -> Iterator[str]:
             if not is_key(key := prefix + entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
+                if not prefix and not os.access(entry.name, os.R_OK | os.X_OK, dir_fd=folder, effective_ids=True):
+                    continue  # another account's job or savepoint
                 with suppress(FileNotFoundError), _opened(entry.name, folder) as below:
                     yield from _below(below, f"{key}/")
             else:

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -395,6 +396,29 @@ class TestLinksAndRights:
             os.umask(before)
         made = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("root", "root/job", "root/job/1", "x.db")}
         assert made == {"root": 0o700, "root/job": 0o700, "root/job/1": 0o600, "x.db": 0o600}
+
+    def test_folders_of_another_account(self):
+        """Several accounts may share a directory: each sees what is its own."""
+        with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # pytest's is closed to other accounts
+            root, me = Path(directory), os.geteuid()
+            (root / "another").mkdir(0)
+            root.chmod(0o777)
+            if me == 0:
+                os.seteuid(65534)
+            try:
+                storage = open_storage(directory)
+                storage.put_if_absent("job/1", b"1")
+                assert storage.list("") == ["job/1"]
+                for call in (lambda: storage.list("another"), lambda: storage.get("another/1")):
+                    with pytest.raises(StorageError, match=r"Permission denied\. Use the account of the job"):
+                        call()
+                (root / "job").chmod(0)
+                with pytest.raises(StorageError, match="Permission denied"):
+                    storage.list("job")
+            finally:
+                os.seteuid(me)
+                for folder in root.iterdir():
+                    folder.chmod(0o700)
 
 
 class TestSqlite:
