@@ -90,6 +90,9 @@ class HadoopStorage(CheckpointStorage):
             self._files: Any = self._fs.FileContext.getFileContext(where, conf)
             root = self._fs.Path(self.uri)
             rights = self._fs.permission.FsPermission
+            if not self._files.util().exists(root):  # the folders above it, made too, stay open to others
+                self._files.mkdir(root, rights.getDirDefault(), True)
+                self._files.setPermission(root, rights("700"))
             self._files.mkdir(root, rights("700"), True)
             behind = self._files.resolvePath(root).toUri().getScheme()
             self._folder = root.toUri().getPath() + "/"

@@ -88,6 +88,13 @@ class TestHdfs(ProcessConformance):
         rights = [storage._files.getFileStatus(storage._path(name)).getPermission() for name in ("", "job/1")]
         assert list(map(str, rights)) == ["rwx------", "rw-------"]
 
+    def test_folders_above_stay_open_to_others(self, storage, uri):
+        nested: Any = open_storage(f"{uri}-above/x/storage")
+        folders = [
+            nested._files.getFileStatus(storage._fs.Path(f"{uri}-above{each}")) for each in ("", "/x", "/x/storage")
+        ]
+        assert [str(one.getPermission()) for one in folders] == ["rwxr-xr-x", "rwxr-xr-x", "rwx------"]
+
     @pytest.mark.large
     def test_an_operator_asks_a_driver_by_it(self, storage, tmp_path):
         job, options = Job(tmp_path, batches=2), {"savepoint_dir": f"file://{tmp_path}/savepoints"}
@@ -167,8 +174,7 @@ class TestHdfs(ProcessConformance):
         storage.put_if_absent("a", b"1")
         with self.another_user(spark):
             other = reopen()
-            assert other.get("a") == b"1"
-            for call in (lambda: other.put_if_absent("b", b"2"), lambda: other.delete("a")):
+            for call in (lambda: other.get("a"), lambda: other.put_if_absent("b", b"2"), lambda: other.delete("a")):
                 with pytest.raises(
                     StorageError, match=r"AccessControlException: .*\. Let the user that runs the driver"
                 ):
