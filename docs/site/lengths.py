@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 PAGE = 1500
 OTHERS = {"README.md": 700, "CHANGELOG.md": 1200}
 """Pages with a limit of their own."""
-TOTAL = 29_700
+TOTAL = 30_000
 """Of docs/."""
 SENTENCE = 35
 LINE = 120
