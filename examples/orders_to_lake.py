@@ -58,7 +58,7 @@ def job(args: argparse.Namespace) -> None:
     lake = DyingDelta(args.lake, name="lake", create_table=True)
     lake.die_at = args.die_at
     coordinator = CheckpointCoordinator(
-        "orders",
+        "orders-to-lake",
         [
             KafkaSink(args.bootstrap, args.target, name="events", value_format="json"),
             PostgresSink(args.postgres, args.table, name="orders", create_table=True, strategy="staged"),

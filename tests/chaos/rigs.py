@@ -207,13 +207,15 @@ class PostgresWithDeadLetters(PostgresTarget):
         )
 
 
-class SqlAlchemyWithDeadLetters(PostgresWithDeadLetters):
-    """The same by SqlAlchemySink."""
+class SqlAlchemyTarget(PostgresTarget):
+    """The tables of PostgreSQL, by SqlAlchemySink."""
 
     def sink(self, rng: random.Random) -> SqlAlchemySink:
+        options: dict[str, Any] = {}
+        if self.hot:
+            options = {"mode": "upsert", "keys": ["id"], "order_by": rng.choice(("amount", None))}
         url = self.system.connected(self.dsn).replace("postgresql://", "postgresql+psycopg://")
-        dead = SqlAlchemySink(url, self._dead, create_table=True)
-        return SqlAlchemySink(url, self.name, dead_letters=dead)
+        return SqlAlchemySink(url, self.name, create_table=True, **options)
 
 
 class MySQLTarget(Target):
@@ -512,7 +514,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "kafka": ("append", "dead-letters"),
     "mysql": ("xa", "staged", "upsert", "dead-letters"),
     "mariadb": ("xa", "staged", "upsert", "dead-letters"),
-    "sqlalchemy": ("dead-letters",),
+    "sqlalchemy": ("staged", "upsert"),
     "delta": ("append",),
     "iceberg": ("append",),
     "all": ("append", "mixed", "lakes"),
@@ -523,7 +525,7 @@ _MAKERS: Mapping[str, Callable[[Services, str], Any]] = {
     "postgres": partial(_table, "postgres", PostgresTarget, PostgresWithDeadLetters),
     "mysql": partial(_table, "mysql", MySQLTarget, MySQLWithDeadLetters),
     "mariadb": partial(_table, "mariadb", MySQLTarget, MySQLWithDeadLetters),
-    "sqlalchemy": partial(_table, "postgres", PostgresTarget, SqlAlchemyWithDeadLetters),
+    "sqlalchemy": partial(_table, "postgres", SqlAlchemyTarget, PostgresWithDeadLetters),
     "kafka": _topic,
     "delta": partial(_lake, "delta"),
     "iceberg": partial(_lake, "iceberg"),
