@@ -286,7 +286,11 @@ def test_nothing_is_left_after_sigkill_of_the_owner(paused: bool) -> None:
 @pytest.mark.large
 def test_three_brokers_survive_the_loss_of_any(three: KafkaServer) -> None:
     with three.topic(partitions=3) as topic:
-        replicas = three.admin().list_topics(topic).topics[topic].partitions[0].replicas
+        admin, deadline = three.admin(), time.monotonic() + 120
+        while 0 not in (partitions := admin.list_topics(topic).topics[topic].partitions):
+            assert time.monotonic() < deadline, "the broker that was asked does not hear of the new topic"
+            time.sleep(0.1)
+        replicas = partitions[0].replicas
         assert sorted(replicas) == [1, 2, 3]
         producer = Producer(three.client_options() | {"transactional.id": "survives"})
         producer.init_transactions(120)
