@@ -68,9 +68,9 @@ class CheckpointConfig:
     require: "exactly-once" stops the query before its first checkpoint if its `Guarantee` is another.
     commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
     sweep_interval: time between sweeps for orphaned transactions while the query runs.
-    heartbeat_interval: time between two signs of life that the driver leaves in storage, for operators.
-    contact_interval: time between two times that the driver looks for what operators ask of it in storage, and writes
-        there what it does; 0: it does not look, and writes with its signs of life.
+    heartbeat_interval: time between two signs of life that the driver writes to storage, for operators.
+    request_poll_interval: how often the driver looks in storage for requests of operators, and writes there what it
+        does; 0: it does not look, and writes only with each heartbeat.
     verify_interval: time between two looks of the driver at its books (docs/verify.md), for its metrics; 0: none.
     history_size: how many checkpoints' statistics are kept in storage (`coordinator history`); 0: none.
     metrics_address: where Prometheus reads the metrics of the driver, PORT of loopback or HOST:PORT (extra
@@ -101,7 +101,7 @@ class CheckpointConfig:
     commit_timeout: float = 600.0
     sweep_interval: float = 60.0
     heartbeat_interval: float = 30.0
-    contact_interval: float = 2.0
+    request_poll_interval: float = 2.0
     verify_interval: float = 60.0
     history_size: int = 1000
     metrics_address: str | None = None
@@ -118,7 +118,7 @@ class CheckpointConfig:
                 object.__setattr__(self, each.name, _KINDS[kind](value, each.name))
         for name in (
             "tolerable_failed_checkpoints",
-            "contact_interval",
+            "request_poll_interval",
             "verify_interval",
             "history_size",
             "rows_on_driver",

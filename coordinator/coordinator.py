@@ -93,8 +93,8 @@ class CheckpointCoordinator:
         self._heartbeat = Heartbeat(
             store,
             config.heartbeat_interval,
-            config.contact_interval,
-            lambda: self.statistics.now(config.contact_interval),
+            config.request_poll_interval,
+            lambda: self.statistics.now(config.request_poll_interval),
             self.history.flush,
             self._requests.look,
         )
@@ -110,7 +110,7 @@ class CheckpointCoordinator:
             self._heartbeat,
         )
         """For tools, while no query runs: it is not for several threads."""
-        self.statistics.guaranteed(self.guarantee.reasons)  # a recovery ends before the batch tells the rest
+        self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery ends before the batch tells the rest
         self.last_error: Exception | None = None
         """What stopped the query: Spark passes on its text only."""
         self._lifecycle = QueryLifecycle(self._clock, config.min_pause)

@@ -25,7 +25,7 @@ class CheckpointGap(CheckpointError):
     """Checkpoints are missing between storage and Spark."""
 
 
-class FirstCheckpointError(CheckpointError):
+class QueryNotAdopted(CheckpointError):
     """Storage is empty, but Spark's query is not at its first batch."""
 
 

@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Exactly-once, unless there are `reasons` why rows may be lost or doubled in spite of two-phase commit."""
+    """Exactly-once, unless there are `weaknesses`: why rows may be lost or doubled in spite of two-phase commit."""
 
-    reasons: tuple[str, ...] = ()
+    weaknesses: tuple[str, ...] = ()
 
     @property
     def exactly_once(self) -> bool:
-        return not self.reasons
+        return not self.weaknesses
 
     def __str__(self) -> str:
-        return "exactly-once: " + ("yes" if self.exactly_once else f"no, because {'; '.join(self.reasons)}")
+        return "exactly-once: " + ("yes" if self.exactly_once else f"no, because {'; '.join(self.weaknesses)}")
 
 
 def promise(

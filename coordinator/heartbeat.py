@@ -27,21 +27,21 @@ _LAST_WORD = 5.0
 
 
 class Heartbeat:
-    """Gives signs in a thread of its own: also while a batch takes long, or waits for a database. Every
-    `contact_interval` seconds, if that is not 0, it gives one more if what is done `now` has changed, and calls `look`.
-    `flush` is called each time, and at the end."""
+    """Gives signs in its own thread, also while a batch takes long or waits for a database. Every
+    `request_poll_interval` seconds, unless that is 0, it calls `look`, and gives one more sign if the work done `now`
+    has changed. `flush` is called each time, and at the end."""
 
     def __init__(
         self,
         store: CheckpointStore,
         interval: float,
-        contact_interval: float,
+        request_poll_interval: float,
         now: Callable[[], Mapping[str, Any]],
         flush: Callable[[], None],
         look: Callable[[], None],
     ) -> None:
         self._store = store
-        self._interval, self._contact_interval = interval, contact_interval
+        self._interval, self._request_poll_interval = interval, request_poll_interval
         self._now, self._flush, self._look = now, flush, look
         self._ended = threading.Event()
         self._reason = ""
@@ -68,7 +68,7 @@ class Heartbeat:
         number, over, due = 0, False, time.monotonic() + self._interval
         told: Mapping[str, Any] = {}
         while not over:
-            over = ended.wait(min(self._contact_interval or self._interval, max(0.1, due - time.monotonic())))
+            over = ended.wait(min(self._request_poll_interval or self._interval, max(0.1, due - time.monotonic())))
             is_due = over or time.monotonic() >= due
             level = logging.INFO if is_due else logging.DEBUG
             with self._tried("a sign of life could not be given", level):
@@ -84,7 +84,7 @@ class Heartbeat:
                     told = now
             with self._tried("the history of its checkpoints could not be written", level):
                 self._flush()
-            if self._contact_interval and not over:
+            if self._request_poll_interval and not over:
                 with self._tried("what operators ask could not be looked for", level):
                     self._look()
 

@@ -16,7 +16,7 @@ class Step(str, Enum):
     GENERATION_CLAIMED = "generation claimed"  # generation
     LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds; rows: by sink
     RECOVERED = "newest checkpoint committed again"  # committed, lost
-    GUARANTEED = "guarantee computed"  # exactly_once, reasons
+    GUARANTEED = "guarantee computed"  # exactly_once, weaknesses
     SWEPT = "orphans aborted"  # aborted: identities by sink
     TRIGGERED = "checkpoint triggered"  # offsets
     PRE_COMMITTED = "all participants pre-committed"  # participants; rows, bytes, transactions, ended: by sink

@@ -18,7 +18,7 @@ from coordinator import errors
 from coordinator.config import integer, seconds
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Attempt, CheckpointError, JobFailed, reason
-from sinks.errors import NotMeant
+from sinks.errors import TargetChanged
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -30,9 +30,9 @@ FATAL = (
     errors.CheckpointLocationMismatch,
     errors.CorruptRecord,
     errors.ExternalSystemBehind,
-    errors.FirstCheckpointError,
+    errors.QueryNotAdopted,
     errors.NotExactlyOnce,
-    NotMeant,
+    TargetChanged,
     errors.ReplayMismatch,
     errors.SourceReplaced,
     errors.StorageBehind,
@@ -42,9 +42,9 @@ FATAL = (
     errors.WorkersNotReady,
     errors.WrongJob,
 )
-"""What a restart cannot mend. After `Superseded` it would fence the driver that has taken over, after `NotMeant` it
-would take as meant what nobody has looked at. A sink's other errors are not among them, as in Flink: a changed table
-is checked anew, and somebody may mend a row or a right meanwhile."""
+"""What a restart cannot mend. After `Superseded` it would fence the driver that has taken over; after `TargetChanged`
+it would accept a change that nobody has looked at. A sink's other errors are not among them, as in Flink: a changed
+table is checked anew, and somebody may mend a row or a right meanwhile."""
 _POLL = 0.1
 
 

@@ -77,7 +77,7 @@ class FileSink(Diagnosable[tuple[str, pq.ParquetWriter]]):
                 if name.sink == token(self.name) and name.checkpoint < checkpoint.oldest_retained:
                     path.unlink(missing_ok=True)
 
-    def trial_schema(self) -> pa.Schema:
+    def probe_schema(self) -> pa.Schema:
         return pa.schema([("id", pa.int64())])
 
     def _rename(self, before: str, after: str) -> None:

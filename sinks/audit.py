@@ -1,4 +1,4 @@
-"""What a sink tells of rows that are visible, for books that have to balance: `TwoPhaseCommitSink.audit`."""
+"""What a sink knows about rows that are visible: the result of `sinks.optional.Auditable.audit`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Part:
 
 @dataclass(frozen=True)
 class Holding:
-    """What the external system has of a part. `kept`: count and hash of rows that stand beside the rows, written by
-    their own transactions. `held`: how many of the rows are there now, as they were written. Either is None where the
-    system cannot tell; `remarks` say why. `differences` are what is wrong whatever the counts are. `unnamed`:
-    transactions of the checkpoint that are committed beside those of the part, as far as the system can tell."""
+    """What the external system has of a part. `fingerprint`: count and hash that the transactions stored with their
+    rows, such as in a ledger. `rows`: how many of the rows are there now, as they were written. Each is None if the
+    system cannot tell; `remarks` say why. `differences` are errors whatever the counts are. `unexpected`: transactions
+    of the checkpoint that are committed but not part of it, as far as the system can tell."""
 
-    kept: Fingerprint | None = None
-    held: int | None = None
+    fingerprint: Fingerprint | None = None
+    rows: int | None = None
     differences: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    unnamed: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Audit:
-    """One `Holding` for each part, in order; and what is not about one part: `remarks` say what this system never
-    tells, `untold` what it should have told, and did not."""
+    """One `Holding` for each part, in order. The rest is about no single part: `remarks` say what this system can never
+    tell, `unknown` what it should have told and did not."""
 
     holdings: Sequence[Holding]
     differences: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    untold: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()

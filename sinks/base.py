@@ -130,7 +130,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         outcome, unless they have to become visible in order: then commit none beside one that is LOST, and answer HELD
         for them; all come in one call again when the lost one is replaced. What is raised is the answer for all of
         them. Default: `commit` in 16 threads."""
-        return commit_each(self, committables, threads=16)
+        return commit_in_threads(self, committables, threads=16)
 
     @abstractmethod
     def commit(self, committable: Committable) -> CommitOutcome:
@@ -195,7 +195,7 @@ Sink: TypeAlias = TwoPhaseCommitSink[Any]
 """Whatever its transactions are."""
 
 
-def commit_each(sink: Sink, committables: Sequence[Committable], threads: int) -> list[CommitOutcome | Exception]:
+def commit_in_threads(sink: Sink, committables: Sequence[Committable], threads: int) -> list[CommitOutcome | Exception]:
     """`commit` of each of them, side by side: the outcome, or the exception to ask again for."""
 
     def one(committable: Committable) -> CommitOutcome | Exception:

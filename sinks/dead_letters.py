@@ -41,10 +41,11 @@ _LONGEST_ERROR = 500
 
 
 @dataclass(frozen=True)
-class FoundLetters:
-    """`letters`: their columns, in any order. `gaps`: why some that were written may not be among them."""
+class DeadLetters:
+    """What `DeadLettering.read_dead_letters` returns. `rows`: the columns of each, in any order. `gaps`: why some that
+    were written may be missing."""
 
-    letters: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]
     gaps: tuple[str, ...] = ()
 
 
@@ -61,7 +62,7 @@ class Refusal:
         return cls(row, error.kind or type(error).__name__, error.reason or str(error))
 
 
-def refused_of(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], object], most: int) -> list[Refusal]:
+def find_refused_rows(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], object], most: int) -> list[Refusal]:
     """Those of the rows that `take` refuses, found by halves, from the first on; it takes all others. It is called with
     pieces of the batch, and raises BadValue, having taken nothing of a piece, if there is something wrong with it. With
     more than `most` the rest is neither looked at nor taken."""
@@ -83,24 +84,24 @@ def refused_of(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], object], 
     return found
 
 
-def written_but_refused(
+def write_and_find_refused(
     batch: pa.RecordBatch,
     encode: Callable[[pa.RecordBatch], object],
     put: Callable[[pa.RecordBatch], None],
     most: int,
 ) -> list[Refusal]:
-    """`refused_of` for a `put` that costs a call of the server. `encode` raises BadValue where it needs none."""
+    """`find_refused_rows` for a `put` that costs a call of the server. `encode` raises BadValue where it needs none."""
     try:
         put(batch)
         return []
     except BadValue:
         pass
-    refused = refused_of(batch, encode, most)
+    refused = find_refused_rows(batch, encode, most)
     if len(refused) > most:
         return refused
     kept = without(batch.num_rows, refused)
     if len(kept):
-        by_server = refused_of(batch.take(kept), put, most - len(refused))
+        by_server = find_refused_rows(batch.take(kept), put, most - len(refused))
         refused += [Refusal(kept[one.row].as_py(), one.error_class, one.error) for one in by_server]
     return sorted(refused, key=lambda one: one.row)
 

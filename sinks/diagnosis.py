@@ -23,23 +23,23 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that was looked at. `mend` is the statement, setting or step that mends what is wrong."""
+    """One result of `diagnose`. `fix` is the statement, setting or step that puts it right."""
 
     severity: Severity
-    what: str
-    mend: str = ""
+    message: str
+    fix: str = ""
 
     @classmethod
-    def ok(cls, what: str) -> Finding:
-        return cls(Severity.OK, what)
+    def ok(cls, message: str) -> Finding:
+        return cls(Severity.OK, message)
 
     @classmethod
-    def warning(cls, what: str, mend: str) -> Finding:
-        return cls(Severity.WARNING, what, mend)
+    def warning(cls, message: str, fix: str) -> Finding:
+        return cls(Severity.WARNING, message, fix)
 
     @classmethod
-    def error(cls, what: str, mend: str) -> Finding:
-        return cls(Severity.ERROR, what, mend)
+    def error(cls, message: str, fix: str) -> Finding:
+        return cls(Severity.ERROR, message, fix)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class SchemaDiff:
         return SchemaDiff(self.changes + other.changes, self.unfit + other.unfit, self.notes + other.notes)
 
 
-def of_clock(where: str, ask: Callable[[], float]) -> Iterable[Finding]:
+def compare_clocks(where: str, ask: Callable[[], float]) -> Iterable[Finding]:
     """Compares this machine's clock with another; `ask` answers that one's time in seconds since the epoch."""
     before = time.time()
     theirs = ask()

@@ -46,7 +46,7 @@ class SchemaMismatch(ConfigurationError):
     """The columns of the batch do not fit the target: names every mismatch at once."""
 
 
-class NotMeant(ConfigurationError):
+class TargetChanged(ConfigurationError):
     """A trigger, a rule or the like that the query did not find when it began. The next start takes it as meant, so it
     is for a person to make."""
 

@@ -1,4 +1,4 @@
-"""What a sink may do besides, each in a class of its own: inherit from those that it can keep.
+"""Optional abilities of a sink. Inherit from those that it has.
 
 class MySink(WholeCommitting[Handle], Auditable[Handle]): ...
 """
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sinks.audit import Audit, Part
 from sinks.base import Sink, Transaction, TwoPhaseCommitSink
-from sinks.dead_letters import FoundLetters, Refusal, limit_problem
+from sinks.dead_letters import DeadLetters, Refusal, limit_problem
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, Fingerprint, Identity, TransactionId
 
@@ -113,31 +113,31 @@ class DeadLettering(TwoPhaseCommitSink[Transaction]):
             )
 
     @abstractmethod
-    def write_accepted(self, transaction: Transaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
-        """In a task, in place of `write`, if there are `dead_letters`: write the rows that the target takes, and name
-        the others in their order. With more than `most` of them it may stop there: the transaction is rolled back then.
-        What is wrong with no row in particular is raised, as by `write`. Has to judge a row alike each time, as long as
-        the target is the same. `sinks.dead_letters.refused_of` finds the rows by halves."""
+    def write_good_rows(self, transaction: Transaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        """In a task, in place of `write`, if there are `dead_letters`: write the rows that the target takes, and return
+        the others in their order. After more than `most` of them it may stop: the transaction is rolled back then. An
+        error that is not about single rows is raised, as by `write`. As long as the target is the same, it must judge a
+        row the same way each time. `sinks.dead_letters.find_refused_rows` finds them by bisection."""
 
-    def find_letters(self, job: str, sink: str, most: int) -> FoundLetters | None:
-        """Of a sink that dead letters go to: those of that sink of the job that are visible, for `coordinator
-        dead-letters show`; at least the `most` newest of them. Default: None, it cannot tell."""
+    def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters | None:
+        """On a sink that receives dead letters: the visible ones of sink `sink` of the job, at least the `most` newest,
+        for `coordinator dead-letters show`. Default: None, it cannot read them."""
         return None
 
 
 class Auditable(TwoPhaseCommitSink[Transaction]):
-    """Tells how many rows of a checkpoint are there."""
+    """Can say which rows of a checkpoint the target has."""
 
-    def sum_up(self, transaction: Transaction, fingerprint: Fingerprint) -> None:
-        """In a task, before `pre_commit`: count and hash of the rows that were written, as the ack will carry them. A
-        sink that keeps them beside the rows, in the same transaction, lets `audit` compare. Default: nothing."""
+    def record_fingerprint(self, transaction: Transaction, fingerprint: Fingerprint) -> None:
+        """In a task, before `pre_commit`: count and hash of the rows written, as the record of the checkpoint has
+        them later. A sink that stores them in the same transaction lets `audit` compare. Default: nothing."""
 
     @abstractmethod
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        """What the external system has of these parts of checkpoints that are visible, for `coordinator verify`; and,
-        before a part of which transactions are lost is written again, whether it was already (`Holding.unnamed`, R15).
-        Changes nothing. With `quick` nothing is done that takes longer the more rows there are. What takes long tells
-        `sinks.progress.progress` how far it has come."""
+        """What the external system has of these parts of visible checkpoints, for `coordinator verify`. Also asked
+        before lost transactions are written again: `Holding.unexpected` shows whether they already were (R15). Changes
+        nothing. With `quick` it does nothing that takes longer the more rows there are. Anything slow reports to
+        `sinks.progress.progress`."""
 
 
 class DriverWriting(TwoPhaseCommitSink[Transaction]):
@@ -151,30 +151,30 @@ class DriverWriting(TwoPhaseCommitSink[Transaction]):
 
 
 class Diagnosable(TwoPhaseCommitSink[Transaction]):
-    """Tells operators how it is. Each method has a default."""
+    """Shows operators its condition. Each method has a default."""
 
     def weaknesses(self) -> Sequence[str]:
         """Why this target may lose or double rows in spite of two-phase commit, such as a server that does not fsync.
         Asked for the job's `coordinator.Guarantee` when a query starts. Default: nothing."""
         return ()
 
-    def reach_within(self, seconds: float) -> None:
-        """Said by a command before all else, never by a driver: the system is to be reached within `seconds` from now,
-        or what asks it raises. For systems that the sink would wait longer for. Default: nothing."""
+    def set_answer_timeout(self, seconds: float) -> None:
+        """A command calls this first, a driver never: calls to the system raise if it does not answer within `seconds`
+        from now. For sinks that would wait longer otherwise. Default: nothing."""
 
-    def trial_schema(self) -> pa.Schema | None:
-        """Columns that the target takes: with them `diagnose` pre-commits and aborts a transaction of no rows. Default:
-        None, and no transaction is tried."""
+    def probe_schema(self) -> pa.Schema | None:
+        """Columns that the target takes. With them `diagnose` pre-commits and aborts an empty transaction. Default:
+        None, and it does not."""
         return None
 
     def diagnose(self, job: str) -> Iterable[Finding]:
-        """Look at all that can keep this sink from working, for `coordinator doctor`. Nothing of it stays behind. What
-        is raised counts as a finding. Default: `open`, `in_doubt`, `weaknesses`, and a transaction without rows if
-        there is a `trial_schema`."""
-        yield from tried(self, job)
+        """Check everything that can keep this sink from working, for `coordinator doctor`, and leave nothing behind. An
+        exception counts as a finding. Default: `open`, `in_doubt`, `weaknesses`, and an empty transaction if there is
+        a `probe_schema`."""
+        yield from basic_findings(self, job)
         for weakness in self.weaknesses():
             yield Finding.warning(weakness, "set it otherwise; the job is not exactly-once like this")
-        if (schema := self.trial_schema()) is not None:
+        if (schema := self.probe_schema()) is not None:
             name = TransactionId(job, "doctor", 0, self.name, 0, 0, 0, 0, time.time_ns())
             transaction = self.begin_transaction(name.context(schema))
             try:
@@ -187,8 +187,8 @@ class Diagnosable(TwoPhaseCommitSink[Transaction]):
             yield Finding.ok("an empty transaction was pre-committed and aborted")
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
-        """What can be told of transactions that `in_doubt` listed, in order. Default: what their names say, where an
-        identity holds `TransactionContext.transaction_id`."""
+        """Details of transactions that `in_doubt` listed, in order. Default: what their names say, if an identity has
+        `TransactionContext.transaction_id` in it."""
         return [InDoubt.named(transaction) for transaction in transactions]
 
 
@@ -204,8 +204,8 @@ OPTIONAL: tuple[type[Sink], ...] = (
 )
 
 
-def tried(sink: Sink, job: str) -> Iterable[Finding]:
-    """What can be seen of any sink."""
+def basic_findings(sink: Sink, job: str) -> Iterable[Finding]:
+    """Checks that fit any sink."""
     sink.open()
     yield Finding.ok(f"opened: {sink!r}")
     yield Finding.ok(f"lists transactions in doubt, {len(list(sink.in_doubt(job)))} of this job now")

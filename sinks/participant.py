@@ -57,11 +57,11 @@ class SinkTransaction:
         self.sink.write(self._transaction, rows)
         self._add(rows, hashes)
 
-    def write_accepted(self, rows: pa.RecordBatch, hashes: pa.Array, most: int) -> Sequence[Refusal]:
+    def write_good_rows(self, rows: pa.RecordBatch, hashes: pa.Array, most: int) -> Sequence[Refusal]:
         """Answers those that were not written."""
         self._begin(rows.schema)
         assert isinstance(self.sink, DeadLettering)
-        refused = self.sink.write_accepted(self._transaction, rows, most)
+        refused = self.sink.write_good_rows(self._transaction, rows, most)
         if len(refused) <= most:
             self._add(*_others(rows, hashes, refused))
         return refused
@@ -90,7 +90,7 @@ class SinkTransaction:
             commit_now(self.sink, self._transaction, Checkpoint(about.job, about.lineage, about.checkpoint))
         else:
             if isinstance(self.sink, Auditable):
-                self.sink.sum_up(self._transaction, self.fingerprint)
+                self.sink.record_fingerprint(self._transaction, self.fingerprint)
             committable = self.sink.snapshot_state(self._transaction)
             self.committable = committable.of(self.sink.name, self.writer.subtask, self.fingerprint, self.refused)
         self._begun = False
@@ -141,7 +141,7 @@ class FirstWrite:
         sink, before = self.own.sink, self.dead.refused
         assert isinstance(sink, DeadLettering)
         most = most_in_task(sink.max_dead_letters)
-        refused = self.own.write_accepted(rows, hashes, most - len(before))
+        refused = self.own.write_good_rows(rows, hashes, most - len(before))
         if len(before) + len(refused) > most:
             reasons = [(one.error_class, one.error) for one in before[:3]]
             reasons += [(one.error_class, one.error) for one in refused[: 3 - len(reasons)]]

@@ -138,7 +138,7 @@ class SinkTask:
             if self.replay and self.replay.spooled:
                 rows = self.replay.spooled(subtask)
             elif self.spooling:
-                rows = self.spooling(given, subtask, name.which_try)
+                rows = self.spooling(given, subtask, name.attempt_label)
             for batch in rows:
                 if batch.num_rows:
                     write.write(batch)

@@ -62,19 +62,18 @@ class TransactionId:
     )
 
     def __str__(self) -> str:
-        return (
-            f"{self.prefix(self.job, self.lineage)}{self.checkpoint}.{token(self.sink)}.{self.subtask}.{self.which_try}"
-        )
+        part = f"{self.checkpoint}.{token(self.sink)}.{self.subtask}"
+        return f"{self.prefix(self.job, self.lineage)}{part}.{self.attempt_label}"
 
     @property
-    def which_try(self) -> str:
+    def attempt_label(self) -> str:
         """Which try to write it this is, as `TransactionContext.attempt`."""
         return f"g{self.generation}r{self.round}t{self.attempt}a{self.task_attempt}"
 
     def context(self, schema: pa.Schema, slot: int = 0, *, exactly_once: bool = True) -> TransactionContext:
         """Of the transaction of this name."""
         where = self.job, self.lineage, self.checkpoint, self.sink, self.subtask
-        return TransactionContext(*where, self.which_try, schema, str(self), slot, exactly_once)
+        return TransactionContext(*where, self.attempt_label, schema, str(self), slot, exactly_once)
 
     @staticmethod
     def prefix(job: str, lineage: str | None = None) -> str:
@@ -188,9 +187,8 @@ class Committable:
         """Whether `committed_checkpoints` will tell of its checkpoint, where a sink tells of any."""
         return bool(self.proof.get("remembered", True))
 
-    def astray(self, target: str) -> str:
-        """What is to be told where a sink that writes to `target` now would put its rows elsewhere than was decided,
-        by its proof's `target`; "" if it would not."""
+    def target_mismatch(self, target: str) -> str:
+        """An error text if the sink now writes to another `target` than its proof says; "" if it is the same."""
         meant = self.proof.get("target", target)
         if meant == target:
             return ""
@@ -266,8 +264,8 @@ CommitOutcome.COMMITTED = CommitOutcome(CommitState.COMMITTED)
 CommitOutcome.HELD = CommitOutcome(CommitState.HELD)
 
 
-def unnamed(listed: Iterable[Identity], named: Iterable[Identity]) -> list[Identity]:
-    """Those of the listed identities that are not named, compared as a whole."""
+def not_among(listed: Iterable[Identity], named: Iterable[Identity]) -> list[Identity]:
+    """The listed identities that `named` does not have, compared as a whole."""
     known = {_key(identity) for identity in named}
     return [identity for identity in listed if _key(identity) not in known]
 

@@ -93,11 +93,11 @@ class DeadLettersOfTables:
             run(tmp_path, sink, self.input[:batches])
         assert_each_once(db, self.input, self.letters(dsn, db))
         assert isinstance(sink.dead_letters, DeadLettering)
-        found = sink.dead_letters.find_letters("job", "good", 3)
-        newest = found.letters if found else ()
+        found = sink.dead_letters.read_dead_letters("job", "good", 3)
+        newest = found.rows if found else ()
         assert [(one["checkpoint"], one["sink"], bool(one["error"])) for one in newest] == [(2, "good", True)] * 3
-        others = [sink.dead_letters.find_letters(*about, 3) for about in (("other", "good"), ("job", "dead"))]
-        assert [found and list(found.letters) for found in others] == [[], []]
+        others = [sink.dead_letters.read_dead_letters(*about, 3) for about in (("other", "good"), ("job", "dead"))]
+        assert [found and list(found.rows) for found in others] == [[], []]
         sink.dead_letters.close()
         store = CheckpointStore(open_storage(f"file://{tmp_path / 'storage'}"), "job")
         books = take_balance(store, with_dead_letters([sink]))

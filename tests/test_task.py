@@ -116,8 +116,8 @@ def test_an_error_of_the_sink_goes_into_the_ack() -> None:
 class Choosy(Calls, DeadLettering[None]):
     """Refuses rows whose id is odd, and is `dead_letters` itself where it is one."""
 
-    def write_accepted(self, transaction: None, batch: pa.RecordBatch, most: int) -> list[Refusal]:
-        self._call("write_accepted")
+    def write_good_rows(self, transaction: None, batch: pa.RecordBatch, most: int) -> list[Refusal]:
+        self._call("write_good_rows")
         return [Refusal(at, "Odd", f"{id} is odd") for at, id in enumerate(batch["id"].to_pylist()) if id % 2]
 
     def abort(self, transaction: Identity) -> None:
@@ -142,7 +142,7 @@ def test_refused_rows_are_one_more_participant() -> None:
     assert ack.fingerprint.add(refused.fingerprint.rows, refused.fingerprint.hash) == all_rows.fingerprint
     assert (ack.fingerprint.rows, refused.fingerprint.rows, len(refused.committable.refused)) == (125, 125, 125)
     assert refused.committable.refused[0].error == "1 is odd"
-    assert sink.calls == ["open", "begin_transaction", *["write_accepted"] * 3, "pre_commit", "close"]
+    assert sink.calls == ["open", "begin_transaction", *["write_good_rows"] * 3, "pre_commit", "close"]
     assert letters.calls == ["open", "begin_transaction", "write", "write", "write", "pre_commit", "close"]
 
 
@@ -171,8 +171,8 @@ def test_with_refused_rows_alone_nothing_is_pre_committed_but_they() -> None:
     [
         ("pre_commit", "", ["pre_commit", "rollback"], ["write", "rollback"]),
         ("", "pre_commit", ["pre_commit", "abort"], ["pre_commit", "rollback"]),
-        ("", "write", ["write_accepted", "rollback"], ["write", "rollback"]),
-        ("", "begin_transaction", ["write_accepted", "rollback"], ["open", "begin_transaction"]),
+        ("", "write", ["write_good_rows", "rollback"], ["write", "rollback"]),
+        ("", "begin_transaction", ["write_good_rows", "rollback"], ["open", "begin_transaction"]),
     ],
 )
 def test_both_are_pre_committed_or_none(fails_in: str, letters_fail_in: str, own: list[str], others: list[str]) -> None:

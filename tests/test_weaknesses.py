@@ -161,7 +161,7 @@ def test_checkpoint_storage_in_postgres() -> None:
         unlogged = "public.checkpoint_storage is UNLOGGED, so a crash of the server empties it"
         assert storage.weaknesses() == [fsync, unlogged]
         promise = guarantee.promise("job", CheckpointConfig(), storage, {})
-        assert promise.reasons == tuple(f"checkpoint storage {storage.uri}: {why}" for why in (fsync, unlogged))
+        assert promise.weaknesses == tuple(f"checkpoint storage {storage.uri}: {why}" for why in (fsync, unlogged))
 
 
 def test_checkpoint_storage_in_mysql(mysql: MySQLService, mysql_database: str) -> None:

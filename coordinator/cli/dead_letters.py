@@ -10,7 +10,7 @@ import typer
 
 from coordinator.cli.output import (
     JOB_FILE,
-    UNTOLD,
+    UNKNOWN,
     USAGE,
     AsJson,
     Columns,
@@ -77,14 +77,14 @@ def show_(
             fail(f"name a sink with dead letters; there are {', '.join(dead) or 'none'}", USAGE)
         try:
             holder = dead[sink]
-            found = holder.find_letters(coordinator.job, sink, last) if isinstance(holder, DeadLettering) else None
+            found = holder.read_dead_letters(coordinator.job, sink, last) if isinstance(holder, DeadLettering) else None
         except (CheckpointError, StorageError):
             raise
         except Exception as error:
             fail(f"{dead[sink]!r} cannot be read: {error}")
         if found is None:
-            fail(f"{dead[sink]!r} cannot tell its letters: read them there", UNTOLD)
-    of_sink = [one for one in found.letters if (one["job"], one["sink"]) == (coordinator.job, sink)]  # by any collation
+            fail(f"{dead[sink]!r} cannot tell its letters: read them there", UNKNOWN)
+    of_sink = [one for one in found.rows if (one["job"], one["sink"]) == (coordinator.job, sink)]  # by any collation
     letters = [{"letter": _id(one), **one} for one in of_sink]
     letters.sort(key=lambda one: (one["time"], *(one[name] for name in _ID)), reverse=True)
     columns: Columns = {name: partial(_text, name) for name in ("letter", *_SHOWN)}

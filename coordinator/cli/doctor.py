@@ -19,8 +19,8 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.three_memories import side_by_side
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
-from sinks.diagnosis import Finding, Severity, of_clock
-from sinks.optional import Diagnosable, tried
+from sinks.diagnosis import Finding, Severity, compare_clocks
+from sinks.optional import Diagnosable, basic_findings
 
 _RACES, _RACERS = 5, 8
 _COLORS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
@@ -50,8 +50,8 @@ def doctor(
         self={
             "": lambda one: Text(one["severity"].value, _COLORS[one["severity"]]),
             "about": "subject",
-            "found": "what",
-            "what mends it": "mend",
+            "found": "message",
+            "how to fix it": "fix",
         },
     )
     severities = [finding.severity for _, finding in found]
@@ -69,7 +69,9 @@ def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Itera
     for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/runbook.md"):
         yield f"storage {storage.uri}", finding
     for name, sink in coordinator.sinks.items():
-        looked_at = sink.diagnose(coordinator.job) if isinstance(sink, Diagnosable) else tried(sink, coordinator.job)
+        looked_at = (
+            sink.diagnose(coordinator.job) if isinstance(sink, Diagnosable) else basic_findings(sink, coordinator.job)
+        )
         for finding in _guarded(looked_at, mend):
             yield f"sink {name}", finding
     for finding in _guarded(_memories(coordinator, location), mend):
@@ -153,7 +155,7 @@ def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
         for weakness in storage.weaknesses():
             yield Finding.error(weakness, 'set it otherwise, or storage = "file:///…", or another database or bucket')
         if storage.clock() is not None:
-            yield from of_clock("the storage", lambda: storage.clock() or 0.0)
+            yield from compare_clocks("the storage", lambda: storage.clock() or 0.0)
     finally:
         for key in keys:
             storage.delete(key)

@@ -28,7 +28,7 @@ from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
 from sinks.progress import lines, shown_by
 
-FOUND, USAGE, UNCONFIRMED, UNTOLD = 1, 2, 3, 4
+FOUND, USAGE, UNCONFIRMED, UNKNOWN = 1, 2, 3, 4
 """Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given; what was
 asked for cannot be told."""
 
@@ -98,7 +98,7 @@ def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointC
         fail(told)
     for sink in coordinator.sinks.values():
         if isinstance(sink, Diagnosable):
-            sink.reach_within(_PATIENCE)
+            sink.set_answer_timeout(_PATIENCE)
     try:
         with coordinator, shown_by(lines(say)):
             yield coordinator

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from coordinator.cli.output import FOUND, JOB_FILE, UNTOLD, AsJson, Job, fail, opened, say, show
+from coordinator.cli.output import FOUND, JOB_FILE, UNKNOWN, AsJson, Job, fail, opened, say, show
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore, jobs_in
 from coordinator.statistics.metrics import write_balance
 
-_STYLES = {Verdict.BALANCED.value: "green", Verdict.DIFFERS.value: "bold red", Verdict.UNTOLD.value: "yellow"}
-_CODES = {Verdict.DIFFERS: FOUND, Verdict.UNTOLD: UNTOLD}
+_STYLES = {Verdict.BALANCED.value: "green", Verdict.DIFFERS.value: "bold red", Verdict.UNKNOWN.value: "yellow"}
+_CODES = {Verdict.DIFFERS: FOUND, Verdict.UNKNOWN: UNKNOWN}
 
 
 def verify(
@@ -70,7 +70,10 @@ def _say(found: Balance) -> None:
     for text in found.found:
         say(f"Differs: {text}")
     told = [
-        (sink, text) for texts_by in (found.untold, found.remarks) for sink, texts in texts_by.items() for text in texts
+        (sink, text)
+        for texts_by in (found.unknown, found.remarks)
+        for sink, texts in texts_by.items()
+        for text in texts
     ]
     told += [(line.sink, text) for line in found.lines for text in line.remarks]
     for sink, text in dict.fromkeys(told):

@@ -18,7 +18,7 @@ from coordinator.protocol.memories import of_sink
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable
-from sinks.transaction import Fingerprint, unnamed
+from sinks.transaction import Fingerprint, not_among
 
 History = Sequence[tuple[Record, ...]]
 _TRIES = 3
@@ -28,7 +28,7 @@ _AT_LEAST_ONCE = "it was written at least once: no transaction is named"
 class Verdict(str, Enum):
     BALANCED = "balanced"
     DIFFERS = "differs"
-    UNTOLD = "cannot tell"  # nobody but the record says anything of it
+    UNKNOWN = "cannot tell"  # nobody but the record says anything of it
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Line:
     """One sink's part of one checkpoint, in rows. `batch`: what Spark's batch had, `filtered` of it by the sink's
     transform (less than 0: it made rows); `read`: what came to the sink, `dead_lettered`: what it refused of that;
     `pre_committed`: what its transactions acknowledged, `given_up` of it by an operator; `ledger`: what the system's
-    own ledger says; `held`: what is there now as it was written. None where that cannot be told."""
+    own ledger says; `present`: what is there now as it was written. None where that cannot be told."""
 
     checkpoint: int
     lineage: str
@@ -47,7 +47,7 @@ class Line:
     pre_committed: int
     given_up: int
     ledger: int | None
-    held: int | None
+    present: int | None
     verdict: Verdict
     differences: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -62,27 +62,27 @@ COLUMNS = {
     "pre_committed": "pre-committed",
     "given_up": "given up",
     "ledger": "ledger",
-    "held": "held",
+    "present": "present",
 }
 """Those of a `Line` that count rows, and what people call them."""
 
 
 @dataclass(frozen=True)
 class Balance:
-    """`differences`, `remarks` and `untold` by sink are of no single checkpoint."""
+    """`differences`, `remarks` and `unknown` by sink are of no single checkpoint."""
 
     lines: tuple[Line, ...]
     differences: Mapping[str, tuple[str, ...]]
     remarks: Mapping[str, tuple[str, ...]]
-    untold: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unknown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:
         verdicts = {line.verdict for line in self.lines}
         if Verdict.DIFFERS in verdicts or any(self.differences.values()):
             return Verdict.DIFFERS
-        untold = Verdict.UNTOLD in verdicts or any(self.untold.values()) or not self.lines
-        return Verdict.UNTOLD if untold else Verdict.BALANCED
+        unknown = Verdict.UNKNOWN in verdicts or any(self.unknown.values()) or not self.lines
+        return Verdict.UNKNOWN if unknown else Verdict.BALANCED
 
     @property
     def found(self) -> tuple[str, ...]:
@@ -102,12 +102,12 @@ class Balance:
             found[line.sink] = found.get(line.sink, 0) + len(line.differences)
         return found
 
-    def untold_by_sink(self) -> dict[str, int]:
+    def unknown_by_sink(self) -> dict[str, int]:
         """Checkpoints of which nobody but the record says anything."""
         found = dict.fromkeys(self.differences, 0)
         for line in self.lines:
-            untold = line.verdict is Verdict.UNTOLD or bool(self.untold.get(line.sink))
-            found[line.sink] = found.get(line.sink, 0) + untold
+            unknown = line.verdict is Verdict.UNKNOWN or bool(self.unknown.get(line.sink))
+            found[line.sink] = found.get(line.sink, 0) + unknown
         return found
 
     def totals(self) -> dict[str, dict[str, int | None]]:
@@ -124,7 +124,7 @@ class Balance:
             "totals": self.totals(),
             "differences": {sink: list(texts) for sink, texts in self.differences.items() if texts},
             "remarks": {sink: list(texts) for sink, texts in self.remarks.items() if texts},
-            "untold": {sink: list(texts) for sink, texts in self.untold.items() if texts},
+            "unknown": {sink: list(texts) for sink, texts in self.unknown.items() if texts},
         }
 
 
@@ -184,7 +184,7 @@ def _ask(sink: Sink, job: str, history: History, *, quick: bool) -> Answer:
             for rounds in history:
                 number, part = rounds[0].checkpoint_id, Complete(rounds).part(sink.name)
                 named = [committable.transaction for committable in part.committables]
-                if len(unnamed(named, in_doubt)) < len(named):
+                if len(not_among(named, in_doubt)) < len(named):
                     why[number] = "transactions of it are in doubt, so not all of it is visible yet"
                 elif not named and rounds[0].rows.get(sink.name):
                     why[number] = _AT_LEAST_ONCE
@@ -219,7 +219,7 @@ def balance(history: History, answers: Mapping[str, Answer]) -> Balance:
         tuple(lines),
         {name: audit.differences for name, audit in audits.items()},
         {name: audit.remarks for name, audit in audits.items()},
-        {name: audit.untold for name, audit in audits.items()},
+        {name: audit.unknown for name, audit in audits.items()},
     )
 
 
@@ -240,25 +240,25 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
     differences = [*(holding.differences if holding else ())]
     differences += [
         f"{name} was committed, and the record does not name it: its rows are there beside those of the record"
-        for name in (holding.unnamed if holding else ())
+        for name in (holding.unexpected if holding else ())
     ]
     if part.committables and read != written.rows + given_up + dead_lettered:
         differences.append(
             f"{read:,} row(s) came to the sink, and its transactions acknowledged {written.rows:,}"
             + (f" beside {dead_lettered:,} dead letters" if dead_lettered else "")
         )
-    kept, held = (holding.kept, holding.held) if holding else (None, None)
+    kept, present = (holding.fingerprint, holding.rows) if holding else (None, None)
     if kept and kept.rows != written.rows:
         differences.append(f"the system's ledger has {kept.rows:,} row(s), and the record {written.rows:,}")
     elif kept and kept.hash != written.hash:
         differences.append("the system's ledger and the record have as many rows, but not the same: the hashes differ")
     committed = kept.rows if kept else written.rows
-    if held is not None and held != committed:
-        changed = "fewer: rows were deleted or changed" if held < committed else "more"
-        differences.append(f"{held:,} of {committed:,} row(s) are there as they were written, {changed}")
+    if present is not None and present != committed:
+        changed = "fewer: rows were deleted or changed" if present < committed else "more"
+        differences.append(f"{present:,} of {committed:,} row(s) are there as they were written, {changed}")
     verdict = Verdict.DIFFERS if differences else Verdict.BALANCED
-    if not differences and kept is None and held is None and (part.committables or read):
-        verdict = Verdict.UNTOLD
+    if not differences and kept is None and present is None and (part.committables or read):
+        verdict = Verdict.UNKNOWN
     return Line(
         record.checkpoint_id,
         record.lineage,
@@ -269,7 +269,7 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
         written.rows + given_up,
         given_up,
         kept.rows if kept else None,
-        held,
+        present,
         verdict,
         tuple(differences),
         remarks,

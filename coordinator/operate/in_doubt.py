@@ -20,7 +20,7 @@ from coordinator.protocol.records import CheckpointStore, Record
 from sinks.diagnosis import InDoubt
 from sinks.optional import Diagnosable
 from sinks.progress import progress
-from sinks.transaction import Committable, unnamed
+from sinks.transaction import Committable, not_among
 
 _AT_WORK = 1.0
 """Seconds in which a driver that runs makes some of what is decided visible."""
@@ -125,7 +125,7 @@ def _judged(
         return Pending(sink, about, undecided)
     for complete in retained:
         for named in complete.named.values():
-            if named.sink == sink and not unnamed([about.transaction], [named.transaction]):
+            if named.sink == sink and not not_among([about.transaction], [named.transaction]):
                 n, lineage = complete.checkpoint_id, complete.record.lineage
                 about = replace(about, checkpoint=n, lineage=lineage, subtask=named.subtask)
                 return Pending(sink, about, Decision.COMMIT, named)

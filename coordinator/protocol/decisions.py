@@ -14,8 +14,8 @@ from coordinator.errors import (
     CheckpointGap,
     CheckpointLocationMismatch,
     CorruptRecord,
-    FirstCheckpointError,
     InDoubtError,
+    QueryNotAdopted,
     ReplayMismatch,
     SourceReplaced,
     UnknownSink,
@@ -118,7 +118,7 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
             return Call.WRITE
         if not reloaded:
             return Call.RELOAD
-        raise FirstCheckpointError(
+        raise QueryNotAdopted(
             f"Spark asks for batch {n}, but checkpoint storage holds no checkpoint of this job. Either the storage was "
             "wiped or points elsewhere (restore it, or rows may be doubled), or the query ran without this coordinator "
             "before: then start once with CheckpointConfig(adopt=True). Or your function "
@@ -172,7 +172,7 @@ def hand_over_again(n: int | str) -> str:
     )
 
 
-def left_out(n: int, error: CheckpointGap | FirstCheckpointError) -> CheckpointError:
+def left_out(n: int, error: CheckpointGap | QueryNotAdopted) -> CheckpointError:
     """Spark has run a batch before `n` in the same run: what is missing did not come to the coordinator."""
     return type(error)(
         f"Spark asks for batch {n}, and the batch before it was not completed, though Spark has run it: your function "

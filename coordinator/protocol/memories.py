@@ -12,7 +12,7 @@ from coordinator.errors import ExternalSystemBehind, StorageBehind
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import Record
 from sinks.diagnosis import InDoubt
-from sinks.transaction import Identity, unnamed
+from sinks.transaction import Identity, not_among
 
 Memories = Mapping[str, Mapping[str, int] | None]
 """By sink, the answer of `TwoPhaseCommitSink.committed_checkpoints`, given before the records were read."""
@@ -144,7 +144,7 @@ def decided_before(
         for sink, memory in memories.items():
             part = complete.only(sink)
             named = [committable.transaction for committable in part.named.values()]
-            gone = unnamed(named, in_doubt[sink])
+            gone = not_among(named, in_doubt[sink])
             if len(gone) < len(named):
                 found.append((sink, part))
             if gone and memory is not None and missing(memory, part):

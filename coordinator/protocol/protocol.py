@@ -21,8 +21,8 @@ from coordinator.errors import (
     CheckpointFailed,
     CheckpointGap,
     CorruptRecord,
-    FirstCheckpointError,
     InDoubtError,
+    QueryNotAdopted,
     StorageBehind,
     Superseded,
     reason,
@@ -47,7 +47,7 @@ from sinks.errors import ConfigurationError, SinkError
 from sinks.optional import Auditable, SchemaEvolving, Validating
 from sinks.progress import progress
 from sinks.task import Replay, SinkTask
-from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, shown, unnamed
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Identity, not_among, shown
 
 logger = logging.getLogger(__package__)
 
@@ -112,7 +112,7 @@ class CheckpointProtocol:
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
             self._see_through(call, batch)
-        except (CheckpointGap, FirstCheckpointError) as error:
+        except (CheckpointGap, QueryNotAdopted) as error:
             n = batch.facts.checkpoint_id
             if any(progress.batchId < n for progress in batch.query.recentProgress):
                 raise decisions.left_out(n, error) from None
@@ -182,7 +182,9 @@ class CheckpointProtocol:
         self.guarantee = guarantee.promise(self.job, self.config, self.store.storage, self.sinks, batch)
         level = logging.INFO if self.guarantee.exactly_once else logging.WARNING
         logger.log(level, "job %s: %s", self.job, self.guarantee)
-        self.listeners.tell(Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, reasons=self.guarantee.reasons)
+        self.listeners.tell(
+            Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, weaknesses=self.guarantee.weaknesses
+        )
         if self.newest and self.store.had_second_call(n := self.newest.checkpoint_id):  # at the end of the run before
             if not self.config.adopt:
                 raise decisions.second_call(n, self.job, asked=batch.facts.checkpoint_id)
@@ -387,7 +389,7 @@ class CheckpointProtocol:
         for committable in own:
             mine.setdefault(committable.sink, []).append(committable.transaction)
         for name, transactions in mine.items():
-            for transaction in unnamed(transactions, [c.transaction for c in keep]):
+            for transaction in not_among(transactions, [c.transaction for c in keep]):
                 self.abort_quietly(self.sinks[name], transaction)
 
     def abort_quietly(self, sink: Sink, transaction: Identity) -> None:
@@ -646,10 +648,10 @@ class CheckpointProtocol:
             if not isinstance(sink, Auditable):
                 continue
             [holding] = sink.audit(self.job, [complete.part(name)], quick=True).holdings
-            if holding.unnamed:
+            if holding.unexpected:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
                 self._agreed = False
-                raise memories.replayed_before(name, holding.unnamed, complete, self.store.storage.uri)
+                raise memories.replayed_before(name, holding.unexpected, complete, self.store.storage.uri)
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
         for name in self.sinks:

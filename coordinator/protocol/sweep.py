@@ -19,7 +19,7 @@ from coordinator.protocol.outage import Outages
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
 from sinks.progress import progress
-from sinks.transaction import Identity, shown, unnamed
+from sinks.transaction import Identity, not_among, shown
 
 logger = logging.getLogger(__package__)
 
@@ -88,7 +88,7 @@ class Sweeper:
                 self._outages.failed("the storage", "read the records before a sweep", error)
                 continue
             named = [c.transaction for rounds in history for record in rounds for c in record.committables]  # R16
-            orphans = unnamed(listed, named)
+            orphans = not_among(listed, named)
             with progress(f"sink {name}: abort", len(orphans), "orphans") as advance:
                 for orphan in orphans:
                     if self._abort(sink, orphan):

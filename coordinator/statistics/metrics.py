@@ -78,8 +78,8 @@ BALANCE_GAUGES: Mapping[Metric, Callable[[Comparison], Values]] = {
     Metric("checkpointing.balance.differences", "", "Differences between the books of retained checkpoints"): (
         lambda found: _of_sinks(found.by, found.balance.differences_by_sink())
     ),
-    Metric("checkpointing.balance.untold", "", "Retained checkpoints of which nobody could tell"): (
-        lambda found: _of_sinks(found.by, found.balance.untold_by_sink())
+    Metric("checkpointing.balance.unknown", "", "Retained checkpoints of which nobody could tell"): (
+        lambda found: _of_sinks(found.by, found.balance.unknown_by_sink())
     ),
     Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column"): (
         lambda found: [
@@ -107,7 +107,7 @@ _OF_TRACKER: Mapping[Metric, Callable[[CheckpointStatisticsTracker], float]] = {
     Metric("checkpointing.checkpoint.last.size", "By", "Its rows as Arrow record batches"): (
         lambda tracker: sum(tracker.newest.bytes.values()) if tracker.newest else 0
     ),
-    Metric("checkpointing.checkpoint.under_way", "s", "How long the current one has been under way; 0 between two"): (
+    Metric("checkpointing.checkpoint.in_progress", "s", "How long the current one has been under way; 0 between two"): (
         lambda tracker: tracker.under_way_seconds
     ),
     Metric("checkpointing.in_doubt", "", "Decided transactions that are not known to be visible"): (

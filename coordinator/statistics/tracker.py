@@ -54,7 +54,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         self.storage_reporters: list[StorageReporter] = []
         self.generation = 0
         self.exactly_once = False
-        self.reasons: tuple[str, ...] = ()
+        self.weaknesses: tuple[str, ...] = ()
         """Why it is not."""
         self.verified_at = 0
         """When the driver compared its books last, in milliseconds since the epoch; 0: not yet."""
@@ -115,9 +115,9 @@ class CheckpointStatisticsTracker(CheckpointListener):
             except Exception:
                 logger.exception("%r could not report a call of storage", reporter)
 
-    def guaranteed(self, reasons: Sequence[str]) -> None:
+    def guaranteed(self, weaknesses: Sequence[str]) -> None:
         """Why it is not exactly-once; nothing if it is."""
-        self.exactly_once, self.reasons = not reasons, tuple(reasons)
+        self.exactly_once, self.weaknesses = not weaknesses, tuple(weaknesses)
 
     def verified(self, balance: Balance) -> None:
         """The books were compared; from any thread."""
@@ -144,7 +144,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
             self._phase("recover")
             self._end(Status.RESTORED)
         elif step is Step.GUARANTEED:
-            self.guaranteed(facts["reasons"])
+            self.guaranteed(facts["weaknesses"])
         elif step is Step.TRIGGERED:
             self._begin(checkpoint_id, facts["offsets"])
         else:
@@ -206,7 +206,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
         ended, self._current = self._current, None
         if ended is None:
             return
-        ended.status, ended.exactly_once, ended.reasons = status, self.exactly_once, self.reasons
+        ended.status, ended.exactly_once, ended.reasons = status, self.exactly_once, self.weaknesses
         ended.ended_at, ended.duration = self._clock.milliseconds(), self._clock.monotonic() - self._started
         ended.aborted, self._aborted = dict(self._aborted), Counter()
         ended.unknown = dict(self.in_doubt) if status is Status.HALTED else {}

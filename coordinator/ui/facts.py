@@ -241,7 +241,7 @@ class JobFacts:
             try:
                 for sink in copies.values():
                     if isinstance(sink, Diagnosable):
-                        sink.reach_within(8.0)
+                        sink.set_answer_timeout(8.0)
                 return look(self.store, copies), set_back(self.store, copies)
             finally:
                 for sink in copies.values():

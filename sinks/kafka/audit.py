@@ -47,7 +47,7 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
     policies = {name: cluster.configs("TOPIC", name, ("cleanup.policy",)) for name, id in ids.items() if id}
     compacted = {name for name, policy in policies.items() if "compact" in policy.get("cleanup.policy", "")}
 
-    def untold(committable: Committable) -> str:
+    def unknown(committable: Committable) -> str:
         if committable.proof["cluster"] != here:
             return f"it was written to the cluster {committable.proof['cluster']}, and this is {here}"
         if topic := made_anew(committable, ids):
@@ -58,7 +58,7 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
             return f"topic {', '.join(sorted(some))} is compacted, so records may be gone by its rules"
         return ""
 
-    reasons = [next((reason for one in part.committables if (reason := untold(one))), "") for part in parts]
+    reasons = [next((reason for one in part.committables if (reason := unknown(one))), "") for part in parts]
     asked = [part for part, reason in zip(parts, reasons, strict=True) if not reason]
     counter = _Counter(cluster, patience)
     spans = _spans(one for part in asked for one in part.committables)
@@ -68,10 +68,10 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
 
     def holding(part: Part, reason: str) -> Holding:
         names = [_name(one) for one in part.committables]
-        reason = reason or next((counter.untold[name] for name in names if name in counter.untold), "")
+        reason = reason or next((counter.unknown[name] for name in names if name in counter.unknown), "")
         if reason:
             return Holding(remarks=(reason,))
-        return Holding(held=sum(counter.records[name] for name in names))
+        return Holding(rows=sum(counter.records[name] for name in names))
 
     return Audit([holding(part, reason) for part, reason in zip(parts, reasons, strict=True)])
 
@@ -98,7 +98,7 @@ class _Counter:
     cluster: Cluster
     patience: float
     records: Counter[Transaction] = field(default_factory=Counter)
-    untold: dict[Transaction, str] = field(default_factory=dict)
+    unknown: dict[Transaction, str] = field(default_factory=dict)
 
     def count(self, place: Place, span: _Span, advance: Callable[[int], None]) -> None:
         where, offset = f"{place[0]}-{place[1]}", span.first
@@ -112,7 +112,7 @@ class _Counter:
                 advance(min(start, span.end) - offset)
                 offset = start
                 why = f"{where} begins at offset {offset} now: retention, or somebody, has removed records"
-                self.untold.update({name: why for name, (first, _) in span.of.items() if first < offset})
+                self.unknown.update({name: why for name, (first, _) in span.of.items() if first < offset})
                 continue
             if found.error_code:
                 raise for_code(found.error_code)(where)
@@ -123,7 +123,7 @@ class _Counter:
                 time.sleep(_PAUSE)
             else:
                 why = f"readers of {where} are held up at offset {offset}: a transaction is still open there"
-                self.untold.update({name: why for name, (_, end) in span.of.items() if end > offset})
+                self.unknown.update({name: why for name, (_, end) in span.of.items() if end > offset})
                 return
 
     def _take(self, found: Any, span: _Span, offset: int) -> int:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from sinks.dead_letters import FoundLetters, Refusal
+from sinks.dead_letters import DeadLetters, Refusal
 from sinks.errors import SinkError
 from sinks.kafka.cluster import Cluster
 from sinks.kafka.columns import refusals
@@ -126,13 +126,13 @@ Ends = Mapping[int, int]
 """By partition."""
 
 
-def find_letters(
+def read_dead_letters(
     cluster: Cluster, options: Mapping[str, Any], topic: str, of: tuple[str, str], most: int, timeout: float
-) -> FoundLetters:
+) -> DeadLetters:
     """Those `of` a job and a sink, the last `most` of each partition. `options` are librdkafka's; `timeout`: seconds
     without any answer."""
     if (about := cluster.topic(topic)) is None:
-        return FoundLetters((), (f"there is no topic {topic!r}",))
+        return DeadLetters((), (f"there is no topic {topic!r}",))
     starts, ends, gaps = _stable(cluster, topic, [one["partition_index"] for one in about["partitions"]])
     if "compact" in cluster.configs("TOPIC", topic, ["cleanup.policy"]).get("cleanup.policy", ""):
         gaps.append(f"topic {topic!r} is compacted, which removes letters with a key that a later one has")
@@ -146,7 +146,7 @@ def find_letters(
                 if letter is not None and (letter["job"], letter["sink"]) == of:
                     found[message.partition() or 0].append(letter)
             if all(firsts[at] == starts[at] or len(found[at]) == most for at in ends):
-                return FoundLetters([letter for letters in found.values() for letter in letters], tuple(gaps))
+                return DeadLetters([letter for letters in found.values() for letter in letters], tuple(gaps))
             window *= 10
 
 

@@ -22,7 +22,7 @@ from kafka.errors import (
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
-from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, without
+from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, without
 from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
 from sinks.kafka import columns, dead_letters, doctor, memory
@@ -372,7 +372,9 @@ class KafkaSink(
             batch, refused = batch.set_column(at, one.column, made), [*refused, *bad]
         return batch, refused
 
-    def write_accepted(self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+    def write_good_rows(
+        self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int
+    ) -> Sequence[Refusal]:
         """Refused by the columns alone, before a record is produced."""
         rows, unwritable = self._as_records(batch)
         by_row = {one.row: one for one in unwritable}
@@ -499,7 +501,7 @@ class KafkaSink(
 
     def _unless_astray(self, committable: Committable, outcome: CommitOutcome | Exception) -> CommitOutcome | Exception:
         """What is lost is written again, to the topic of now."""
-        astray = committable.astray(self._target)
+        astray = committable.target_mismatch(self._target)
         if astray and isinstance(outcome, CommitOutcome) and outcome.state is CommitState.LOST:
             return CommitOutcome.unknown(f"{outcome.reason}; {astray}")
         return outcome
@@ -611,7 +613,7 @@ class KafkaSink(
         return memory.newest(group, self._brokers.group_offsets(group))
 
     # ------------------------------------------------------------------ for operators
-    def reach_within(self, seconds: float) -> None:
+    def set_answer_timeout(self, seconds: float) -> None:
         self._reached_by = time.monotonic() + seconds
 
     def diagnose(self, job: str) -> Iterable[Finding]:
@@ -644,20 +646,20 @@ class KafkaSink(
             found = audit(self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic()))
         rounds = self._rounds(job)
 
-        def unnamed(part: Part) -> tuple[str, ...]:
+        def not_among(part: Part) -> tuple[str, ...]:
             checkpoint, round = rounds.get(part.lineage, (-1, 0))
             later = checkpoint == part.checkpoint_id and round > part.round
             return (f"a transaction of its replay {round}",) if later else ()
 
         together = zip(found.holdings, parts, strict=True)
-        return replace(found, holdings=[replace(holding, unnamed=unnamed(part)) for holding, part in together])
+        return replace(found, holdings=[replace(holding, unexpected=not_among(part)) for holding, part in together])
 
-    def find_letters(self, job: str, sink: str, most: int) -> FoundLetters | None:
+    def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters | None:
         """Of what a consumer gets of the topic now, from its end on."""
         if self.topic is None:
             return None
         options = consumer_options(self.bootstrap_servers, self._options)
-        return dead_letters.find_letters(self._brokers, options, self.topic, (job, sink), most, self.timeout)
+        return dead_letters.read_dead_letters(self._brokers, options, self.topic, (job, sink), most, self.timeout)
 
     # ------------------------------------------------------------------ life
     def close(self) -> None:

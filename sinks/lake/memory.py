@@ -59,4 +59,4 @@ def _place(name: TransactionId) -> str:
 
 
 def _short(name: TransactionId) -> str:
-    return f"{name.subtask}.{name.which_try}"
+    return f"{name.subtask}.{name.attempt_label}"

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
-from sinks.dead_letters import Refusal, refused_of
+from sinks.dead_letters import Refusal, find_refused_rows
 from sinks.diagnosis import SchemaDiff
 from sinks.errors import CommittedError, ConfigurationError, SchemaMismatch, TransactionBlocked, TransactionEnded
 from sinks.lake.columns import converted, mismatches
@@ -216,9 +216,9 @@ class LakeSink(
         if transaction.size > _BUFFERED:
             self._flush(transaction)
 
-    def write_accepted(self, transaction: LakeTransaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+    def write_good_rows(self, transaction: LakeTransaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
         """Refused is NULL where the table takes none."""
-        return refused_of(batch, lambda piece: self.write(transaction, piece), most)
+        return find_refused_rows(batch, lambda piece: self.write(transaction, piece), most)
 
     def _flush(self, transaction: LakeTransaction) -> None:
         rows, transaction.rows, transaction.size = pa.Table.from_batches(transaction.rows), [], 0
@@ -355,7 +355,7 @@ class LakeSink(
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         if (seen := self._seen(app_of(job, self.name))) is None:
-            return Audit([Holding(held=0)] * len(parts))
+            return Audit([Holding(rows=0)] * len(parts))
         paths = [[file["path"] for c in part.committables for file in c.proof["files"]] for part in parts]
         held = dict(self._rows_held([path for some in paths for path in some]))
         if not quick:
@@ -378,7 +378,7 @@ def _outcome(
         return CommitOutcome.COMMITTED
     if committed is False:
         return CommitOutcome.lost(f"{text} was aborted, as {table.target} remembers")
-    if astray := committable.astray(table.target):
+    if astray := committable.target_mismatch(table.target):
         return CommitOutcome.unknown(f"{text}: {astray}")
     if name not in marked:
         return CommitOutcome.unknown(
@@ -401,8 +401,8 @@ def _holding(memory: Memory, part: Part, paths: Sequence[str], held: Mapping[str
     unnamed = memory.others(part.lineage, part.checkpoint_id, names)
     if gone := [path for path in paths if path not in held]:
         why = f"{len(gone)} of its files are not counted by the table any more: compacted, or deleted with their rows"
-        return Holding(remarks=(why,), unnamed=unnamed)
-    return Holding(held=sum(held[path] for path in paths), unnamed=unnamed)
+        return Holding(remarks=(why,), unexpected=unnamed)
+    return Holding(rows=sum(held[path] for path in paths), unexpected=unnamed)
 
 
 def _plain(fields: Iterable[pa.Field]) -> pa.Schema:

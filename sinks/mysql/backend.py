@@ -22,7 +22,7 @@ import pymysql
 from pymysql.constants import CLIENT, ER
 from pymysql.cursors import Cursor
 
-from sinks.diagnosis import Finding, of_clock
+from sinks.diagnosis import Finding, compare_clocks
 from sinks.errors import BadValue, ConfigurationError, TransactionBlocked
 from sinks.mysql import catalog, xa
 from sinks.mysql.catalog import MySQLColumn, MySQLTarget, target_type
@@ -705,4 +705,4 @@ def _findings(connection: Connection, *, xa: bool, no_xa: str | None) -> Iterabl
             "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",
             "SET GLOBAL local_infile = ON; and in the server's option file",
         )
-    yield from of_clock("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))
+    yield from compare_clocks("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from psycopg import IsolationLevel, errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
-from sinks.diagnosis import Finding, of_clock
+from sinks.diagnosis import Finding, compare_clocks
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.catalog import PostgresColumn, PostgresTarget, target_type
@@ -608,7 +608,9 @@ def _findings(connection: Connection, wanted: str) -> Iterable[Finding]:
     yield Finding.ok(f"PostgreSQL {version}")
     yield from _prepared(limit, used, wanted)
     yield from _old(connection)
-    yield from of_clock("the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0]))
+    yield from compare_clocks(
+        "the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0])
+    )
 
 
 def _prepared(limit: int, used: int, wanted: str) -> Iterable[Finding]:

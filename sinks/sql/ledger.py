@@ -224,7 +224,7 @@ class Ledger:
             sums,
             differences=tuple(f"the ledger {self.label} does not say that {one} was committed" for one in missing),
             remarks=() if sums else ("the ledger has no counts of it: an older version wrote it",),
-            unnamed=tuple(sorted(found.keys() - {*keys, *map(key, part.given_up)})),
+            unexpected=tuple(sorted(found.keys() - {*keys, *map(key, part.given_up)})),
         )
 
     def prune(self, connection: Any, checkpoint: Checkpoint, sink: str) -> None:

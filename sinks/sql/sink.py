@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from sinks.audit import Audit, Holding, Part
-from sinks.base import Sink, commit_each
-from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, written_but_refused
+from sinks.base import Sink, commit_in_threads
+from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, write_and_find_refused
 from sinks.diagnosis import Finding, SchemaDiff, Severity
 from sinks.errors import ConfigurationError
 from sinks.optional import (
@@ -141,12 +141,12 @@ class TableSink(
     def write(self, transaction: RowTransaction, batch: pa.RecordBatch) -> None:
         transaction.write(batch)
 
-    def write_accepted(self, transaction: RowTransaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+    def write_good_rows(self, transaction: RowTransaction, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
         """Each batch under a savepoint. Refused by the client or the server: values that the columns cannot hold, and
         what constraints, domains and triggers have against a row by itself."""
-        return written_but_refused(batch, transaction.encode, transaction.put, most)
+        return write_and_find_refused(batch, transaction.encode, transaction.put, most)
 
-    def sum_up(self, transaction: RowTransaction, fingerprint: Fingerprint) -> None:
+    def record_fingerprint(self, transaction: RowTransaction, fingerprint: Fingerprint) -> None:
         transaction.summed = fingerprint
 
     def pre_commit(self, transaction: RowTransaction) -> Committable:
@@ -193,7 +193,7 @@ class TableSink(
         others = [c for c in committables if not _is_staged(c.transaction)]
         # a few: those connections that the pool keeps; many: as many as it takes to be done soon
         threads = min(self.COMMIT_THREADS, max(IDLE_CONNECTIONS, len(others) // 16))
-        outcomes = iter(commit_each(self, others, threads)), iter(self._commit_staged(staged))
+        outcomes = iter(commit_in_threads(self, others, threads)), iter(self._commit_staged(staged))
         return [next(outcomes[_is_staged(c.transaction)]) for c in committables]
 
     def _commit_staged(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
@@ -267,23 +267,23 @@ class TableSink(
                 return Audit([Holding(remarks=(gone,))] * len(parts))
             return Audit([ledger.holding(connection, job, self.name, part, self._key) for part in parts])
 
-    def find_letters(self, job: str, sink: str, most: int) -> FoundLetters:
+    def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters:
         with self._backend.lend() as connection, self._backend.reading(connection):
             target = self._backend.describe(connection, *self._planner.locate(connection))
             if target is None:
-                return FoundLetters(())
+                return DeadLetters(())
             quote, names = self._backend.quote, [name for name in SCHEMA.names if name in target.names]
             columns, table = ", ".join(map(quote, names)), quote(target.schema, target.name)
             where = f"{quote('job')} = \0 AND {quote('sink')} = \0"
             statement = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {quote('time')} DESC LIMIT \0"
             statement = statement.replace("%", "%%").replace("\0", "%s")
             rows = self._backend.query(connection, statement, [job, sink, most])
-            return FoundLetters([dict(zip(names, row, strict=True)) for row in rows])
+            return DeadLetters([dict(zip(names, row, strict=True)) for row in rows])
 
     def _key(self, identity: Identity) -> str:
         return str(identity["transaction_id"]) if _is_staged(identity) else self._backend.key(identity)
 
-    def trial_schema(self) -> pa.Schema | None:
+    def probe_schema(self) -> pa.Schema | None:
         with self._backend.lend() as connection:
             if trial := self._planner.trial(connection):
                 schema, self._plan = trial

@@ -112,7 +112,7 @@ class TwoPhase(Strategy):
             f"{key} was rolled back by somebody else: it is not prepared any more, and the ledger {ledger.label} has a "
             "tombstone in place of its row"
         )
-        if astray := committable.astray(self.backend.aim(plan.target)):
+        if astray := committable.target_mismatch(self.backend.aim(plan.target)):
             return CommitOutcome.unknown(f"{lost}; {astray}")
         return CommitOutcome.lost(lost)
 
@@ -278,7 +278,7 @@ class StagingTables(Strategy):
         ledger.require_intact(connection)
         undecided = [c for text, c in by_id.items() if text not in states]
         for text, c in by_id.items():
-            if not states.get(text) and (astray := c.astray(self.backend.aim(plan.target))):
+            if not states.get(text) and (astray := c.target_mismatch(self.backend.aim(plan.target))):
                 raise TargetRefuses(f"{text}: {astray}")
         there = self._existing(connection, plan.target.schema, list(map(_id, undecided)))
         intact = [_id(c) for c in undecided if staging_table(_id(c)) in there]

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from sinks.arrow.convert import Convert
-from sinks.errors import NotMeant
+from sinks.errors import TargetChanged
 from sinks.sql.evolution import holds
 from sinks.sql.names import label
 
@@ -73,10 +73,10 @@ class Target:
         return [column.name for column in self.columns]
 
     def require_meant(self, triggers: Mapping[str, str]) -> None:
-        """`triggers` are those of now. Raises NotMeant if there is one that nobody has seen at the start."""
+        """`triggers` are those of now. Raises TargetChanged if there is one that nobody has seen at the start."""
         new = sorted(name for name, definition in triggers.items() if self.triggers.get(name) != definition)
         if new:
-            raise NotMeant(
+            raise TargetChanged(
                 f"table {self.label} was changed while the query ran: {' and '.join(new)} is new, or is not what it "
                 "was, and may alter rows or leave them out: take it away, or start the query again, which takes it as "
                 "meant"

@@ -43,7 +43,7 @@ class Clause(Enum):
     NAMES = "begin_transaction", "names it by `context.transaction_id`: each part of that tells transactions apart"
     HANDLE = "begin_transaction", "returns the handle: two open transactions of one sink object do not meet"
     WRITE = "write", "takes the rows of every Arrow record batch, all of them, as they are"
-    WRITE_ACCEPTED = "write_accepted", "names the rows that the target refuses, in their order, and writes all others"
+    WRITE_GOOD_ROWS = "write_good_rows", "names the rows that the target refuses, in their order, and writes all others"
     BAD_VALUE = (
         "write",
         "a value that the target cannot hold as it is: BadValue, and nothing is kept",

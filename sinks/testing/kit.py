@@ -75,7 +75,7 @@ class SinkTests:
     )
     """Columns of which the target cannot take the last two. None: it takes any."""
     bad: ClassVar[Mapping[str, Any] | None] = None
-    """Values with which the target refuses a row. None: the sink cannot name bad rows (`write_accepted`)."""
+    """Values with which the target refuses a row. None: the sink cannot name bad rows (`write_good_rows`)."""
     stops: ClassVar[int] = 6
     """Lines of a method at which it is stopped, at most."""
     many: ClassVar[int] = 120
@@ -188,7 +188,7 @@ class SinkTests:
     ) -> Committable:
         with clause.kept("pre_commit"):
             if isinstance(sink, Auditable):
-                sink.sum_up(transaction, Fingerprint(count))
+                sink.record_fingerprint(transaction, Fingerprint(count))
             committable = sink.snapshot_state(transaction)
         assert isinstance(committable.transaction, Mapping), Clause.IDENTITY.broken(
             f"an identity of type {type(committable.transaction).__name__}: {committable.transaction!r}"

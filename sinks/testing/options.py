@@ -95,15 +95,15 @@ class Options(SinkTests):
             table = [row | self.bad if at in places else row for at, row in enumerate(good)]
             batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
             transaction = self.begun(sink)
-            with Clause.WRITE_ACCEPTED.kept(f"write_accepted of 9 rows, of which those at {places} are bad,"):
-                found = [one.row for one in choosy.write_accepted(transaction, batch, 9)]
-            assert found == places, Clause.WRITE_ACCEPTED.broken(f"of 9 rows those at {places} are bad, not {found}")
+            with Clause.WRITE_GOOD_ROWS.kept(f"write_good_rows of 9 rows, of which those at {places} are bad,"):
+                found = [one.row for one in choosy.write_good_rows(transaction, batch, 9)]
+            assert found == places, Clause.WRITE_GOOD_ROWS.broken(f"of 9 rows those at {places} are bad, not {found}")
             self.rollback(sink, transaction)
         transaction = self.begun(sink)
         table = [*good, good[0] | self.bad]
-        choosy.write_accepted(transaction, pa.RecordBatch.from_pylist(table, schema=SCHEMA), 10)
-        self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_ACCEPTED))
-        self.expect_rows(sink, Clause.WRITE_ACCEPTED, "after 9 good rows and a bad one", rows(0, 9))
+        choosy.write_good_rows(transaction, pa.RecordBatch.from_pylist(table, schema=SCHEMA), 10)
+        self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_GOOD_ROWS))
+        self.expect_rows(sink, Clause.WRITE_GOOD_ROWS, "after 9 good rows and a bad one", rows(0, 9))
 
     # ------------------------------------------------------------------ SchemaEvolving
     def test_evolve_takes_new_columns(self, sink: Sink) -> None:
@@ -144,7 +144,7 @@ class Options(SinkTests):
             held = list(auditable.audit(self.job, parts).holdings)
         assert len(held) == 2, Clause.AUDIT.broken(f"{len(held)} answers for 2 checkpoints")
         for one, expected in zip(held, (7, 4), strict=True):
-            counts = {one.held, one.kept.rows if one.kept else None}
+            counts = {one.rows, one.fingerprint.rows if one.fingerprint else None}
             assert counts <= {None, expected}, Clause.AUDIT.broken(f"{one} of {expected} rows that are visible")
             assert not one.differences, Clause.AUDIT.broken(f"{one} of {expected} rows that are visible")
 

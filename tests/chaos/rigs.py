@@ -405,8 +405,10 @@ class AsPlacedRecords(AsRecords):
         wanted = pa.array(bad, pa.int32())
         return super()._records(batch).append_column("partition", wanted)
 
-    def write_accepted(self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
-        return super().write_accepted(transaction, self._records(batch), most)
+    def write_good_rows(
+        self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int
+    ) -> Sequence[Refusal]:
+        return super().write_good_rows(transaction, self._records(batch), most)
 
 
 def _row(value: bytes | None) -> Row:

@@ -52,7 +52,7 @@ EXPECTED = frozenset(
 """How drivers may fail under faults: refusals that a restart mends, and servers that are not there."""
 
 REFUSALS = frozenset(
-    ["StorageBehind", "ExternalSystemBehind", "CheckpointGap", "CheckpointLocationMismatch", "FirstCheckpointError"]
+    ["StorageBehind", "ExternalSystemBehind", "CheckpointGap", "CheckpointLocationMismatch", "QueryNotAdopted"]
 )
 """How the first driver after a set-back may fail; restoring what was there before mends it."""
 

@@ -96,7 +96,7 @@ def memories(job: Job) -> dict[str, tuple[int | None, str]]:
 def doctors_errors(job: Job) -> list[Any]:
     """And the exit code, which is 1 if there are any."""
     found = job.json("doctor", "--checkpoint-location", str(job.folder / "query"), code=None)
-    errors = [one["what"] for one in found if one["subject"] == "memories" and one["severity"] == "error"]
+    errors = [one["message"] for one in found if one["subject"] == "memories" and one["severity"] == "error"]
     assert job.cli("doctor", "--checkpoint-location", str(job.folder / "query"), code=int(bool(errors)))
     return errors
 

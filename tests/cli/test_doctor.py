@@ -28,7 +28,7 @@ Findings = list[dict[str, Any]]
 
 def about(findings: Findings, subject: str, severity: str | None = None) -> str:
     return "\n".join(
-        f"{one['what']} => {one['mend']}"
+        f"{one['message']} => {one['fix']}"
         for one in findings
         if one["subject"].startswith(subject) and severity in (None, one["severity"])
     )
@@ -36,7 +36,7 @@ def about(findings: Findings, subject: str, severity: str | None = None) -> str:
 
 def test_a_sound_job(file_job: Job) -> None:
     findings = file_job.json("doctor")
-    assert all(set(one) == {"subject", "severity", "what", "mend"} for one in findings)
+    assert all(set(one) == {"subject", "severity", "message", "fix"} for one in findings)
     assert {one["severity"] for one in findings} == {"ok"}
     assert "one winner in each of 5 races" in about(findings, "storage file://")
     assert "an empty transaction was pre-committed and aborted" in about(findings, "sink files")
@@ -69,8 +69,8 @@ def test_packages_that_do_not_suit_spark(
     else:
         monkeypatch.setattr(f"{module}.__version__", version)
     found = list(_packages(load_job_quietly(file_job)))
-    assert told in " ".join(one.what for one in found if one.severity is Severity.ERROR)
-    assert all(one.mend.startswith("pip install") for one in found if one.severity is Severity.ERROR)
+    assert told in " ".join(one.message for one in found if one.severity is Severity.ERROR)
+    assert all(one.fix.startswith("pip install") for one in found if one.severity is Severity.ERROR)
     with pytest.raises(ImportError, match=re.escape(told)):
         load_job(str(file_job.file))
 
@@ -212,12 +212,12 @@ def test_a_storage_that_does_not_keep_its_word() -> None:
     storage.uri = "test:"
     (finding,) = of_storage(storage)
     assert finding.severity is Severity.ERROR
-    assert "8 of 8 writers of one key won" in finding.what
+    assert "8 of 8 writers of one key won" in finding.message
 
     class Late(MemoryStorage):
         def clock(self) -> float | None:
             return time.time() - 3600
 
-    findings = {finding.severity: finding.what for finding in of_storage(Late("doctor-late"))}
+    findings = {finding.severity: finding.message for finding in of_storage(Late("doctor-late"))}
     assert "is 3600 s behind" in findings[Severity.WARNING]
     assert "gone with the driver" in findings[Severity.ERROR]

@@ -31,7 +31,7 @@ ROWS = [sum(table.num_rows for table in batch) for batch in INPUT]
 
 
 def lines(told: Any) -> list[tuple[Any, ...]]:
-    columns = ("checkpoint", "read", "pre_committed", "ledger", "held", "verdict")
+    columns = ("checkpoint", "read", "pre_committed", "ledger", "present", "verdict")
     return [tuple(line[name] for name in columns) for line in told["checkpoints"]]
 
 
@@ -56,7 +56,7 @@ def test_a_table_of_postgres(tmp_path: Path, pg_database: str, strategy: str) ->
         assert told["totals"]["orders"] == {
             **dict.fromkeys(("batch", "read", "pre_committed", "ledger"), sum(ROWS)),
             **dict.fromkeys(("filtered", "dead_lettered", "given_up"), 0),
-            "held": None,
+            "present": None,
         }
 
 
@@ -145,7 +145,7 @@ def test_a_table_of_sqlite(tmp_path: Path) -> None:
     told = {name: float(value) for name, _, value in samples}
     labels = 'by="verify",job_name="orders",sink="orders"'
     assert told[f"checkpointing_balance_differences{{{labels}}}"] == 1
-    assert told[f"checkpointing_balance_untold{{{labels}}}"] == 0
+    assert told[f"checkpointing_balance_unknown{{{labels}}}"] == 0
     of_rows = 'checkpointing_balance_rows{by="verify",column="%s",job_name="orders",sink="orders"}'
     assert (told[of_rows % "read"], told[of_rows % "ledger"]) == (sum(ROWS), sum(ROWS) - 1)
     assert abs(told['checkpointing_balance_timestamp_seconds{by="verify",job_name="orders"}'] - time.time()) < 600
@@ -174,7 +174,7 @@ def test_a_topic(tmp_path: Path, kafka: KafkaService, kafka_topic: str) -> None:
     other.abort(transactions[0].transaction)
     aborted, is_open = (Part("", 0, [one]) for one in transactions)
     told_by_sink = sink.audit("orders", [part, aborted, is_open]).holdings
-    assert [one.held for one in told_by_sink] == [ROWS[0], 0, None]
+    assert [one.rows for one in told_by_sink] == [ROWS[0], 0, None]
     assert "readers of" in told_by_sink[2].remarks[0]
     other.abort(transactions[1].transaction)
     other.close()

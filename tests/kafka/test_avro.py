@@ -321,7 +321,7 @@ def test_none_registers_nothing_and_says_what_differs(subject: Avro, tmp_path: P
     assert subject.versions() == [[ID]]
     assert subject.ids() == [1, 2]
     with closing(subject.sink()) as sink:
-        assert any("has version 1, compatibility" in finding.what for finding in sink.diagnose("job"))
+        assert any("has version 1, compatibility" in finding.message for finding in sink.diagnose("job"))
 
 
 @pytest.mark.large

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Message, Producer, TopicPartition
 
-from sinks.dead_letters import SCHEMA, FoundLetters, Refusal, letters
+from sinks.dead_letters import SCHEMA, DeadLetters, Refusal, letters
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
 from sinks.kafka import dead_letters as reading
@@ -129,10 +129,10 @@ def test_a_row_without_a_topic_goes_to_the_dead_letters_topic(tmp_path: Path, ka
         b"NoTopic",
         b'{"topic":null,"key":"aw==","partition":0,"value":"v"}',
     )
-    told = dead.find_letters("job", "many", 9)
+    told = dead.read_dead_letters("job", "many", 9)
     dead.close()
     assert told
-    shown = {one["row_number"]: one for one in told.letters}
+    shown = {one["row_number"]: one for one in told.rows}
     assert shown[0]["row"] == '{"topic":null,"key":"aw==","partition":0,"value":"v"}'
     assert json.loads(shown[1]["row"]) == {"topic": None, "key": None, "partition": 0, "value": 'ä"'}
     assert [(shown[at]["key"], shown[at]["value"]) for at in range(3)] == [
@@ -172,13 +172,15 @@ def test_the_newest_letters_of_a_topic(
     bad, newest = ids(input, bad=True), ids(input[2:], bad=True)
 
     def shown(most: int) -> tuple[list[int], list[str]]:
-        told = dead.find_letters("job", "good", most)
+        told = dead.read_dead_letters("job", "good", most)
         assert told
-        return [json.loads(one["row"])["id"] for one in told.letters], [gap.partition(":")[0] for gap in told.gaps]
+        return [json.loads(one["row"])["id"] for one in told.rows], [gap.partition(":")[0] for gap in told.gaps]
 
     assert shown(100) == (bad, [])
     assert shown(2) == (newest[-2:], [])
-    assert dead.find_letters("job", "other", 100) == dead.find_letters("other", "good", 100) == FoundLetters([])
+    assert (
+        dead.read_dead_letters("job", "other", 100) == dead.read_dead_letters("other", "good", 100) == DeadLetters([])
+    )
 
     [first] = [one for one in messages(kafka, one_partition) if json.loads(one.value())["id"] == newest[0]]
     open_transaction = Producer(kafka.client_options() | {"transactional.id": f"other {one_partition}"})

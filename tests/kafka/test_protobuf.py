@@ -336,7 +336,7 @@ def test_none_registers_nothing_and_the_diff_shows_what_is_to_be_done(subject: M
         sink.check(OLD.schema)
         with pytest.raises(SchemaMismatch, match=r"add the field note: optional string.*schema_evolution='add'"):
             sink.check(NEW.schema)
-        assert any("has version 1, compatibility" in finding.what for finding in sink.diagnose("job"))
+        assert any("has version 1, compatibility" in finding.message for finding in sink.diagnose("job"))
     job = Job(
         tmp_path,
         f'type = "kafka"\nbootstrap_servers = "{subject.kafka.bootstrap}"\ntopic = "{subject.topic}"\n'

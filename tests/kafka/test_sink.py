@@ -360,7 +360,7 @@ def test_a_partition_that_is_not_there(sink: KafkaSink) -> None:
         pre_commit(sink, batch)
 
 
-@pytest.mark.parametrize("accepted", [False, True], ids=["write", "write_accepted"])
+@pytest.mark.parametrize("accepted", [False, True], ids=["write", "write_good_rows"])
 def test_partitions_that_become_more_meanwhile(kafka: KafkaService, accepted: bool) -> None:
     def to(partition: int) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"value": [f"{partition}"], "partition": pa.array([partition], pa.int32())})
@@ -372,7 +372,7 @@ def test_partitions_that_become_more_meanwhile(kafka: KafkaService, accepted: bo
         admin.create_partitions([NewPartitions(topic, 8)])[topic].result(120)
         eventually(lambda: len((sink._brokers.topic(topic) or {})["partitions"]) == 8)
         if accepted:
-            assert list(sink.write_accepted(transaction, to(7), 1)) == []
+            assert list(sink.write_good_rows(transaction, to(7), 1)) == []
         else:
             sink.write(transaction, to(7))
         with pytest.raises(BadValue, match="no partition 8, which a row asks for: it has 8"):

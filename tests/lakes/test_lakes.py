@@ -137,7 +137,7 @@ def test_compaction_neither_doubles_nor_forgets(lake: Lake) -> None:
             lake.sink().abort(one.transaction)
     assert lake.ids() == [0, 1, 10, 11, 20, 21]
     [holding] = lake.sink().audit(JOB, [Part(LINEAGE, 0, made[:1])]).holdings
-    assert holding.held is None
+    assert holding.rows is None
     assert "compacted" in holding.remarks[0]
 
 
@@ -293,9 +293,9 @@ def test_audit_tells_rows_and_strangers(lake: Lake) -> None:
     one, other = (pre_committed(sink, rows(10 * n, 2 + n), subtask=n) for n in range(2))
     committed(sink, one, other)
     whole, part = sink.audit(JOB, [Part(LINEAGE, 0, [one, other]), Part(LINEAGE, 0, [one])]).holdings
-    assert (whole.held, whole.unnamed) == (5, ())
-    assert part.held == 2
-    assert part.unnamed == (f"{LINEAGE}.0.1.g1r0t0a0",)
+    assert (whole.rows, whole.unexpected) == (5, ())
+    assert part.rows == 2
+    assert part.unexpected == (f"{LINEAGE}.0.1.g1r0t0a0",)
 
 
 def test_an_audit_misses_rows_whose_file_somebody_has_deleted(lake: Lake) -> None:
@@ -307,7 +307,7 @@ def test_an_audit_misses_rows_whose_file_somebody_has_deleted(lake: Lake) -> Non
         parts.append(Part(LINEAGE, n, [made]))
     [file] = [path for path in lake.files() if lake.is_of(path, made.transaction["transaction"])]
     file.unlink()
-    assert [one.held for one in sink.audit(JOB, parts).holdings] == [2, 0]
+    assert [one.rows for one in sink.audit(JOB, parts).holdings] == [2, 0]
 
 
 def amid(sink: LakeSink, call: Callable[[], object]) -> None:
@@ -550,7 +550,7 @@ def test_delta_checkpoints_of_the_log_without_statistics(tmp_path: Path) -> None
     committed(sink, made)
     lake.table().create_checkpoint()
     [holding] = lake.sink().audit(JOB, [Part(LINEAGE, 0, [made])]).holdings
-    assert holding.held is None
+    assert holding.rows is None
     assert "1 of its files are not counted" in holding.remarks[0]
     assert committed(lake.sink(), made) == [COMMITTED]
 
@@ -620,7 +620,7 @@ def test_iceberg_branches(tmp_path: Path) -> None:
     audited = lake.table().snapshot_by_name("audit").snapshot_id
     assert sorted(lake.table().scan(snapshot_id=audited).to_arrow()["id"].to_pylist()) == [0, 1, 500]
     [holding] = sink.audit(JOB, [Part(LINEAGE, 0, [made])]).holdings
-    assert holding.held == 2
+    assert holding.rows == 2
 
 
 def test_iceberg_refuses_what_it_cannot_keep(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "storage older than a replay has it written again (R15)",
         "coordinator",
-        "if holding.unnamed:",
+        "if holding.unexpected:",
         "if False:",
         MEMORIES,
     ),
@@ -340,14 +340,14 @@ MUTANTS = (
     Mutant(
         "nothing is swept",
         "coordinator",
-        "orphans = unnamed(listed, named)",
-        "orphans = unnamed(listed, listed)",
+        "orphans = not_among(listed, named)",
+        "orphans = not_among(listed, listed)",
         PROTOCOL,
     ),
     Mutant(
         "what a record names is swept too",
         "coordinator",
-        "orphans = unnamed(listed, named)",
+        "orphans = not_among(listed, named)",
         "orphans = listed",
         PROTOCOL,
     ),
@@ -913,21 +913,21 @@ MUTANTS = (
     Mutant(
         "what is staged for one table is moved into another",
         "sinks/sql",
-        "if not states.get(text) and (astray := c.astray(self.backend.aim(plan.target))):",
+        "if not states.get(text) and (astray := c.target_mismatch(self.backend.aim(plan.target))):",
         "if astray := None:",
         SQLALCHEMY,
     ),
     Mutant(
         "what was rolled back in one table is written again into another",
         "sinks/sql",
-        "if astray := committable.astray(self.backend.aim(plan.target)):",
+        "if astray := committable.target_mismatch(self.backend.aim(plan.target)):",
         "if astray := None:",
         POSTGRES,
     ),
     Mutant(
         "Kafka: what was lost of one topic is written again to another",
         "sinks/kafka",
-        "astray = committable.astray(self._target)",
+        "astray = committable.target_mismatch(self._target)",
         "astray = None",
         KAFKA,
     ),
@@ -969,7 +969,7 @@ MUTANTS = (
     Mutant(
         "verify: a transaction that no record names is not seen",
         "coordinator",
-        "for name in (holding.unnamed if holding else ())",
+        "for name in (holding.unexpected if holding else ())",
         "for name in ()",
         VERIFY,
     ),
@@ -983,8 +983,8 @@ MUTANTS = (
     Mutant(
         "verify: fewer rows than acknowledged balance",
         "coordinator",
-        "if held is not None and held != committed:",
-        "if held is not None and held > committed:",
+        "if present is not None and present != committed:",
+        "if present is not None and present > committed:",
         ("tests/protocol/test_balance.py",),
     ),
     Mutant(

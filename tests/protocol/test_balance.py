@@ -30,7 +30,7 @@ def test_what_agrees_is_balanced() -> None:
     assert found.verdict is Verdict.BALANCED
     assert found.totals() == {
         "s": {"batch": 8, "filtered": 2, "read": 6, "dead_lettered": 0}
-        | {"pre_committed": 6, "given_up": 0, "ledger": 6, "held": 6}
+        | {"pre_committed": 6, "given_up": 0, "ledger": 6, "present": 6}
     }
     assert books(of(), holding=Holding(SIX, None, remarks=("no",))).verdict is Verdict.BALANCED
     assert books(replace(of(), committables=(), rows={"s": 0}), holding=Holding()).verdict is Verdict.BALANCED
@@ -57,20 +57,20 @@ def test_what_differs_is_named() -> None:
 
 
 def test_what_nobody_can_tell_is_not_called_balanced() -> None:
-    assert books(of(), holding=Holding(remarks=("no",))).verdict is Verdict.UNTOLD
-    assert books(of(), holding=Holding(SIX), audit=Audit([], untold=("no right",))).verdict is Verdict.UNTOLD
+    assert books(of(), holding=Holding(remarks=("no",))).verdict is Verdict.UNKNOWN
+    assert books(of(), holding=Holding(SIX), audit=Audit([], unknown=("no right",))).verdict is Verdict.UNKNOWN
     assert books(of(), why="in doubt").lines[0].remarks == ("in doubt",)
-    assert books(of(), why="in doubt").verdict is Verdict.UNTOLD
-    assert balance([], {"s": Answer({}, {}, Audit([]))}).verdict is Verdict.UNTOLD
+    assert books(of(), why="in doubt").verdict is Verdict.UNKNOWN
+    assert balance([], {"s": Answer({}, {}, Audit([]))}).verdict is Verdict.UNKNOWN
     without = balance([(of(),)], {})
-    assert (without.verdict, without.lines[0].sink) == (Verdict.UNTOLD, "s")
+    assert (without.verdict, without.lines[0].sink) == (Verdict.UNKNOWN, "s")
 
 
 def test_rows_that_an_operator_gave_up_are_no_difference_and_are_counted() -> None:
     given_up = Acceptance("s", 1, committable(1).transaction, 3, "lost", "me", "why")
     loss = replace(record(4, 1, ()), accepted=(given_up,))
     (line,) = books(of(), loss, holding=Holding(Fingerprint(3, 7), 3)).lines
-    assert (line.read, line.pre_committed, line.given_up, line.held) == (6, 6, 3, 3)
+    assert (line.read, line.pre_committed, line.given_up, line.present) == (6, 6, 3, 3)
     assert line.verdict is Verdict.BALANCED
 
 

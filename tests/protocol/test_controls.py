@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
-from coordinator.errors import CheckpointExpired, CheckpointFailed, FirstCheckpointError, InDoubtError, NotExactlyOnce
+from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError, NotExactlyOnce, QueryNotAdopted
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
 from examples.custom_sink import FileSink
@@ -74,7 +74,7 @@ def test_cancel_deletes_checkpoints_only_when_told_so(job: Job) -> None:
         coordinator.cancel(query)
         assert bool(CheckpointStore(job.storage, "job").load_newest()) is kept
         job.assert_exactly_once()
-    with pytest.raises(FirstCheckpointError, match="holds no checkpoint of this job"):
+    with pytest.raises(QueryNotAdopted, match="holds no checkpoint of this job"):
         job.coordinator().process(job.query().batch(1, "later"))
 
 

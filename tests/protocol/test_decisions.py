@@ -9,8 +9,8 @@ import pytest
 from coordinator.errors import (
     CheckpointGap,
     CheckpointLocationMismatch,
-    FirstCheckpointError,
     InDoubtError,
+    QueryNotAdopted,
     ReplayMismatch,
     SourceReplaced,
 )
@@ -63,7 +63,7 @@ def test_the_first_batch_of_a_new_job_is_written():
 
 
 def test_empty_storage_at_a_later_batch_is_an_error_that_offers_adoption():
-    with pytest.raises(FirstCheckpointError, match=r"batch 5.*adopt=True"):
+    with pytest.raises(QueryNotAdopted, match=r"batch 5.*adopt=True"):
         call(5, None)
 
 

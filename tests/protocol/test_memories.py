@@ -26,7 +26,7 @@ from coordinator import (
     Step,
     restore_savepoint,
 )
-from coordinator.errors import CheckpointGap, ExternalSystemBehind, FirstCheckpointError, StorageBehind, Superseded
+from coordinator.errors import CheckpointGap, ExternalSystemBehind, QueryNotAdopted, StorageBehind, Superseded
 from coordinator.protocol import operators
 from examples.custom_sink import FileSink
 from sinks import Checkpoint, Committable
@@ -201,7 +201,7 @@ def test_any_three_moments_are_right_or_refused(
         before, doubts = world.visible(), world.in_doubt()
         try:
             world.start()
-        except (StorageBehind, CheckpointGap, FirstCheckpointError):
+        except (StorageBehind, CheckpointGap, QueryNotAdopted):
             assert world.visible() == before, f"{what}: refused, but something was committed"
             assert world.in_doubt() == doubts, f"{what}: refused, but something was aborted"
         except CheckpointError:

@@ -17,8 +17,8 @@ from coordinator.errors import (
     CheckpointFailed,
     CheckpointLocationMismatch,
     CorruptRecord,
-    FirstCheckpointError,
     InDoubtError,
+    QueryNotAdopted,
     Superseded,
     UnknownSink,
     WrongJob,
@@ -203,7 +203,7 @@ def test_wiped_storage_is_refused_and_nothing_is_aborted(job: Job) -> None:
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.COMPLETE, 1)])
     before = sorted(map(str, job.sink.in_doubt("job")))
-    with pytest.raises(FirstCheckpointError, match="wiped"):
+    with pytest.raises(QueryNotAdopted, match="wiped"):
         job.run(storage=open_storage(f"memory:{uuid.uuid4().hex}"))
     assert sorted(map(str, job.sink.in_doubt("job"))) == before != []
     job.run()

@@ -16,8 +16,8 @@ from coordinator.errors import (
     CheckpointGap,
     CheckpointLocationMismatch,
     CorruptRecord,
-    FirstCheckpointError,
     InDoubtError,
+    QueryNotAdopted,
     ReplayMismatch,
     SourceReplaced,
     Superseded,
@@ -208,10 +208,10 @@ def test_a_batch_that_a_function_left_out_is_told_of_alone(job: Job, first: int)
     job.run(batches=first)
     coordinator, query = job.coordinator(), job.query()
     query.batch(first, "one run")
-    with pytest.raises((CheckpointGap, FirstCheckpointError), match=r"the batch before it was not completed") as told:
+    with pytest.raises((CheckpointGap, QueryNotAdopted), match=r"the batch before it was not completed") as told:
         coordinator.process(query.batch(first + 1, "one run"))
     assert not any(word in str(told.value) for word in ("wiped", "Storage is older", "adopt"))
-    with pytest.raises((CheckpointGap, FirstCheckpointError), match=r"wiped|Storage is older"):
+    with pytest.raises((CheckpointGap, QueryNotAdopted), match=r"wiped|Storage is older"):
         job.coordinator().process(job.query().batch(first + 1, "another run"))
 
 

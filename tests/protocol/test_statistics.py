@@ -294,7 +294,7 @@ def test_prometheus(job: Job) -> None:
         assert value("checkpoint_last") == batches - 1
         assert value("checkpoint_last_timestamp_seconds") == newest.ended_at / 1000
         assert (value("in_doubt"), value("in_doubt_age_seconds"), value("exactly_once")) == (0, 0, 1)
-        assert (value("generation"), value("checkpoint_under_way_seconds")) == (1, 0)
+        assert (value("generation"), value("checkpoint_in_progress_seconds")) == (1, 0)
         with pytest.raises(ValueError, match="already"):
             coordinator.register_metrics(registry)
 
@@ -350,8 +350,8 @@ def test_the_books_as_metrics(job: Job, telemetry: tuple[InMemoryMetricReader, I
         of_driver = {"sink": "files", "by": "driver"}
         assert value("rows", column="read", **of_driver) == rows_of(job, 0) + rows_of(job, 1)
         assert value("rows", column="ledger", **of_driver) == rows_of(job, 0) + rows_of(job, 1) - 1
-        assert value("rows", column="held", **of_driver) is None
-        assert (value("differences", **of_driver), value("untold", **of_driver)) == (1, 0)
+        assert value("rows", column="present", **of_driver) is None
+        assert (value("differences", **of_driver), value("unknown", **of_driver)) == (1, 0)
         assert value("timestamp_seconds", by="driver") == coordinator.statistics.verified_at / 1000
         assert "checkpoint 1" in coordinator.statistics.now(0)["balance"]
         data = telemetry[0].get_metrics_data()

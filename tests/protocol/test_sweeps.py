@@ -16,8 +16,8 @@ from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
     CorruptRecord,
-    FirstCheckpointError,
     InDoubtError,
+    QueryNotAdopted,
 )
 from coordinator.storage import StorageError, open_storage
 from examples.custom_sink import FileSink
@@ -76,7 +76,7 @@ def test_close_after_wiped_storage_was_refused_aborts_nothing(job: Job) -> None:
     with pytest.raises(CrashError):
         job.run(listeners=[crash_at(Step.COMPLETE, 1)])
     with (
-        pytest.raises(FirstCheckpointError, match="wiped"),
+        pytest.raises(QueryNotAdopted, match="wiped"),
         job.coordinator(storage=open_storage(f"memory:{uuid.uuid4().hex}")) as coordinator,
     ):
         job.query().run(coordinator)

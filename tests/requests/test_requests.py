@@ -29,7 +29,7 @@ from tests.storage.wrapped import WrappedStorage
 
 Change = Callable[[SignOfLife], SignOfLife]
 
-FAST = {"contact_interval": 0.1, "heartbeat_interval": 1}
+FAST = {"request_poll_interval": 0.1, "heartbeat_interval": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -279,7 +279,7 @@ def test_nobody_waits_where_no_driver_runs(job: Job) -> None:
 
 
 def test_a_driver_that_ends_before_it_comes_to_it(job: Job, target: str) -> None:
-    with job.coordinator(config={"savepoint_dir": target, "contact_interval": 0}) as coordinator:
+    with job.coordinator(config={"savepoint_dir": target, "request_poll_interval": 0}) as coordinator:
         job.quiet(1).run(coordinator)
         waiting = asking(job.storage)
         eventually(lambda: bool(notes(job.storage)))
@@ -291,7 +291,7 @@ def test_a_driver_that_ends_before_it_comes_to_it(job: Job, target: str) -> None
 def test_a_driver_that_dies_after_it_has_begun(job: Job, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "_INSIST", 1)
     store = store_of(job.storage)
-    with job.coordinator(config={"savepoint_dir": target, "contact_interval": 0}) as coordinator:
+    with job.coordinator(config={"savepoint_dir": target, "request_poll_interval": 0}) as coordinator:
         job.quiet(1).run(coordinator)
         waiting = asking(job.storage, "stop")
         eventually(lambda: bool(store.notes("request")))

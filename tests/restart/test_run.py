@@ -27,7 +27,7 @@ from coordinator import (
     run,
 )
 from coordinator.errors import CheckpointFailed, CheckpointLocationMismatch, JobFailed
-from sinks.errors import BadValue, NotMeant
+from sinks.errors import BadValue, TargetChanged
 from sinks.postgres import PostgresSink
 from sinks.testing.servers.postgres import PostgresService
 from sinks.testing.table import eventually
@@ -163,9 +163,9 @@ def test_a_trigger_that_nobody_has_looked_at_is_not_taken_as_meant_by_a_restart(
         run("CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
         run("CREATE TRIGGER skips BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION skip()")
 
-    with pytest.raises(JobFailed, match=r"attempt 1, and a restart cannot mend it: NotMeant: .*skips") as failed:
+    with pytest.raises(JobFailed, match=r"attempt 1, and a restart cannot mend it: TargetChanged: .*skips") as failed:
         job.run(job.coordinator(None, At(Step.DONE, 0, leave_rows_out)))
-    assert isinstance(failed.value.__cause__, NotMeant)
+    assert isinstance(failed.value.__cause__, TargetChanged)
     run("DROP TRIGGER skips ON orders")
     job.run(job.coordinator())
     assert job.written() == job.ids

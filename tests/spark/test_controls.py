@@ -24,7 +24,7 @@ from coordinator import (
     ExternalizedCheckpointCleanup,
     StateBackend,
 )
-from coordinator.errors import FirstCheckpointError
+from coordinator.errors import QueryNotAdopted
 from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
@@ -173,7 +173,7 @@ def test_a_source_that_cannot_be_read_again_is_not_exactly_once(
     query = lenient.write_stream(lines).start()
     wait_for(lambda: visible(sink))
     query.stop()
-    assert [reason.split(" ")[0:2] for reason in lenient.guarantee.reasons] == [
+    assert [reason.split(" ")[0:2] for reason in lenient.guarantee.weaknesses] == [
         ["Spark's", "checkpointLocation"],
         ["the", "source"],
     ]
@@ -203,7 +203,7 @@ def test_a_query_that_is_not_deterministic_needs_checked_shuffles(
             query = start(coordinator, numbers(session).selectExpr("value", f"{expression} AS more"), folder)
             wait_for(lambda: query.recentProgress)  # noqa: B023
             query.stop()
-            reasons = coordinator.guarantee.reasons
+            reasons = coordinator.guarantee.weaknesses
         assert ["not deterministic" in reason for reason in reasons] == [True] * (number == 1), reasons
 
 
@@ -221,9 +221,9 @@ def test_what_depends_on_the_order_of_rows_is_named(spark: SparkSession, tmp_pat
         with CheckpointCoordinator(name.replace(" ", "-"), [sink], f"file://{folder}/storage") as coordinator:
             stream = query.writeStream.foreachBatch(coordinator).outputMode("update")
             started = stream.option("checkpointLocation", f"{folder}/spark").start()
-            wait_for(lambda: coordinator.guarantee.reasons or started.recentProgress)  # noqa: B023
+            wait_for(lambda: coordinator.guarantee.weaknesses or started.recentProgress)  # noqa: B023
             started.stop()
-            reasons = coordinator.guarantee.reasons
+            reasons = coordinator.guarantee.weaknesses
         assert [reason.split(",")[0] for reason in reasons] == [f"the query has {one}" for one in named], (
             name,
             reasons,
@@ -252,7 +252,7 @@ def test_a_query_that_ran_at_least_once_is_adopted_without_loss(
     sink = PostgresSink(pg_database, table="numbers")
     storage = f"file://{tmp_path}/storage"
     with (
-        pytest.raises(FirstCheckpointError, match=r"Spark asks for batch 3, .*adopt=True"),
+        pytest.raises(QueryNotAdopted, match=r"Spark asks for batch 3, .*adopt=True"),
         CheckpointCoordinator("numbers", [sink], storage) as refusing,
     ):
         start(refusing, plain, tmp_path).awaitTermination(300)

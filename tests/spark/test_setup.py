@@ -26,8 +26,8 @@ from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
     CheckpointGap,
-    FirstCheckpointError,
     JobFailed,
+    QueryNotAdopted,
     WorkersNotReady,
 )
 from examples.custom_sink import FileSink
@@ -285,7 +285,7 @@ def test_a_batch_that_a_function_leaves_out_is_named_as_the_cause(spark: SparkSe
             coordinator(df, n)
 
     with (
-        pytest.raises(FirstCheckpointError, match=r"batch 1, and the batch before it .* your function") as told,
+        pytest.raises(QueryNotAdopted, match=r"batch 1, and the batch before it .* your function") as told,
         coordinator,
     ):
         run_all(files.df.writeStream.foreachBatch(leaving_out), tmp_path)

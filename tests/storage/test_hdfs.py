@@ -98,7 +98,7 @@ class TestHdfs(ProcessConformance):
     @pytest.mark.large
     def test_an_operator_asks_a_driver_by_it(self, storage, tmp_path):
         job, options = Job(tmp_path, batches=2), {"savepoint_dir": f"file://{tmp_path}/savepoints"}
-        with job.coordinator(storage=storage, config=options | {"contact_interval": 0.2}) as coordinator:
+        with job.coordinator(storage=storage, config=options | {"request_poll_interval": 0.2}) as coordinator:
             job.quiet(2).run(coordinator)
             taken = ask_driver(CheckpointStore(storage, "job"), "trigger")
         assert taken["checkpoint"] == 1

@@ -124,7 +124,7 @@ class TakesTenThousandRows(Shelf):
 @breaks(Clause.AUDIT, "the_audit_counts_what_is_visible")
 class CountsTheFirstParticipant(Shelf):
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        return Audit([Holding(held=part.committables[0].fingerprint.rows) for part in parts])
+        return Audit([Holding(rows=part.committables[0].fingerprint.rows) for part in parts])
 
 
 @breaks(Clause.AUDIT, "the_audit_counts_what_is_visible")

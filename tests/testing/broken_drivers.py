@@ -31,7 +31,7 @@ ONLY = "commit_and_abort_end_only_what_they_name"
 @breaks(Clause.AUDIT, "the_audit_counts_what_is_visible")
 class CountsOneTooFew(Shelf):
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        return Audit([Holding(held=sum(c.fingerprint.rows for c in part.committables) - 1) for part in parts])
+        return Audit([Holding(rows=sum(c.fingerprint.rows for c in part.committables) - 1) for part in parts])
 
 
 # ---------------------------------------------------------------------- commit

@@ -343,13 +343,13 @@ class StoresEmptyTextsAsNull(_Alters):
         return row | {"name": row["name"] or None}
 
 
-@breaks(Clause.WRITE_ACCEPTED, BAD)
+@breaks(Clause.WRITE_GOOD_ROWS, BAD)
 class CountsBadRowsFromOne(Shelf):
-    def write_accepted(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
-        return [replace(one, row=one.row + 1) for one in super().write_accepted(transaction, batch, most)]
+    def write_good_rows(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        return [replace(one, row=one.row + 1) for one in super().write_good_rows(transaction, batch, most)]
 
 
-@breaks(Clause.WRITE_ACCEPTED, BAD)
+@breaks(Clause.WRITE_GOOD_ROWS, BAD)
 class LosesABatchWithABadRow(Shelf):
     def put(self, transaction: Handle, rows: Rows) -> None:
         super().put(transaction, rows if len(rows) % 10 != 9 else [])

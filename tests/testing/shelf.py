@@ -101,7 +101,7 @@ class Shelf(
     def write(self, transaction: Handle, batch: pa.RecordBatch) -> None:
         self.put(transaction, batch.to_pylist())
 
-    def write_accepted(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+    def write_good_rows(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
         rows = batch.to_pylist()
         self.put(transaction, [row for row in rows if row["name"] != REFUSED])
         return [Refusal(at, "BadValue", "it is refused") for at, row in enumerate(rows) if row["name"] == REFUSED]
@@ -166,13 +166,13 @@ class Shelf(
             assert self.path(one.transaction["name"], "ready").exists()
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        return Audit([Holding(held=sum(self.count(one) for one in part.committables)) for part in parts])
+        return Audit([Holding(rows=sum(self.count(one) for one in part.committables)) for part in parts])
 
     def count(self, committable: Committable) -> int:
         found = [self.path(committable.transaction["name"], state) for state in self.shown_in]
         return len([row for path in found if path.exists() for row in _stored(path)])
 
-    def trial_schema(self) -> pa.Schema | None:
+    def probe_schema(self) -> pa.Schema | None:
         return SCHEMA
 
 

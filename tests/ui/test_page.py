@@ -131,7 +131,7 @@ def test_a_running_job(job: Job) -> None:
 
 
 def test_what_the_driver_tells_of_itself(job: Job) -> None:
-    with job.coordinator(config={"contact_interval": 0.1}) as driver, seen_from_outside(job) as browser:
+    with job.coordinator(config={"request_poll_interval": 0.1}) as driver, seen_from_outside(job) as browser:
         job.quiet(1).run(driver)
         driver.statistics.on_step(Step.COMMITTING, 1, {"transactions": {"files": 3}})
         driver.statistics.verified(Balance((), {"files": ("the ledger has 8 row(s)",)}, {}))

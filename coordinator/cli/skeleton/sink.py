@@ -93,7 +93,7 @@ class SkeletonSink(DirectCommitting[TextIO], Diagnosable[TextIO]):
                 if id.checkpoint < checkpoint.oldest_retained:
                     (self.folder / state / name).unlink(missing_ok=True)
 
-    def trial_schema(self) -> pa.Schema:
+    def probe_schema(self) -> pa.Schema:
         return pa.schema([("id", pa.int64())])
 
     # ------------------------------------------------------------------ the system that you replace
