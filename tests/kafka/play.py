@@ -89,11 +89,11 @@ def pre_commit(sink: KafkaSink, *batches: pa.RecordBatch, **about: Any) -> Commi
     return committable.of(sink.name, about.get("subtask", 0), Fingerprint(sum(batch.num_rows for batch in batches)))
 
 
-def anew(kafka: KafkaService, topic: str, *, create: bool = True) -> None:
+def anew(kafka: KafkaService, topic: str, partitions: int = 3, *, create: bool = True) -> None:
     """Delete a topic, and make it again."""
     admin = kafka.admin()
     admin.delete_topics([topic])[topic].result(120)
     eventually(lambda: topic not in admin.list_topics(timeout=120).topics)
     if create:
-        admin.create_topics([NewTopic(topic, 3)])[topic].result(120)
+        admin.create_topics([NewTopic(topic, partitions)])[topic].result(120)
         eventually(lambda: topic in admin.list_topics(timeout=120).topics)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 from kafka.admin import KafkaAdminClient
 
 
@@ -24,7 +25,7 @@ def read(options: Mapping[str, Any], topic: str, isolation: str = "read_committe
         }
     )
     try:
-        partitions = consumer.list_topics(topic, timeout=120).topics[topic].partitions
+        partitions = partitions_of(consumer, topic)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         ended: set[int] = set()
         found: list[Message] = []
@@ -46,6 +47,13 @@ def read(options: Mapping[str, Any], topic: str, isolation: str = "read_committe
         return found
     finally:
         consumer.close()
+
+
+def partitions_of(client: Consumer | AdminClient, topic: str) -> Mapping[int, Any]:
+    """Once the broker that is asked has heard of the topic."""
+    while not (found := client.list_topics(topic, timeout=120).topics[topic].partitions):
+        time.sleep(0.02)
+    return found
 
 
 def settled(bootstrap: str, **options: Any) -> None:

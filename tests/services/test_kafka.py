@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sinks.testing.servers.kafka import ExternalKafka, KafkaServer, KafkaService, kafka_service
+from tests.kafka.reading import partitions_of
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +71,7 @@ def _read(service: KafkaService, topic: str, count: int, user: str | None = None
     consumer = Consumer(service.client_options(user) | {"group.id": "tests", "isolation.level": "read_committed"})
     found: list[str] = []
     try:
-        partitions = consumer.list_topics(topic, timeout=120).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+        consumer.assign([TopicPartition(topic, n, OFFSET_BEGINNING) for n in partitions_of(consumer, topic)])
         deadline = time.monotonic() + 120
         while len(found) < count and time.monotonic() < deadline:
             message = consumer.poll(0.5)
@@ -286,12 +286,7 @@ def test_nothing_is_left_after_sigkill_of_the_owner(paused: bool) -> None:
 @pytest.mark.large
 def test_three_brokers_survive_the_loss_of_any(three: KafkaServer) -> None:
     with three.topic(partitions=3) as topic:
-        admin, deadline = three.admin(), time.monotonic() + 120
-        while 0 not in (partitions := admin.list_topics(topic).topics[topic].partitions):
-            assert time.monotonic() < deadline, "the broker that was asked does not hear of the new topic"
-            time.sleep(0.1)
-        replicas = partitions[0].replicas
-        assert sorted(replicas) == [1, 2, 3]
+        assert sorted(partitions_of(three.admin(), topic)[0].replicas) == [1, 2, 3]
         producer = Producer(three.client_options() | {"transactional.id": "survives"})
         producer.init_transactions(120)
         for node in (1, 2, 3):

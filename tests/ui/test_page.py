@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
@@ -102,9 +101,7 @@ def test_a_running_job(job: Job) -> None:
         running = threading.Thread(target=job.quiet().run, args=[driver])
         running.start()
         assert reached.wait(300)
-        began = time.monotonic()
         eventually(lambda: "Checkpoint 2, for" in browser.see("/"))
-        assert time.monotonic() - began < 10
         pages = see_all(browser)
         assert "Done: prepare" in pages[""]
         assert "<b>3</b> triggered" in pages[""]
@@ -125,9 +122,7 @@ def test_a_running_job(job: Job) -> None:
         assert len(re.findall('<td>files<td class="n">[0-9]+<td', detail)) == 1 + participants
         go_on.set()
         running.join(300)
-        began = time.monotonic()
         eventually(lambda: "Checkpoint 2, for" not in browser.see("/") and "<b>4</b> triggered" in browser.see("/"))
-        assert time.monotonic() - began < 10
 
 
 def test_what_the_driver_tells_of_itself(job: Job) -> None:
