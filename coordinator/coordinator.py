@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, Replay
 from coordinator.errors import CheckpointError, SavepointError, reason
@@ -33,7 +33,6 @@ from coordinator.statistics.history import CheckpointHistory
 from coordinator.statistics.metrics import open_telemetry, prometheus, serve
 from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from coordinator.storage import CheckpointStorage, open_storage
-from coordinator.swallowed import SwallowedErrorGuard
 from coordinator.verifier import Verifier
 from sinks import dead_letters
 from sinks.base import TwoPhaseCommitSink
@@ -41,7 +40,6 @@ from sinks.base import TwoPhaseCommitSink
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 logger = logging.getLogger(__name__)
@@ -113,8 +111,7 @@ class CheckpointCoordinator:
         self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery ends before the batch tells the rest
         self.last_error: Exception | None = None
         """What stopped the query: Spark passes on its text only."""
-        self._lifecycle = QueryLifecycle(self._clock, config.min_pause)
-        self._guard = SwallowedErrorGuard(store, adopt=config.adopt)
+        self._lifecycle = QueryLifecycle(job, self._clock, config.min_pause)
         self._one_at_a_time = threading.RLock()
         self._ready = False
         self._passage = Passage(config.rows_on_driver)
@@ -157,16 +154,15 @@ class CheckpointCoordinator:
 
         shared = len(self._made_of[1]) > 1
         batch = batch_of(df, batch_id, self.config.checkpoint_location, self._passage, shared=shared)
-        self._guard.require_passed_on(batch)
+        self._lifecycle.require_errors_passed_on(batch)
         try:
             if not is_remote():
                 self._prepare(df)
             self.process(batch)
         except Exception as error:
             self.last_error = error
-            self._lifecycle.cut_off()
+            self._lifecycle.failed(batch, error)
             if batch.active:
-                self._guard.raised(batch, error)
                 raise
             logger.info("batch %d was cut off, since the query is being stopped; the next start has it", batch_id)
             logger.debug("it was cut off here", exc_info=True)
@@ -176,11 +172,10 @@ class CheckpointCoordinator:
             self._sweeper = threading.Thread(target=self._sweep_while_quiet, name="checkpoint-sweeps", daemon=True)
             self._sweeper.start()
 
-    def unheard(self, query: StreamingQuery | None) -> CheckpointError | None:
-        """Of a query that has ended: an error that the function which called this object has kept from Spark, in this
-        run or, if no batch has come in it, in one before."""
-        without_batch = query and not self._lifecycle.has_had_a_batch(query)
-        return self._guard.unheard(query if without_batch else None, self.config.checkpoint_location)
+    @property
+    def swallowed_error(self) -> CheckpointError | None:
+        """Of a query that has ended: what stopped it, if the function that calls this object kept that from Spark."""
+        return self._lifecycle.swallowed_error
 
     def _prepare(self, df: DataFrame) -> None:
         """Once, and before anything is written: what a batch would fail on, deep in Spark's stacks. With Connect in the
@@ -211,9 +206,8 @@ class CheckpointCoordinator:
         """See one micro-batch through: when this returns, all of its rows are visible, once."""
         self._lifecycle.pause(batch)
         with self._one_at_a_time:
-            self._lifecycle.admit(batch)
             try:
-                self._guard.require_once(batch)
+                self._lifecycle.admit(batch)
                 if batch.run_id != self.protocol.run_id:
                     self._serve_metrics()
                     self._verifier.begin(batch.query)
@@ -223,8 +217,7 @@ class CheckpointCoordinator:
                     self.protocol.listeners.tell(Step.HALTED, batch.facts.checkpoint_id, error=error)
                 self._heartbeat.end(f"{type(error).__name__}: {error}" if batch.active else "the query was stopped")
                 raise
-            self._guard.done(batch)
-            self._lifecycle.finished()
+            self._lifecycle.finished(batch)
 
     def recover(self) -> None:
         """Commit the newest complete checkpoint again, and abort what no record names: what a query's first batch does
@@ -305,13 +298,6 @@ class CheckpointCoordinator:
             self.cancel(query)
         return savepoint.summary()
 
-    def serve_http(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: a driver answers no requests of its own any more."""
-        raise CheckpointError(
-            "serve_http is gone: for savepoints run `coordinator savepoint trigger`, for the web page `coordinator ui`;"
-            " they need nothing of the driver. For Prometheus set metrics_address in the CheckpointConfig"
-        )
-
     def register_metrics(self, registry: CollectorRegistry) -> None:
         """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on.
         `CheckpointConfig.metrics_address` serves them."""
@@ -389,16 +375,16 @@ class CheckpointCoordinator:
         """Stop the query, then `close`. Raises what the query failed with, also if the block has caught that, and what
         the function around this object kept from Spark. An error that leaves the block goes before both. Spark's own,
         which passes on the text of what stopped the query, gives way to that error itself."""
-        failed = unheard = None
+        failed = swallowed = None
         try:
             for query in self._lifecycle.queries:
                 self.stop(query)
                 failed = None if error else query.exception()
-            unheard = self.unheard(self._lifecycle.started)
+            swallowed = self.swallowed_error
         finally:
             self.close()
-        if unheard and not error:
-            raise unheard
+        if swallowed and not error:
+            raise swallowed
         stopped_by, raised = self.last_error, error or failed
         if stopped_by and raised:
             from pyspark.errors import StreamingQueryException

@@ -6,7 +6,8 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
-from coordinator.errors import SavepointError
+from coordinator.errors import CheckpointError, SavepointError
+from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query
 from coordinator.protocol.clock import Clock
 
@@ -25,16 +26,20 @@ _IDLE_LOOKS = 3
 class QueryLifecycle:
     """Stops and starts of one query at a time. A stop holds the next batch back, and waits for the one under way."""
 
-    def __init__(self, clock: Clock, min_pause: float) -> None:
+    def __init__(self, job: str, clock: Clock, min_pause: float) -> None:
         """`min_pause`: seconds from the end of a batch to the begin of the next."""
         self.started: StreamingQuery | None = None
         """What `write_stream` led to last, also if no batch of it has come."""
         self.calling: Query | None = None
         """What the coordinator was last called by, whoever started it."""
         self.location: str | None = None
-        self._clock, self._min_pause = clock, min_pause
+        self._job, self._clock, self._min_pause = job, clock, min_pause
         self._finished_at = self._cut_off_at = -math.inf
         self._stopping = self._held_back = self._seen_through = False
+        self._finished: MicroBatch | None = None
+        """The last batch that was seen through."""
+        self._failed: tuple[MicroBatch, Exception] | None = None
+        """What the last call ended with, if it was no stop: Spark fails the query with it, and no other batch comes."""
 
     @property
     def query(self) -> Query:
@@ -51,17 +56,13 @@ class QueryLifecycle:
         """Whether its last batch was seen through, and another one may come."""
         return self._seen_through and self.calling is not None and self.calling.isActive
 
-    def has_had_a_batch(self, query: StreamingQuery) -> bool:
-        """In this run of it."""
-        return getattr(self.calling, "runId", None) == query.runId
-
     def notice_start_of(self, writer: DataStreamWriter) -> None:
         start = writer.start
 
         @functools.wraps(start)
         def noticed(*arguments: Any, **options: Any) -> StreamingQuery:
             self.started = query = start(*arguments, **options)
-            if not self.has_had_a_batch(query):
+            if getattr(self.calling, "runId", None) != query.runId:
                 self.calling = None  # of the run before
             return query
 
@@ -82,18 +83,51 @@ class QueryLifecycle:
         self._held_back = False
         if not batch.active:
             batch.raise_stopped()
+        self._require_called_once(batch)
 
-    def finished(self) -> None:
-        self._finished_at, self._seen_through = self._clock.monotonic(), True
+    def finished(self, batch: MicroBatch) -> None:
+        self._finished, self._finished_at, self._seen_through = batch, self._clock.monotonic(), True
 
-    def cut_off(self) -> None:
+    def failed(self, batch: MicroBatch, error: Exception) -> None:
+        """Also if it was cut off, by a stop of its query."""
         self._cut_off_at = self._clock.monotonic()
+        if batch.active:
+            self._failed = batch, error
 
+    # ------------------------------------------------------------------ the function that calls the coordinator
+    def _require_called_once(self, batch: MicroBatch) -> None:
+        """A second call for a batch finds its checkpoint complete, which does no harm if it has the same rows."""
+        before, n = self._finished, batch.facts.checkpoint_id
+        if before and (before.run_id, before.facts.checkpoint_id) != (batch.run_id, n):
+            self._finished = None  # Spark keeps what its DataFrame was computed from as long as that is known
+        elif before and not batch.same_rows(before):
+            raise decisions.called_twice(n, self._job)
+
+    def require_errors_passed_on(self, batch: MicroBatch) -> None:
+        """Spark got the error of the call before: else it would not go on to this batch in the same run."""
+        if self._failed:
+            before, _ = self._failed
+            if before.run_id == batch.run_id and before.facts != batch.facts:
+                raise self._swallowed()
+        self._failed = None
+
+    @property
+    def swallowed_error(self) -> CheckpointError | None:
+        """What the last call ended with, if the query went on as if it had not."""
+        return self._swallowed() if self._failed and not self._failed[0].query.exception() else None
+
+    def _swallowed(self) -> CheckpointError:
+        assert self._failed
+        batch, error = self._failed
+        swallowed = decisions.swallowed(batch.facts.checkpoint_id, self._job, error)
+        swallowed.__cause__ = error
+        return swallowed
+
+    # ------------------------------------------------------------------ a stop
     def wait_for_workers(self) -> None:
         """Of a batch that was cut off."""
         self._clock.sleep(max(0, self._cut_off_at + _WORKER_GRACE_PERIOD - self._clock.monotonic()))
 
-    # ------------------------------------------------------------------ a stop
     def hold(self) -> None:
         """No further batch begins until `stop` has ended."""
         self._stopping = True

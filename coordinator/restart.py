@@ -334,10 +334,10 @@ def _attempt(
                 break
     except Exception as raised:
         error = raised
-    unheard = coordinator.unheard(query) if coordinator and not error else None
-    stopped = stopping.asked or not (error or unheard)  # maybe by somebody else
-    if unheard:
-        error = unheard
+    swallowed = coordinator.swallowed_error if coordinator and not error else None
+    stopped = stopping.asked or not (error or swallowed)  # maybe by somebody else
+    if swallowed:
+        error = swallowed
     elif coordinator and coordinator.last_error is not earlier:
         error = coordinator.last_error  # of which Spark passes on the text only
     if error and stopped and not isinstance(error, CheckpointError):

@@ -36,10 +36,6 @@ class Query(Protocol):
     def status(self) -> Mapping[str, Any]:
         """`isTriggerActive`: whether it plans, runs or finishes a batch just now."""
 
-    @property
-    def recentProgress(self) -> Sequence[Any]:  # noqa: N802 - Spark's name
-        """`batchId` of each batch that it has run, but for those long ago."""
-
     def exception(self) -> Exception | None:
         """What it failed with; None if it runs, or was stopped."""
 

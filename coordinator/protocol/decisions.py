@@ -164,7 +164,7 @@ def require_none_lost(newest: Complete) -> None:
         )
 
 
-def hand_over_again(n: int | str) -> str:
+def hand_over_again(n: int) -> str:
     """How a person gets Spark to hand over batch `n` again."""
     return (
         f"delete commits/{n}, and the later files of commits/ and offsets/, in Spark's checkpointLocation, each with "
@@ -172,25 +172,21 @@ def hand_over_again(n: int | str) -> str:
     )
 
 
-def left_out(n: int, error: CheckpointGap | QueryNotAdopted) -> CheckpointError:
-    """Spark has run a batch before `n` in the same run: what is missing did not come to the coordinator."""
-    return type(error)(
-        f"Spark asks for batch {n}, and the batch before it was not completed, though Spark has run it: your function "
-        "around the coordinator has left it out, or has kept its error. It has to hand over each batch, empty ones "
-        "too, and to let errors pass. To have the batches handed over again, the first that is missing being N: "
-        f"{hand_over_again('N')}, and start the query again."
-    )
-
-
-def second_call(n: int, job: str, *, asked: int) -> CheckpointError:
-    """Checkpoint `n` lacks rows, and Spark asks for batch `asked`."""
-    again = f"{hand_over_again(n)}; then " if asked > n else ""
+def called_twice(n: int, job: str) -> CheckpointError:
     return CheckpointError(
         f"the coordinator of job {job!r} was called twice for batch {n}, with different DataFrames. It is one "
         "checkpoint, complete with the rows of the first call; those of the second ARE MISSING in the targets. To get "
-        f"them: {again}hand the second DataFrame to a second coordinator, under a job name of its own, and start the "
-        "query once with CheckpointConfig(adopt=True) for both. To go on without them: the same for this one alone. "
-        "After that, call a coordinator once a batch: each sink can be given what it is to write, by its transform=."
+        "them: hand the second DataFrame to a second coordinator, under a job name of its own, and start the query "
+        "once with CheckpointConfig(adopt=True) for that one. After that, call a coordinator once a batch: each sink "
+        "can be given what it is to write, by its transform=."
+    )
+
+
+def swallowed(n: int, job: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"batch {n} failed, and Spark takes it for done, since the function that calls the coordinator of job {job!r} "
+        f"has kept the error: {type(error).__name__}: {error}. Rows of it are missing. Let the errors of the "
+        f"coordinator pass. To have Spark hand the batch over again: {hand_over_again(n)}, and start the query again."
     )
 
 

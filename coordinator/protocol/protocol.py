@@ -19,10 +19,8 @@ from coordinator.config import CheckpointConfig
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
-    CheckpointGap,
     CorruptRecord,
     InDoubtError,
-    QueryNotAdopted,
     StorageBehind,
     Superseded,
     reason,
@@ -112,11 +110,6 @@ class CheckpointProtocol:
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
             self._see_through(call, batch)
-        except (CheckpointGap, QueryNotAdopted) as error:
-            n = batch.facts.checkpoint_id
-            if any(progress.batchId < n for progress in batch.query.recentProgress):
-                raise decisions.left_out(n, error) from None
-            raise
         except Exception as error:
             self._require_not_superseded(batch, error)
             raise
@@ -185,10 +178,6 @@ class CheckpointProtocol:
         self.listeners.tell(
             Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, weaknesses=self.guarantee.weaknesses
         )
-        if self.newest and self.store.had_second_call(n := self.newest.checkpoint_id):  # at the end of the run before
-            if not self.config.adopt:
-                raise decisions.second_call(n, self.job, asked=batch.facts.checkpoint_id)
-            self.store.forget_second_call(n)
         self.run_id = batch.run_id
         return self._agree(call, batch)
 

@@ -3,7 +3,6 @@
 JOB/generation/NUMBER               one claim per driver incarnation or restore; the highest is the newest, and names
                                     the current lineage
 JOB/LINEAGE/checkpoint/N.ROUND      round 0: the complete record of checkpoint N; round r > 0: replacements of a replay
-JOB/LINEAGE/second-call/N           other rows were handed over for checkpoint N when it was complete, and not written
 JOB/loss/LINEAGE.N.ROUND            copy of a record that gives participants up; never deleted
 JOB/alive/GENERATION.NUMBER         the last sign of life of a driver
 JOB/statistics/N.COUNT.RANDOM       statistics of so many tries of checkpoints; no decision depends on them
@@ -488,19 +487,6 @@ class CheckpointStore:
     def ids(self) -> list[tuple[int, int]]:
         """Id and round of each retained record, oldest first. A reader need not claim."""
         return sorted(self.look().records) if self.lineage or self.follow_newest_claim().lineage else []
-
-    # ------------------------------------------------------------------ second calls
-    def keep_second_call(self, checkpoint_id: int) -> None:
-        self._calls.put_if_absent(self._second_call_key(checkpoint_id), seal({"job": self.job}))
-
-    def had_second_call(self, checkpoint_id: int) -> bool:
-        return self._calls.get(self._second_call_key(checkpoint_id)) is not None
-
-    def forget_second_call(self, checkpoint_id: int) -> None:
-        self._calls.delete(self._second_call_key(checkpoint_id))
-
-    def _second_call_key(self, checkpoint_id: int) -> str:
-        return f"{self._root}/{self.lineage}/second-call/{checkpoint_id:020d}"
 
     # ------------------------------------------------------------------ old records, and losses
     def delete_older_than(self, checkpoint_id: int, there: Listing) -> None:

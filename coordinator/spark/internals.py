@@ -118,12 +118,6 @@ class StreamExecution:
         found = queries.get(gateway(session).jvm.java.util.UUID.fromString(query_id))
         return (query_id, cls(found)) if found else None
 
-    @classmethod
-    @_internal("StreamingQuery._jsq.streamingQuery()")
-    def of(cls, query: StreamingQuery) -> StreamExecution:
-        """The one of a query that this process has started."""
-        return cls(query._jsq.streamingQuery())
-
     @property
     @_internal("StreamExecution.runId()")
     def run_id(self) -> str:

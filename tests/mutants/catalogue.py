@@ -217,13 +217,6 @@ MUTANTS = (
         "pass\n",
         PROTOCOL,
     ),
-    Mutant(
-        "the rows of a second call are not missed by the next start",
-        "coordinator",
-        "if self.newest and self.store.had_second_call(n := self.newest.checkpoint_id):",
-        "if False:",
-        PROTOCOL,
-    ),
     Mutant("no fence in the sweep", "coordinator", 'fence.require_newest("sweep")', "pass", PROTOCOL),
     Mutant(
         "a newer checkpoint is not looked for after the put (R1)",
@@ -404,7 +397,7 @@ MUTANTS = (
     Mutant(
         "two calls for one batch are not told apart",
         "coordinator",
-        "elif done and not batch.same_rows(done):",
+        "elif before and not batch.same_rows(before):",
         "elif False:",
         ("tests/protocol", "tests/spark/test_controls.py"),
     ),

@@ -13,11 +13,9 @@ from coordinator import CheckpointCoordinator, CheckpointListener, Step
 from coordinator.errors import (
     CheckpointError,
     CheckpointFailed,
-    CheckpointGap,
     CheckpointLocationMismatch,
     CorruptRecord,
     InDoubtError,
-    QueryNotAdopted,
     ReplayMismatch,
     SourceReplaced,
     Superseded,
@@ -180,39 +178,6 @@ def test_a_second_call_for_a_batch_with_other_rows_is_refused(job: Job) -> None:
             coordinator.process(query.batch(0, "one run"))
     coordinator.process(query.batch(1, "one run"))
     assert job.visible() == Counter(ids(job.input[:2]))
-
-
-@pytest.mark.parametrize("moved_on", [False, True], ids=["and Spark asks again", "and Spark has moved on"])
-def test_rows_of_a_second_call_are_missed_at_the_next_start(job: Job, moved_on: bool) -> None:
-    """Whatever that start hands over: the checkpoint is complete without them."""
-    coordinator, query = job.coordinator(), job.query()
-    coordinator.process(query.batch(0, "one run"))
-    query.input = [job.input[1], *job.input[1:]]
-    with pytest.raises(CheckpointError, match="ARE MISSING in the targets"):
-        coordinator.process(query.batch(0, "one run"))
-    if moved_on:  # the function around has kept the error
-        (query.folder / "commits" / "0").touch()
-    for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"called twice for batch 0.*ARE MISSING") as told:
-            job.run()
-        assert ("delete commits/0, and the later files" in str(told.value)) == moved_on
-    assert job.visible() == Counter(ids(job.input[:1]))
-    job.run(batches=2, config={"adopt": True})
-    job.run()
-    job.assert_exactly_once()
-
-
-@pytest.mark.parametrize("first", [0, 1], ids=["before the first checkpoint", "after one"])
-def test_a_batch_that_a_function_left_out_is_told_of_alone(job: Job, first: int) -> None:
-    """Storage is whole, so nobody is to be told that it was wiped."""
-    job.run(batches=first)
-    coordinator, query = job.coordinator(), job.query()
-    query.batch(first, "one run")
-    with pytest.raises((CheckpointGap, QueryNotAdopted), match=r"the batch before it was not completed") as told:
-        coordinator.process(query.batch(first + 1, "one run"))
-    assert not any(word in str(told.value) for word in ("wiped", "Storage is older", "adopt"))
-    with pytest.raises((CheckpointGap, QueryNotAdopted), match=r"wiped|Storage is older"):
-        job.coordinator().process(job.query().batch(first + 1, "another run"))
 
 
 def test_a_driver_that_was_suspended_while_another_went_on_is_superseded(job: Job) -> None:

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator import CheckpointListener, Step
-from coordinator.errors import CheckpointError, CheckpointFailed, InDoubtError
+from coordinator.errors import CheckpointFailed, InDoubtError
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import CheckpointHistory, load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
@@ -319,14 +319,6 @@ def test_metrics_at_an_address(job: Job, caplog: pytest.LogCaptureFixture) -> No
     with pytest.raises(urllib.error.URLError):
         read()
     job.assert_exactly_once(3)
-
-
-def test_what_was_served_over_http_says_where_it_is_now(job: Job) -> None:
-    with (
-        job.coordinator() as coordinator,
-        pytest.raises(CheckpointError, match=r"serve_http is gone: .* metrics_address"),
-    ):
-        coordinator.serve_http(port=8790)
 
 
 def test_the_books_as_metrics(job: Job, telemetry: tuple[InMemoryMetricReader, InMemorySpanExporter]) -> None:

@@ -127,10 +127,6 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         assert answer == expected[name], f"Spark changed this: {name}"
 
 
-def test_the_execution_of_a_query_that_was_started_here(answers: dict[str, Any], location: Path) -> None:
-    assert StreamExecution.of(answers["the query"]).location == f"file:{location}"
-
-
 def test_a_stop_is_told_by_the_text_of_the_error(spark: SparkSession) -> None:
     jvm: Any = spark.sparkContext._jvm
     streaming = jvm.org.apache.spark.sql.execution.streaming
