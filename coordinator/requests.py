@@ -3,7 +3,8 @@
 The operator's command puts a request. The driver finds it, does it between two batches and puts the answer. A driver
 that is superseded does nothing, nor does one that finds the request withdrawn or too old. Before it does anything the
 driver puts that it has begun, then looks whether the request is still there; who withdraws the request deletes it, then
-looks whether it was begun. So one of the two sees the other.
+looks whether it was begun. So one of the two sees the other. What a driver began before it died is not done again,
+but for a savepoint alone, which does no harm: the query was started again since, and is not meant to stop.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +34,8 @@ WAYS = ("trigger", "stop", "cancel")
 HOLDS, LONGEST = 600.0, 86400.0
 """Seconds after which a driver that has not begun with a request refuses it, and the most that it may ask for."""
 
-_KEPT_MS = 86_400_000
-"""What nobody has fetched is deleted when it is so old."""
+_OLDEST_MS, _SWEEP = 86_400_000, 3600.0
+"""What nobody has fetched is deleted when it is so old, in milliseconds; and seconds between two looks for that."""
 _INSIST = 60.0
 """Seconds in which a driver tries to put an answer, and in which an operator waits for one of a driver that is gone."""
 _POLL, _LOOK = 0.3, 3.0
@@ -82,22 +84,23 @@ class Requests:
         require_newest: Callable[[], None],
     ) -> None:
         self._store, self._take, self._require_newest = store, take, require_newest
-        self._seen: set[str] = set()
+        self._answers: dict[str, Mapping[str, Any]] = {}
+        """Of requests that this driver has begun with, as long as nobody has been told; {} before there is one."""
         self._worker = threading.Thread()
-        self._ended = self._swept = False
+        self._ended, self._sweep_at = False, 0.0
 
     def look(self) -> None:
         """Begin with the oldest request, unless another one is being done. Raises StorageError."""
         if self._worker.is_alive():
             return
-        if not self._swept:
+        if time.monotonic() >= self._sweep_at:
             self._sweep()
-            self._swept = True
-        new = [id for id in self._store.notes("request") if id not in self._seen]
-        if new:
-            self._seen.add(new[0])
-            self._worker = threading.Thread(target=self._serve, args=new[:1], name="checkpoint-requests", daemon=True)
+            self._sweep_at = time.monotonic() + _SWEEP
+        asked = self._store.notes("request")
+        if asked:
+            self._worker = threading.Thread(target=self._serve, args=asked[:1], name="checkpoint-requests", daemon=True)
             self._worker.start()
+            atexit.unregister(self._wait)
             atexit.register(self._wait)  # what stops the query lets the process end before the answer is there
 
     def end(self) -> None:
@@ -116,8 +119,7 @@ class Requests:
             answer = self._answer(id)
             if answer:
                 self._tell(id, answer)
-        except (Superseded, StorageBehind, StorageError) as error:
-            self._seen.discard(id)  # of a later generation of this driver, or when storage answers
+        except (Superseded, StorageBehind, StorageError) as error:  # looked at again, perhaps by a newer driver
             logger.debug("job %s: a request is left as it is: %s", self._store.job, error)
         finally:
             if self._ended:
@@ -125,11 +127,18 @@ class Requests:
 
     def _answer(self, id: str) -> Mapping[str, Any] | None:
         self._require_newest()
+        if answer := self._answers.get(id):
+            return answer
         try:
             body, before = self._store.note("request", id), self._store.note("answer", id)
             if body is None or before is not None:
                 return before
             request = Request.from_json(body)
+            if request.how != "trigger" and id not in self._answers and self._store.note("begun", id) is not None:
+                raise SavepointError(
+                    f"a driver before this one had begun to {request.how}, and ended. It is not done again, since the "
+                    "query was started anew. See coordinator savepoint list, and ask again if it is to stop"
+                )
         except CheckpointError as error:
             return {"error": reason(error)}
 
@@ -139,6 +148,7 @@ class Requests:
             nonlocal begun
             self._require_newest()
             request.require_fresh(self._store.storage.clock())
+            self._answers[id] = {}
             self._store.put_note("begun", id, {})
             if self._store.note("request", id) is None:
                 raise SavepointError("the request was withdrawn")
@@ -156,23 +166,25 @@ class Requests:
             return {"error": reason(error)}
 
     def _tell(self, id: str, answer: Mapping[str, Any]) -> None:
+        self._answers[id] = answer
         end = time.monotonic() + _INSIST
         while True:
             try:
                 self._store.put_note("answer", id, answer)
                 self._store.delete_note("request", id)
+                del self._answers[id]
                 return
             except StorageError as error:
                 if time.monotonic() > end:
-                    logger.warning("job %s: nobody hears what became of a request: %s", self._store.job, error)
-                    return
+                    logger.warning("job %s: nobody hears yet what became of a request: %s", self._store.job, error)
+                    raise
                 time.sleep(1)
 
     def _sweep(self) -> None:
         for folder in ("request", "begun", "answer"):
             for id in self._store.notes(folder):
                 age = time.time_ns() // 1_000_000 - int(id.partition(".")[0])
-                if age > _KEPT_MS:
+                if age > _OLDEST_MS:
                     self._store.delete_note(folder, id)
 
 
@@ -189,6 +201,7 @@ def place_for(target: str | None, roots: list[str]) -> str:
 
 # ---------------------------------------------------------------------- the operator's side
 _INSTEAD = "For a job whose query is stopped say --checkpoint-location."
+_SEE = "See coordinator status, and which savepoints there are: coordinator savepoint list"
 
 
 def ask_driver(store: CheckpointStore, how: str, target: str | None = None, holds: float = HOLDS) -> dict[str, Any]:
@@ -197,14 +210,20 @@ def ask_driver(store: CheckpointStore, how: str, target: str | None = None, hold
     driver = look_for_driver(store)
     if not _may_run(driver):
         raise SavepointError(f"No driver of job {store.job!r} runs that could be asked. {of_driver(driver)} {_INSTEAD}")
-    id = store.new_note("request", lambda sign: Request(how, target, sign, holds).to_json())
+    id, sign = store.note_of_now()
     try:
+        store.put_note("request", id, Request(how, target, sign, holds).to_json())
         with progress("wait for the driver, which takes the savepoint between two batches"):
             answer = _wait(store, id, holds)
+    except StorageError as error:
+        raise SavepointError(
+            f"Checkpoint storage failed: {error}. The request is withdrawn if storage takes that; else the driver may "
+            f"do it within {duration(holds)}. {_SEE}"
+        ) from error
     finally:
-        store.delete_note("request", id)
-    for folder in ("answer", "begun"):
-        store.delete_note(folder, id)
+        with suppress(StorageError):  # a driver deletes what is left
+            for folder in ("request", "answer", "begun"):
+                store.delete_note(folder, id)
     if "error" in answer:
         raise SavepointError(f"The driver refused: {answer['error']}")
     return dict(answer["savepoint"])
@@ -212,17 +231,15 @@ def ask_driver(store: CheckpointStore, how: str, target: str | None = None, hold
 
 def _wait(store: CheckpointStore, id: str, holds: float) -> Mapping[str, Any]:
     end, look_at, begun = time.monotonic() + holds, time.monotonic() + _LOOK, False
-    patience = _INSIST
-    gone = ""
-    while True:
-        answer = store.note("answer", id)
-        if answer is not None:
-            return answer
+    gone, gone_at, patience = "", 0.0, _INSIST
+    while (answer := store.note("answer", id)) is None:
         now = time.monotonic()
         if now >= look_at:
             look_at, driver = now + _LOOK, look_for_driver(store)
+            gone_at = gone_at if gone else now
             gone = "" if _may_run(driver) else of_driver(driver)
-            patience = patience - _LOOK if gone else _INSIST
+            settles = driver is not None and driver.state in (State.ENDED, State.NONE)  # what it has stopped, perhaps
+            patience = max(holds, _INSIST) if settles else _INSIST
         begun = begun or store.note("begun", id) is not None
         if not begun and (gone or now > end):
             store.delete_note("request", id)
@@ -230,12 +247,10 @@ def _wait(store: CheckpointStore, id: str, holds: float) -> Mapping[str, Any]:
             if not begun:
                 why = gone or f"The driver has not come to it within {duration(holds)}."
                 raise SavepointError(f"Nothing was done, and the request is withdrawn. {why} {_INSTEAD}")
-        if begun and patience <= 0:
-            raise SavepointError(
-                f"The driver had begun, and nobody can tell what became of it. {gone} See which savepoints there are: "
-                "coordinator savepoint list"
-            )
+        if begun and gone and now - gone_at > patience:
+            raise SavepointError(f"The driver had begun, and nobody can tell what became of it. {gone} {_SEE}")
         time.sleep(_POLL)
+    return answer
 
 
 def _may_run(driver: Driver | None) -> bool:

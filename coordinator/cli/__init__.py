@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import traceback
+
+from sinks.errors import printable
 
 
 def main() -> None:
@@ -15,4 +18,7 @@ def main() -> None:
             "The command `coordinator` needs typer and rich: install this library with its extra `cli` "
             "(README, Installation), or pip install typer rich"
         )
-    app()
+    try:
+        app()
+    except Exception:
+        sys.exit(printable(f"{traceback.format_exc()}\nThis is a bug of `coordinator`, or of a sink."))

@@ -26,7 +26,7 @@ app = typer.Typer(
     name="coordinator",
     help="See and settle the checkpoints of an exactly-once Spark job.",
     no_args_is_help=True,
-    pretty_exceptions_show_locals=False,  # they hold passwords
+    pretty_exceptions_enable=False,  # they show values raw, and locals, which hold passwords
     epilog="Exit codes: 0 done, nothing wrong; 1 something was found, or failed; 2 wrong usage or job file; "
     "3 a confirmation was not given, nothing was changed; 4 verify: nobody can tell.",
 )

@@ -380,12 +380,10 @@ class CheckpointStore:
             return [dict(one) for one in body["checkpoints"]]
 
     # ------------------------------------------------------------------ notes between operators and drivers
-    def new_note(self, folder: str, body: Callable[[SignOfLife], Mapping[str, Any]]) -> str:
-        """Put a note, of this process and time; returns its id, which begins with the milliseconds since the epoch."""
+    def note_of_now(self) -> tuple[str, SignOfLife]:
+        """The id of a new note, which begins with the milliseconds since the epoch, and who puts it when."""
         sign = self._sign()
-        id = f"{sign.at:015d}.{secrets.token_hex(8)}"
-        self.put_note(folder, id, body(sign))
-        return id
+        return f"{sign.at:015d}.{secrets.token_hex(8)}", sign
 
     def put_note(self, folder: str, id: str, body: Mapping[str, Any]) -> None:
         """Unless it is there. `folder`: request, begun or answer."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import platform
 import re
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any
 
 from coordinator.config import CheckpointConfig
 from coordinator.coordinator import CheckpointCoordinator
@@ -22,7 +20,7 @@ from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.operate.balance import take_balance
 from coordinator.operate.in_doubt import Seen, look, remedies
 from coordinator.operate.three_memories import set_back
-from coordinator.operate.wording import by_sink, duration, of_driver
+from coordinator.operate.wording import by_sink, duration, of_driver, of_newest
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.records import CheckpointStore, jobs_in
 from coordinator.savepoints.model import Savepoint, look_for_savepoints
@@ -30,10 +28,9 @@ from coordinator.statistics.history import load_history
 from coordinator.statistics.model import Activity, CheckpointStatistics, Status
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.uris import redacted
-from sinks.errors import SinkError
+from coordinator.ui.ask import Answer, Questions
 from sinks.optional import Diagnosable
-
-_Value = TypeVar("_Value")
+from sinks.sql.sink import TableSink
 
 
 @dataclass(frozen=True)
@@ -64,39 +61,17 @@ class Setting:
     what: str = ""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What was read, or why it could not be."""
-
-    value: Any = None
-    trouble: str = ""
-
-
 @dataclass
 class JobFacts:
-    """Of one job, for one page. Keeps what costs a request for a moment, so that many viewers cost no more than one."""
+    """Of one job, for one page."""
 
     job: str
     storage: CheckpointStorage
     sinks: Mapping[str, Sink]
     config: CheckpointConfig
     guarantee: Callable[[], Guarantee]
-    _kept: dict[str, tuple[float, Found]] = field(default_factory=dict)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _questions: Questions = field(default_factory=Questions)
     _tries: dict[str, list[CheckpointStatistics]] = field(default_factory=dict)
-
-    def _find(self, name: str, seconds: float, ask: Callable[[list[str]], Any]) -> Found:
-        """`ask` gets a list for sentences on what it leaves out."""
-        with self._lock:
-            until, found = self._kept.get(name, (0.0, Found()))
-            if time.monotonic() >= until:
-                bad: list[str] = []
-                try:
-                    found = Found(ask(bad), " ".join(bad))
-                except (CheckpointError, StorageError, SinkError, OSError) as error:
-                    found = Found(trouble=reason(error))
-                self._kept[name] = time.monotonic() + seconds, found
-            return found
 
     @property
     def store(self) -> CheckpointStore:
@@ -104,10 +79,10 @@ class JobFacts:
         return CheckpointStore(self.storage, self.job)
 
     # ------------------------------------------------------------------ tries of checkpoints
-    def tries(self) -> Found:
+    def tries(self) -> Answer:
         """Those kept, newest first."""
-        found = self._find("history", 1, lambda bad: load_history(self.store, bad, self._tries))
-        return Found(list(reversed(found.value or ())), found.trouble)
+        found = self._questions.ask("history", 1, lambda bad: load_history(self.store, bad, self._tries))
+        return Answer(list(reversed(found.value or ())), found.trouble)
 
     def under_way(self) -> CheckpointStatistics | None:
         """What the driver that runs has told of the current one, which it does if that takes a while."""
@@ -140,11 +115,11 @@ class JobFacts:
     def one(self, key: str) -> CheckpointStatistics | None:
         return next((one for one in self.tries().value if key_of(one) == key), None)
 
-    def participants(self, one: CheckpointStatistics) -> Found:
+    def participants(self, one: CheckpointStatistics) -> Answer:
         """Its committables, with the round of each, as long as the record is retained."""
 
         if one.status is Status.FAILED:
-            return Found([])
+            return Answer([])
 
         def read(bad: list[str]) -> list[tuple[int, Any]]:
             for rounds in self.store.history(lambda id: id == one.checkpoint_id):
@@ -152,27 +127,38 @@ class JobFacts:
                     return [(record.round, committable) for record in rounds for committable in record.committables]
             return []
 
-        return self._find(f"participants {one.checkpoint_id}", 5, read)
+        return self._questions.ask(f"participants {one.checkpoint_id}", 5, read)
 
     # ------------------------------------------------------------------ the job
-    def driver(self) -> Found:
-        return self._find("driver", 1, lambda bad: look_for_driver(self.store, bad))
+    def driver(self) -> Answer:
+        return self._questions.ask("driver", 1, lambda bad: look_for_driver(self.store, bad))
 
-    def newest(self) -> Found:
+    def newest(self) -> Answer:
         """The newest complete checkpoint's records."""
-        return self._find("newest", 3, lambda _: self.store.load_newest())
+        return self._questions.ask("newest", 3, lambda _: self.store.load_newest())
 
     @property
     def runs(self) -> bool:
         """As far as storage tells."""
         return self._that_runs() is not None
 
-    def other_jobs(self) -> Sequence[str]:
-        jobs = self._find("jobs", 30, lambda _: jobs_in(self.storage)).value or ()
-        return [name for name in jobs if name != self.job]
+    def jobs(self) -> Answer:
+        """All that the storage holds: each one's driver and newest checkpoint, as sentences."""
 
-    def given_up(self) -> Found:
-        return self._find(
+        def read(bad: list[str]) -> list[tuple[str, str, str]]:
+            found = []
+            for name in jobs_in(self.storage):
+                store = CheckpointStore(self.storage, name)
+                try:
+                    found.append((name, of_driver(look_for_driver(store, bad)), of_newest(store.load_newest())))
+                except (CheckpointError, StorageError) as error:
+                    found.append((name, reason(error), ""))
+            return found
+
+        return self._questions.ask("jobs", 30, read)
+
+    def given_up(self) -> Answer:
+        return self._questions.ask(
             "losses", 30, lambda bad: [one for record in self.store.losses(bad) for one in record.accepted]
         )
 
@@ -232,7 +218,7 @@ class JobFacts:
         return said
 
     # ------------------------------------------------------------------ what other systems tell
-    def in_doubt(self) -> Found:
+    def in_doubt(self) -> Answer:
         """What is in doubt, and a sentence on each sink that remembers other checkpoints than storage. Of copies of the
         sinks, since the balance may ask them just now."""
 
@@ -247,21 +233,21 @@ class JobFacts:
                 for sink in copies.values():
                     sink.close()
 
-        return self._find("in doubt", 10, ask)
+        return self._questions.ask("in doubt", 10, ask)
 
-    def savepoints(self) -> Found:
+    def savepoints(self) -> Answer:
         place = self.config.savepoint_dir
         if not place:
-            return Found([])
+            return Answer([])
 
         def read(bad: list[str]) -> list[Savepoint]:
             return [one for one in reversed(look_for_savepoints(place, bad)) if one.job == self.job]
 
-        return self._find("savepoints", 10, read)
+        return self._questions.ask("savepoints", 10, read)
 
-    def balance(self) -> Found:
+    def balance(self) -> Answer:
         """Records beside the systems' own ledgers: no table and no topic is read."""
-        return self._find("balance", 30, lambda _: take_balance(self.store, self.sinks, quick=True))
+        return self._questions.ask("balance", 30, lambda _: take_balance(self.store, self.sinks, quick=True))
 
     # ------------------------------------------------------------------ configuration
     def settings(self) -> list[Setting]:
@@ -278,6 +264,11 @@ class JobFacts:
             value = value.value if isinstance(value, Enum) else value
             found.append(Setting(each.name, "" if value is None else str(value), is_default, texts.get(each.name, "")))
         return found
+
+    def how_sinks_write(self) -> dict[str, str]:
+        """Of those that tell: mode, keys and the strategy that the newest checkpoint was written by."""
+        written = {one.sink: one.transaction for record in self.newest().value or () for one in record.committables}
+        return {name: sink.how(written.get(name)) for name, sink in self.sinks.items() if isinstance(sink, TableSink)}
 
     def versions(self) -> dict[str, str]:
         found = {"Python": platform.python_version()}

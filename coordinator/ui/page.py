@@ -35,6 +35,7 @@ TABS = {
     "balance": "Balance",
     "guarantee": "Guarantee",
     "configuration": "Configuration",
+    "jobs": "All jobs",
 }
 """By path."""
 
@@ -113,7 +114,6 @@ class _Tabs:
             "latest": latest(tries),
             "tries": len(tries),
             "pace": pace(tries[:_BARS]),
-            "others": facts.other_jobs(),
             "bars": list(reversed(tries[:_BARS])),
             "longest": max((one.duration for one in tries[:_BARS]), default=0) or 1,
         }
@@ -183,10 +183,14 @@ class _Tabs:
         found = self._facts.balance()
         return {"found": found, "balance": found.value, "columns": COLUMNS}
 
+    def jobs(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return {"found": self._facts.jobs()}
+
     def configuration(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {
             "settings": self._facts.settings(),
             "sinks": list(self._facts.sinks.values()),
+            "how": self._facts.how_sinks_write(),
             "versions": self._facts.versions(),
         }
 

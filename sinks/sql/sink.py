@@ -291,6 +291,14 @@ class TableSink(
         return None
 
     # ------------------------------------------------------------------ life
+    def how(self, written: Identity | None = None) -> str:
+        """How it writes, for a person: mode, keys, and the strategy, which `auto` took for a transaction of it."""
+        taken = self.strategy
+        if written is not None:
+            taken = "staged" if _is_staged(written) else self._backend.TWO_PHASE
+        chosen = f" ({self.strategy})" if taken != self.strategy else ""
+        return f"{self._backend.merge}; strategy {taken}{chosen}"
+
     def close(self) -> None:
         self._backend.close()
 

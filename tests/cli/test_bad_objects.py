@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from coordinator import CheckpointCoordinator
+from coordinator.cli import main
 from coordinator.jobfile import load_job
 from coordinator.protocol.sealed import seal, unseal
 from coordinator.storage import CheckpointStorage
@@ -156,3 +160,22 @@ def test_text_of_others_steers_no_terminal(job: Job) -> None:
     for text in (output, pages["history"], pages[""]):
         assert r"\x1b]0;owned" in text
         assert not {"\x1b", "\u202e", "\x9b", "\x07"} & set(text)
+
+
+def test_tracebacks_of_others_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    handler, logger = logging.StreamHandler(stream), logging.getLogger("sinks.somewhere")
+    logger.addHandler(handler)
+    try:
+        raise ValueError(ESCAPES)
+    except ValueError as error:
+        logger.exception("sink %r failed: %s", "orders", error)
+    finally:
+        logger.removeHandler(handler)
+    with pytest.raises(SystemExit) as ended, patch("coordinator.cli.app.app", side_effect=ValueError(ESCAPES)):
+        main()
+    for text in (stream.getvalue(), str(ended.value)):
+        assert "Traceback" in text
+        assert r"\x1b]0;owned" in text
+        assert not {"\x1b", "\u202e", "\x9b", "\x07"} & set(text)
+    assert stream.getvalue().startswith(r"sink 'orders' failed: \x1b]0;owned")

@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from coordinator.jobfile import load_job
+from coordinator.ui.facts import facts_of
+from coordinator.ui.page import page_of
 from tests.cli.play import Job, cli
 from tests.signals import in_background, in_foreground
 
@@ -48,3 +51,20 @@ def test_what_cannot_be_served(file_job: Job) -> None:
     assert "There is no checkpoint storage" in file_job.cli("ui", code=1).stderr
     file_job.file.write_text(text)
     assert "also when no driver runs" in " ".join(cli("ui", "--help").stdout.replace("│", " ").split())
+
+
+def test_how_each_sink_writes(pg_job: Job) -> None:
+    """Mode, keys, and the strategy that `auto` took, by the newest checkpoint."""
+
+    def writes() -> str:
+        with load_job(str(pg_job.file)) as coordinator:
+            return page_of(facts_of(coordinator)).test_client().get("/configuration").text
+
+    text = pg_job.file.read_text().replace('strategy = "prepared"', 'strategy = "auto"')
+    pg_job.file.write_text(text)
+    assert "<td>append; strategy auto<td" in writes()
+    pg_job.run(1)
+    assert "<td>append; strategy prepared (auto)<td" in writes()
+    pg_job.file.write_text(text + 'mode = "upsert"\nkeys = ["id"]\n')
+    pg_job.run(2)
+    assert "<td>upsert by id; strategy staged (auto)<td" in writes()

@@ -163,11 +163,28 @@ def test_what_was_answered_is_not_done_again(job: Job, target: str) -> None:
     assert list_savepoints(target) == []
 
 
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+def test_what_a_driver_began_before_it_died_does_not_stop_the_next_one(job: Job, target: str, how: str) -> None:
+    """It may have been done, and the operator has started the query again."""
+    job.run(1)
+    store = store_of(job.storage)
+    id = asked(store, how)
+    store.put_note("begun", id, {})
+    with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(2).run(coordinator)
+        assert f"a driver before this one had begun to {how}" in answer_to(store, id)["error"]
+        eventually(lambda: store.notes("request") == [])
+        assert coordinator.query.isActive
+    assert list_savepoints(target) == []
+
+
 def asked(
     store: CheckpointStore, how: str = "trigger", change: Callable[[SignOfLife], SignOfLife] = lambda s: s
 ) -> str:
     """A request that nobody waits for."""
-    return store.new_note("request", lambda sign: Request(how, None, change(sign)).to_json())
+    id, sign = store.note_of_now()
+    store.put_note("request", id, Request(how, None, change(sign)).to_json())
+    return id
 
 
 # ---------------------------------------------------------------------- what is not
@@ -294,11 +311,26 @@ def test_a_driver_that_dies_after_it_has_begun(job: Job, target: str, monkeypatc
     store = store_of(job.storage)
     with job.coordinator(config={"savepoint_dir": target, "request_poll_interval": 0}) as coordinator:
         job.quiet(1).run(coordinator)
-        waiting = asking(job.storage, "stop")
+        waiting = asking(job.storage, "stop", holds=1)
         eventually(lambda: bool(store.notes("request")))
         store.put_note("begun", store.notes("request")[0], {})
     with pytest.raises(SavepointError, match=r"(?s)nobody can tell what became of it.* savepoint list"):
         waiting.result(120)
+
+
+def test_a_cancel_may_take_as_long_as_the_request_holds(job: Job, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver has ended its query, and commits what was complete."""
+    monkeypatch.setattr(requests, "_INSIST", 0.5)
+    store = store_of(job.storage)
+    with job.coordinator(config={"savepoint_dir": target, "contact_interval": 0}) as coordinator:
+        job.quiet(1).run(coordinator)
+        waiting = asking(job.storage, "cancel", holds=60)
+        eventually(lambda: bool(store.notes("request")))
+        [id] = store.notes("request")
+        store.put_note("begun", id, {})
+    time.sleep(3)
+    store.put_note("answer", id, {"savepoint": {"checkpoint": 0}})
+    assert waiting.result(120) == {"checkpoint": 0}
 
 
 class Shaky(WrappedStorage):
@@ -338,6 +370,43 @@ def test_storage_that_fails_when_the_answer_is_put(job: Job, target: str, monkey
     assert [one.uri for one in list_savepoints(target)] == [taken["uri"]]
 
 
+def test_an_answer_that_storage_did_not_take_for_long_is_told_later(
+    job: Job, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_INSIST", 0.0)
+    storage, store = Shaky(job.storage), store_of(job.storage)
+
+    class Fails(CheckpointCoordinator):
+        def _save(self, *given: Any) -> Any:
+            savepoint = super()._save(*given)
+            storage.left = 3
+            return savepoint
+
+    monkeypatch.setattr("tests.protocol.play.CheckpointCoordinator", Fails)
+    with job.coordinator(storage=storage, config={"savepoint_dir": target} | FAST) as coordinator:
+        job.quiet(1).run(coordinator)
+        id = asked(store)
+        assert "savepoint" in answer_to(store, id)
+        eventually(lambda: store.notes("request") == [])
+        assert storage.left == 0
+    assert len(list_savepoints(target)) == 1
+
+
+def test_a_request_whose_put_storage_did_not_answer_is_withdrawn(job: Job, target: str) -> None:
+    class Unanswered(WrappedStorage):
+        def _call(self, method: str, key: str, *more: Any) -> Any:
+            done = super()._call(method, key, *more)
+            if method == "put_if_absent" and "/request/" in key:
+                raise StorageError(self.uri, key, "no answer")
+            return done
+
+    with job.coordinator(config={"savepoint_dir": target} | FAST | {"contact_interval": 60}) as coordinator:
+        job.quiet(1).run(coordinator)
+        with pytest.raises(SavepointError, match=r"no answer.* The request is withdrawn if .*savepoint list"):
+            ask_driver(store_of(Unanswered(job.storage)), "stop")
+        assert notes(job.storage) == []
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -352,8 +421,7 @@ def test_storage_that_fails_when_the_answer_is_put(job: Job, target: str, monkey
 )
 def test_a_bad_request_is_told_of_and_others_are_done(job: Job, target: str, data: bytes) -> None:
     store = store_of(job.storage)
-    id = store.new_note("answer", lambda sign: {})
-    store.delete_note("answer", id)
+    id, _ = store.note_of_now()
     job.storage.put_if_absent(f"{token('job')}/request/{id}", data)
     with job.coordinator(config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
@@ -419,14 +487,18 @@ def test_a_driver_without_a_place_for_savepoints_takes_none(job: Job) -> None:
             ask_driver(store_of(job.storage), "trigger", "file:///tmp/x")
 
 
-def test_what_nobody_fetched_is_gone_after_a_day(job: Job) -> None:
+def test_what_nobody_fetched_is_gone_after_a_day(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "_SWEEP", 0.2)
     store = store_of(job.storage)
     old = f"{time.time_ns() // 1_000_000 - 90_000_000:015d}.{'0' * 16}"
     for folder in ("request", "begun", "answer"):
         store.put_note(folder, old, {})
-    new = store.new_note("answer", lambda sign: {})
+    new, _ = store.note_of_now()
+    store.put_note("answer", new, {})
     with job.coordinator(config=FAST) as coordinator:
         job.quiet(1).run(coordinator)
+        eventually(lambda: len(notes(job.storage)) == 1)
+        store.put_note("answer", old, {})  # while the driver runs
         eventually(lambda: len(notes(job.storage)) == 1)
     assert store.notes("answer") == [new]
 

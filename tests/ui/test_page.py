@@ -6,6 +6,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from coordinator.protocol import sealed
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
+from coordinator.ui import ask
 from coordinator.ui.facts import facts_of, waterfall
 from coordinator.ui.page import TABS, page_of
 from examples.custom_sink import FileSink
@@ -169,6 +171,22 @@ def test_a_job_whose_driver_ended(job: Job) -> None:
         assert "it is gone with the driver&#39;s process" in pages["guarantee"]
 
 
+def test_all_jobs_of_the_storage(job: Job) -> None:
+    job.run(2)
+    with CheckpointCoordinator("other", [FileSink(job.folder / "query", name="files")], job.storage) as coordinator:
+        coordinator.recover()
+        CheckpointStore(job.storage, "broken").claim_generation()
+        key = next(key for key in job.storage.list("") if key.startswith("broken") and "generation" in key)
+        job.storage.delete(key)
+        job.storage.put_if_absent(key, b"evil")
+    with seen_from_outside(job) as browser:
+        text = browser.see("/jobs")
+    assert '<td>job<td class="text">Driver: generation 1 (' in text
+    assert "Newest checkpoint: 1, complete" in text
+    assert '<td>other<td class="text">Driver: none' in text
+    assert "(its claim cannot be read)<td" in text
+
+
 def test_the_waterfall_of_two_sinks(job: Job) -> None:
     (job.folder / "other").mkdir()
     sinks = [job.sink, FileSink(job.folder / "other", name="other")]
@@ -308,6 +326,30 @@ def test_headers(browser: Browser) -> None:
 
 
 # ---------------------------------------------------------------------- what it costs
+def test_one_slow_read_stops_no_other_page(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "_PATIENCE", 0.5)
+    go_on = threading.Event()
+
+    class Frozen(WrappedStorage):
+        def _call(self, method: str, key: str, *more: Any) -> Any:
+            assert "/statistics" not in key or go_on.wait(120)
+            return super()._call(method, key, *more)
+
+    job.run(1)
+    with seen_from_outside(job, storage=Frozen(job.storage)) as browser:
+        with ThreadPoolExecutor(2) as pool:
+            at_once = [pool.submit(browser.see, "/history") for _ in range(2)]
+            assert "Newest checkpoint: 0, complete" in browser.see("/")
+            for page in at_once:
+                assert "no answer for" in page.result(60)
+        go_on.set()
+        eventually(lambda: "completed</span>" in browser.see("/history"))
+        go_on.clear()
+        time.sleep(1.1)  # what was read is good for a second
+        assert re.search("no answer for .* what is shown is older.*completed</span>", browser.see("/history"))
+        go_on.set()
+
+
 def test_many_looks_read_storage_once(job: Job) -> None:
     asked = list[str]()
 
