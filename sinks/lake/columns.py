@@ -34,6 +34,12 @@ def mismatches(batch: pa.Schema, table: pa.Schema, *, adds: bool) -> Iterator[st
             yield f"column {field.name!r} is NOT NULL in the table, and the batch has none: add it in Spark"
 
 
+def additions(batch: pa.Schema, table: pa.Schema) -> list[pa.Field]:
+    """The columns that the table lacks, as it can get them."""
+    known = {name.lower() for name in table.names}
+    return [one.with_nullable(True) for one in batch if one.name.lower() not in known]
+
+
 def fits(given: pa.DataType, column: pa.DataType) -> bool:
     """Whether each value of the one is a value of the other."""
     if given == column:

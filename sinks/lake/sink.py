@@ -21,12 +21,13 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from sinks.arrow.types import spark_name
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
 from sinks.dead_letters import Refusal, find_refused_rows
-from sinks.diagnosis import SchemaDiff
+from sinks.diagnosis import SchemaChange, SchemaDiff
 from sinks.errors import CommittedError, ConfigurationError, SchemaMismatch, TransactionBlocked, TransactionEnded
-from sinks.lake.columns import converted, mismatches
+from sinks.lake.columns import additions, converted, mismatches
 from sinks.lake.files import Files
 from sinks.lake.memory import Memory
 from sinks.optional import (
@@ -184,13 +185,20 @@ class LakeSink(
     def evolve(self, schema: pa.Schema) -> None:
         """New columns take NULL."""
         table = self._found()
-        if added := [one.with_nullable(True) for one in schema if one.name not in table.columns.names]:
+        if added := additions(schema, table.columns):
             logger.info("sink %r adds columns to %s: %s", self.name, table.target, ", ".join(map(str, added)))
             self._add_columns(_plain(added))
         self.check(schema)
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
-        return SchemaDiff(unfit=tuple(mismatches(schema, self._found().columns, adds=self.evolves)))
+        columns = self._found().columns
+        added = [
+            SchemaChange(
+                one.name, f"add column {one.name}: {spark_name(one.type)}", "add", "nothing", False, self.evolves
+            )
+            for one in additions(schema, columns)
+        ]
+        return SchemaDiff(tuple(added), tuple(mismatches(schema, columns, adds=True)))
 
     def _found(self) -> LakeTable:
         if (table := self._look()) is None:

@@ -30,6 +30,7 @@ class Clause(Enum):
 
     # ------------------------------------------------------------------ the object
     PICKLED = "__getstate__", "the sink travels to tasks and drivers by pickle, opened or not, and is the same there"
+    MADE_ANEW = "__init__", "a job that starts again makes the sink anew, which ends what the former one pre-committed"
     CHECK = "check", "accepts columns that the target takes, as often as it is asked"
     CHECK_REFUSES = "check", "raises ConfigurationError for columns that the target cannot take, naming all at once"
     OPEN = "open", "acquires what the sink needs to work in this process, again after `close`"
@@ -43,6 +44,7 @@ class Clause(Enum):
     NAMES = "begin_transaction", "names it by `context.transaction_id`: each part of that tells transactions apart"
     HANDLE = "begin_transaction", "returns the handle: two open transactions of one sink object do not meet"
     WRITE = "write", "takes the rows of every Arrow record batch, all of them, as they are"
+    LETTERS = "read_dead_letters", "tells those of that sink and job that are visible, or that it cannot tell"
     WRITE_GOOD_ROWS = "write_good_rows", "names the rows that the target refuses, in their order, and writes all others"
     BAD_VALUE = (
         "write",
@@ -62,6 +64,7 @@ class Clause(Enum):
     COMMIT = "commit", "makes one pre-committed transaction visible, whole"
     COMMIT_OUTCOME = "commit", "answers with a CommitOutcome, which says why if it is LOST or UNKNOWN"
     COMMIT_BY_NAME = "commit", "needs nothing but the committable, in any process, and ends no other transaction"
+    SETTINGS = "commit", "shows what was pre-committed as it was meant, or raises, if the sink is set otherwise by now"
     IDEMPOTENT = "commit", "is idempotent: COMMITTED also if it already was"
     LOST = "commit", "LOST after an abort, and for ever"
     LOST_PROOF = "commit", 'LOST only with proof that it was rolled back ("not found" is none)'
@@ -77,6 +80,7 @@ class Clause(Enum):
     VALIDATE = "validate_all", "may refuse a checkpoint, and decides nothing"
     # ------------------------------------------------------------------ abort and in_doubt
     ABORT = "abort", "rolls back a pre-committed transaction by its identity, and no other"
+    ABORT_LEFTOVERS = "abort", "keeps proof that it was rolled back, and no rows"
     ABORT_AGAIN = "abort", "is not an error if it is gone already"
     ABORT_UNSEEN = (
         "abort",

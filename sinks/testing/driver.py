@@ -208,7 +208,10 @@ def fork(target: Callable[..., None], *args: Any, preload: str) -> BaseProcess:
     ours = [name for name in sys.modules if name.partition(".")[0] in ("coordinator", "sinks")]
     _forkserver.set_forkserver_preload([*ours, preload, "pandas"])  # pandas: pyarrow imports it late
     process = _forkserver.Process(target=target, args=args, daemon=True)
+    seed = os.environ.pop("PYTHONHASHSEED", None)  # the server's is another
     process.start()
+    if seed is not None:
+        os.environ["PYTHONHASHSEED"] = seed
     return process
 
 

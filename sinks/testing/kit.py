@@ -7,14 +7,15 @@ import json
 import pickle
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
-from sinks.base import Sink
+from sinks.base import Sink, TwoPhaseCommitSink
 from sinks.optional import Auditable
 from sinks.testing.clauses import Ability, Clause
 from sinks.transaction import (
@@ -43,6 +44,19 @@ def rows(first: int, count: int) -> pa.Table:
 _open: list[Sink] = []
 _checked: dict[int, tuple[Sink, pa.Schema]] = {}
 """By the id of a sink of this test: itself, and the columns that it was last checked for."""
+
+
+_made: dict[int, tuple[Sink, Callable[[], Sink]]] = {}
+"""By the id of a sink of this test: itself, and its constructor with the same arguments."""
+
+
+def _new(kind: type[Sink], *arguments: Any, **more: Any) -> Sink:
+    sink = object.__new__(kind)
+    _made[id(sink)] = sink, partial(kind, *arguments, **more)
+    return sink
+
+
+TwoPhaseCommitSink.__new__ = _new  # type: ignore[method-assign, assignment]
 
 
 def closed_later(sink: Sink) -> Sink:
@@ -108,6 +122,14 @@ class SinkTests:
     def sibling(self, sink: Sink) -> Sink:
         return closed_later(self.named(sink, f"{sink.name}-2"))
 
+    def made_anew(self, sink: Sink) -> Sink:
+        """The sink as a job that starts again makes it. Default: by its constructor, with the same arguments."""
+        return closed_later(_made[id(sink)][1]())
+
+    def set_otherwise(self, sink: Any) -> Sequence[Sink]:
+        """Sinks into the same target whose settings would have written the rows in another way. Default: none."""
+        return ()
+
     def unseen(self, made: Committable, transaction_id: str) -> Identity | None:
         """The identity that pre-commit would have answered for this transaction, which never was, where it answered
         `made` for another. Default: None, it is told from two that were."""
@@ -140,6 +162,7 @@ class SinkTests:
             with suppress(Exception):
                 _open.pop().close()
         _checked.clear()
+        _made.clear()
 
     # ------------------------------------------------------------------ the steps of a task
     def context(
@@ -178,9 +201,9 @@ class SinkTests:
         with Clause.BEGIN.kept(f"begin_transaction({context.transaction_id!r})"):
             return sink.begin_transaction(context)
 
-    def write(self, sink: Sink, transaction: Any, table: pa.Table) -> None:
+    def write(self, sink: Sink, transaction: Any, table: pa.Table, clause: Clause = Clause.WRITE) -> None:
         for batch in table.to_batches():
-            with Clause.WRITE.kept(f"write of {batch.num_rows} rows"):
+            with clause.kept(f"write of {batch.num_rows} rows"):
                 sink.write(transaction, batch)
 
     def sealed(
@@ -204,8 +227,8 @@ class SinkTests:
         **parts: Any,
     ) -> Committable:
         """What a task does, up to its ack."""
-        transaction = self.begun(sink, context, **parts)
-        self.write(sink, transaction, table)
+        transaction = self.begun(sink, context or self.context(sink, table.schema, **parts))
+        self.write(sink, transaction, table, Clause.WRITE if clause is Clause.PRE_COMMIT else clause)
         committable = self.sealed(sink, transaction, table.num_rows, parts.get("subtask", 0), clause)
         self.close(sink)
         return committable
@@ -307,9 +330,11 @@ class SinkTests:
         told = [f"lacks {_few(lacks)}"] * bool(lacks) + [f"lists {_few(more)} beside what it should"] * bool(more)
         assert listed == expected, clause.broken(f"{when}, `in_doubt` {', and '.join(told)}")
 
-    def expect_no_leftovers(self, sink: Sink, when: str, before: Sequence[str] = ()) -> None:
+    def expect_no_leftovers(
+        self, sink: Sink, when: str, before: Sequence[str] = (), clause: Clause = Clause.LEFTOVERS
+    ) -> None:
         left = sorted(set(self.leftovers(sink)) - set(before))
-        assert left == [], Clause.LEFTOVERS.broken(f"{when}, there is {', '.join(left)}")
+        assert left == [], clause.broken(f"{when}, there is {', '.join(left)}")
 
     def seen(self, sink: Sink, names: Sequence[str] = SCHEMA.names) -> Counter[Row]:
         seen = list(self.visible(sink))

@@ -10,7 +10,9 @@ import pytest
 
 from sinks.audit import Part
 from sinks.base import Sink
+from sinks.dead_letters import SCHEMA as LETTERS
 from sinks.diagnosis import Finding, InDoubt
+from sinks.errors import ConfigurationError
 from sinks.optional import (
     Auditable,
     DeadLettering,
@@ -105,15 +107,45 @@ class Options(SinkTests):
         self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_GOOD_ROWS))
         self.expect_rows(sink, Clause.WRITE_GOOD_ROWS, "after 9 good rows and a bad one", rows(0, 9))
 
+    def test_letters_are_told_of_that_are_visible(self, sink: Sink) -> None:
+        letters: DeadLettering[Any] = as_(DeadLettering, closed_later(self.accepting(sink, LETTERS)))
+        if type(letters).read_dead_letters is DeadLettering.read_dead_letters:
+            pytest.skip("this sink does not override `read_dead_letters`: it cannot tell")
+
+        def found(most: int) -> list[int]:
+            with Clause.LETTERS.kept("read_dead_letters"):
+                told = letters.read_dead_letters(self.job, "theirs", most)
+            return [] if told is None else sorted(one["row_number"] for one in told.rows)
+
+        try:
+            letters.open()
+            letters.check(LETTERS)
+        except ConfigurationError:
+            pytest.skip("this sink takes no letters: override `accepting`, if another into the same system does")
+        with Clause.LETTERS.kept("read_dead_letters where no letter was written yet"):
+            if letters.read_dead_letters(self.job, "theirs", 9) is None:
+                pytest.skip("this sink cannot tell of letters as it is set up")
+        made = [
+            self.pre_committed(letters, _letters(number, job, of), subtask=number)
+            for number, (job, of) in enumerate(
+                [(self.job, "theirs")] * 5 + [(f"{self.job}-2", "theirs"), (self.job, "theirs-2")]
+            )
+        ]
+        self.abort(letters, made[4])
+        assert found(9) == [], Clause.LETTERS.broken(f"of letters that are in doubt or aborted, it tells {found(9)}")
+        self.commit(letters, *made[:3], *made[5:], clause=Clause.LETTERS)
+        assert found(9) == [0, 1, 2], Clause.LETTERS.broken(f"numbers 0, 1, 2 are visible, and it tells {found(9)}")
+        assert found(2)[-2:] == [1, 2], Clause.LETTERS.broken(f"1 and 2 are the newest two, and it tells {found(2)}")
+
     # ------------------------------------------------------------------ SchemaEvolving
     def test_evolve_takes_new_columns(self, sink: Sink) -> None:
         one = self.evolving(sink)
         if one is None:
             pytest.skip("this kit has no sink that evolves: it does not override `evolving`")
         evolving: SchemaEvolving[Any] = as_(SchemaEvolving, closed_later(one))
-        older = self.pre_committed(evolving, rows(0, 2))
-        self.commit(evolving, older, clause=Clause.EVOLVE)
         wider = rows(10, 2).append_column("more", pa.array([1, None], pa.int64()))
+        older = [rows(0, 2), rows(20, 2)]
+        self.commit(evolving, self.pre_committed(evolving, older[0]), clause=Clause.EVOLVE)
         for when in ("before", "again before"):
             with Clause.SCHEMA_DIFF.kept("schema_diff"):
                 diff = evolving.schema_diff(wider.schema)
@@ -126,8 +158,10 @@ class Options(SinkTests):
         diff = evolving.schema_diff(wider.schema)
         assert diff is None or not diff.changes, Clause.SCHEMA_DIFF.broken(f"after evolve, it tells {diff}")
         self.commit(evolving, self.pre_committed(evolving, wider, subtask=1), clause=Clause.EVOLVE)
-        null = rows(0, 2).append_column("more", pa.nulls(2, pa.int64()))
-        self.expect_rows(evolving, Clause.EVOLVE, "after evolve", null, wider)
+        late = self.pre_committed(evolving, older[1], clause=Clause.EVOLVE, subtask=2)
+        self.commit(evolving, late, clause=Clause.EVOLVE, when="of rows without the new column, after evolve")
+        nulls = [table.append_column("more", pa.nulls(2, pa.int64())) for table in older]
+        self.expect_rows(evolving, Clause.EVOLVE, "after evolve", wider, *nulls)
 
     # ------------------------------------------------------------------ Auditable
     def test_the_audit_counts_what_is_visible(self, sink: Sink) -> None:
@@ -171,3 +205,15 @@ class Options(SinkTests):
             weaknesses = diagnosable.weaknesses()
         assert not isinstance(weaknesses, str), Clause.WEAKNESSES.broken(f"one text: {weaknesses!r}")
         assert all(isinstance(one, str) for one in weaknesses), Clause.WEAKNESSES.broken(f"{weaknesses!r}")
+
+
+def _letters(number: int, job: str, sink: str) -> pa.Table:
+    about: dict[str, Any] = {"job": job, "lineage": LINEAGE, "sink": sink, "checkpoint": 0, "partition": 0}
+    about |= {
+        "row_number": number,
+        "error_class": "BadValue",
+        "error": "refused",
+        "row": "{}",
+        "time": 1_700_000_000_000_000 + number,
+    }
+    return pa.Table.from_pylist([about], LETTERS)

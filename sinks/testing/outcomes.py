@@ -33,13 +33,18 @@ NAMES += [("job+sink", "JOB+sink"), ("job+sink", "job+Sink"), ("job+sink", "job+
 class Outcomes(SinkTests):
     # ------------------------------------------------------------------ abort
     def test_abort_leaves_nothing_and_may_be_repeated(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
+        self.begun_and_rolled_back(sink)
+        before = self.leftovers(sink)
+        committable = self.pre_committed(sink, rows(0, 5), slot=0)
         self.abort(sink, committable)
         self.expect_rows(sink, Clause.ABORT, "after abort")
         self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after abort")
+        self.expect_no_leftovers(sink, "after abort", before, Clause.ABORT_LEFTOVERS)
         for one in (sink, copy_of(sink)):
             self.abort(one, committable, Clause.ABORT_AGAIN, "again")
         self.expect_rows(sink, Clause.ABORT_AGAIN, "after three aborts")
+        self.commit(sink, self.pre_committed(sink, rows(10, 5), slot=0), clause=Clause.ABORT)
+        self.expect_rows(sink, Clause.ABORT, "after an abort, and a commit of the next attempt", rows(10, 5))
 
     def test_commit_after_abort_is_lost_and_stays_lost(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
@@ -188,6 +193,33 @@ class Outcomes(SinkTests):
         self.abort(sink, loser)
         self.commit(sink, winner, clause=Clause.ABORT, when="after an abort of its other attempt")
         self.expect_rows(sink, Clause.ABORT, "with one attempt aborted, the other committed", rows(0, 5))
+
+    @pytest.mark.parametrize("loser", ["is stopped", "goes on", "is killed"])
+    def test_two_attempts_of_one_subtask_are_open_at_once(self, sink: Sink, loser: str) -> None:
+        """Spark's speculation. Whatever becomes of the slow one, the rows of the other are visible, once."""
+        self.needs(Ability.SIDE_BY_SIDE)
+        fast, slow = copy_of(sink), copy_of(sink)
+        one, other = self.begun(slow, slot=0), self.begun(fast, slot=1, attempt=0)
+        for first in (0, 10):
+            self.write(slow, one, rows(first, 5))
+            self.write(fast, other, rows(first, 5))
+        winner = self.sealed(fast, other, 10, clause=Clause.NAMES)
+        self.close(fast)
+        when = f"when another attempt of the same subtask {loser}"
+        if loser == "is stopped":
+            self.rollback(slow, one)
+        if loser == "goes on":
+            late = self.sealed(slow, one, 10, clause=Clause.NAMES)
+            self.expect_doubts(sink, Clause.NAMES, when, winner, late)
+            self.abort(sink, late)
+        if loser != "is killed" or Ability.TELL_OPEN not in self.cannot:
+            self.expect_doubts(sink, Clause.NAMES, when, winner)
+        self.commit(sink, winner, clause=Clause.NAMES, when=when)
+        self.expect_rows(sink, Clause.NAMES, when, rows(0, 5), rows(10, 5))
+        if loser == "is killed":
+            self.rollback(slow, one)
+        self.close(slow)
+        self.expect_rows(sink, Clause.NAMES, f"{when}, at the end", rows(0, 5), rows(10, 5))
 
     @pytest.mark.parametrize("other", ["conformance-2", "conformanc", "CONFORMANCE", "other job/ü", "%", "_"])
     def test_in_doubt_lists_no_other_jobs_transactions(self, sink: Sink, other: str) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, copy_of, forget, rows
-from sinks.transaction import Committable, Fingerprint
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, forget, rows
+from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint
 
 
 def at_least_once(test: Any) -> Any:
@@ -127,6 +129,41 @@ class TwoPhases(SinkTests):
         self.commit(copy, Committable.from_json(json.loads(text)), clause=Clause.COMMIT_BY_NAME)
         self.close(copy)
         self.expect_rows(sink, Clause.COMMIT_BY_NAME, "after the commit by a copy of the sink", rows(0, 5))
+
+    def test_a_sink_made_anew_ends_what_the_former_one_pre_committed(self, sink: Sink) -> None:
+        task = copy_of(sink)
+        made = [self.pre_committed(task, rows(10 * p, 2), subtask=p) for p in range(3)]
+        self.close(sink)
+        with Clause.MADE_ANEW.kept("its constructor, called with the same arguments,"):
+            anew = self.made_anew(sink)
+        when = "in a sink that is made anew by its constructor"
+        self.expect_doubts(anew, Clause.MADE_ANEW, when, *made)
+        self.abort(anew, made[0], Clause.MADE_ANEW, when)
+        self.commit(anew, *made[1:], clause=Clause.MADE_ANEW, when=when)
+        self.expect_rows(anew, Clause.MADE_ANEW, when, rows(10, 2), rows(20, 2))
+        here, there = (one.committed_checkpoints(self.job) for one in (sink, anew))
+        assert here == there, Clause.MADE_ANEW.broken(f"{when}, committed_checkpoints are {there}, not {here}")
+
+    def test_settings_that_changed_before_the_commit(self, sink: Sink) -> None:
+        others = self.set_otherwise(sink)
+        if not others:
+            pytest.skip("this kit names no other settings: it does not override `set_otherwise`")
+        done: list[pa.Table] = []
+        for number, other in enumerate(map(closed_later, others)):
+            table = rows(10 * number, 5)
+            made = self.pre_committed(sink, table)
+            with suppress(Exception):
+                other.open()
+                other.check(SCHEMA)
+            (answer,) = self.answers(other, made)
+            when = f"written by {sink!r}, its commit by {other!r} answers {answer}"
+            lost = isinstance(answer, CommitOutcome) and answer.state is CommitState.LOST
+            assert not lost, Clause.SETTINGS.broken(when)
+            if answer == CommitOutcome.COMMITTED:
+                self.expect_rows(sink, Clause.SETTINGS, when, *done, table)
+            self.commit(sink, made, clause=Clause.SETTINGS, when=f"with its former settings, after those of {other!r}")
+            done.append(table)
+            self.expect_rows(sink, Clause.SETTINGS, when, *done)
 
     def test_close_touches_no_pre_committed_transaction(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))

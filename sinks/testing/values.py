@@ -10,10 +10,11 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from sinks.base import Sink
-from sinks.errors import BadValue
+from sinks.errors import BadValue, ConfigurationError
 from sinks.optional import commit_now
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, rows
@@ -59,7 +60,9 @@ ODD: Sequence[str | float] = [
 
 
 class Values(SinkTests):
-    def _expect_round_trip(self, sink: Sink, what: str, table: pa.Table, batches: int = 1_000) -> None:
+    def _expect_round_trip(
+        self, sink: Sink, what: str, table: pa.Table, batches: int = 1_000, already: Sequence[pa.Table] = ()
+    ) -> None:
         transaction = self.begun(sink, self.context(sink, table.schema, exactly_once=self._two_phase))
         for batch in table.to_batches(batches):
             with Clause.WRITE.kept(f"write of {what}"):
@@ -68,7 +71,7 @@ class Values(SinkTests):
             self.commit(sink, self.sealed(sink, transaction, table.num_rows), clause=Clause.WRITE, when=what)
         else:
             commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
-        self.expect_rows(sink, Clause.WRITE, what, table)
+        self.expect_rows(sink, Clause.WRITE, what, table, *already)
 
     @property
     def _two_phase(self) -> bool:
@@ -137,8 +140,25 @@ class Values(SinkTests):
 
     @at_least_once
     def test_part_of_a_larger_batch_arrives_alone(self, sink: Sink) -> None:
-        """Arrow hands over slices: their buffers hold more rows than they have."""
-        self._expect_round_trip(sink, "a slice of a larger record batch", rows(0, 50).slice(7, 5))
+        """Arrow hands over slices: their buffers hold more rows than they have, and bits of others."""
+        table = rows(0, 50)
+        if Ability.NULLS not in self.cannot:
+            nulls = pa.array([n % 3 == 0 for n in range(50)])
+            for at, name in ((1, "name"), (2, "amount")):
+                table = table.set_column(at, name, pc.if_else(nulls, None, table[name]))
+        self._expect_round_trip(sink, "a slice of a larger record batch", table.slice(7, 5))
+
+    @at_least_once
+    def test_texts_that_are_a_dictionary_arrive_or_are_refused(self, sink: Sink) -> None:
+        names = pa.array(["b", "a", "b", "b", "c"])
+        table = rows(0, 5).set_column(1, "name", names.dictionary_encode())
+        accepting = self.accepting(sink, table.schema)
+        try:
+            accepting.open()
+            accepting.check(table.schema)
+        except ConfigurationError:
+            return
+        self._expect_round_trip(accepting, "a column that is dictionary-encoded", table)
 
     @at_least_once
     def test_equal_rows_arrive_as_often_as_they_come(self, sink: Sink) -> None:
@@ -146,13 +166,16 @@ class Values(SinkTests):
 
     @at_least_once
     def test_values_of_every_type_that_it_takes_arrive(self, sink: Sink) -> None:
+        """All rows of a batch, and a part of it."""
         if not self.types:
             pytest.skip("this kit names no further `types` that the sink takes")
         names = [f"c{n}" for n in range(len(self.types))]
         schema = pa.schema([("id", pa.int64()), *zip(names, self.types, strict=True)])
-        samples = [SAMPLES[one] for one in self.types]
-        table = pa.table([[0, 1, 2], *samples], schema=schema)
-        self._expect_round_trip(self.accepting(sink, schema), f"values of {', '.join(map(str, self.types))}", table)
+        table = pa.table([[0, 1, 2], *(SAMPLES[one] for one in self.types)], schema=schema)
+        accepting = self.accepting(sink, schema)
+        for part, already in ((table, []), (table.slice(1), [table])):
+            what = f"values of {', '.join(map(str, self.types))}, {part.num_rows} of 3 rows"
+            self._expect_round_trip(accepting, what, part, already=already)
 
     def test_an_upsert_replaces_rows(self, sink: Sink) -> None:
         upserting = self.upserting(sink)

@@ -91,6 +91,9 @@ class TestSqliteSink(SinkConformance):
     def upserting(self, sink: SqliteSink) -> SqliteSink:
         return SqliteSink(self.db.path, "upserted", keys=["id"], create_table=True)
 
+    def set_otherwise(self, sink: SqliteSink) -> Sequence[SqliteSink]:
+        return [SqliteSink(self.db.path, "others", name="orders"), SqliteSink(self.db.path, "orders", keys=["id"])]
+
     def leftovers(self, sink: SqliteSink) -> list[str]:
         return self.db.staging()
 

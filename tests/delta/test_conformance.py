@@ -29,6 +29,9 @@ class Table(SinkTests):
     def accepting(self, sink: DeltaSink, schema: pa.Schema) -> DeltaSink:
         return DeltaSink(f"{sink}-2", create_table=True)
 
+    def evolving(self, sink: DeltaSink) -> DeltaSink:
+        return DeltaSink(str(sink), schema_evolution="add")
+
     def visible(self, sink: DeltaSink) -> Sequence[Mapping[str, Any]]:
         files = DeltaTable(str(sink)).file_uris()
         return DeltaTable(str(sink)).to_pyarrow_table().to_pylist() if files else []

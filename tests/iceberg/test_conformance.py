@@ -40,6 +40,9 @@ class Table(SinkTests):
     def accepting(self, sink: IcebergSink, schema: pa.Schema) -> IcebergSink:
         return IcebergSink("test.accepting", catalog=self.catalog, create_table=True)
 
+    def evolving(self, sink: IcebergSink) -> IcebergSink:
+        return IcebergSink("test.rows", catalog=self.catalog, schema_evolution="add")
+
     def visible(self, sink: IcebergSink) -> Sequence[Mapping[str, Any]]:
         with load_catalog(**self.catalog) as catalog:
             return list(catalog.load_table(sink.table).scan().to_arrow().to_pylist())
@@ -47,7 +50,7 @@ class Table(SinkTests):
     def leftovers(self, sink: IcebergSink) -> Sequence[str]:
         with load_catalog(**self.catalog) as catalog:
             table = catalog.load_table(sink.table)
-            named = {path.rpartition("/")[2] for path in table.inspect.data_files()["file_path"].to_pylist()}
+            named = {one.file.file_path.rpartition("/")[2] for one in table.scan().plan_files()}
             folder = Path(table.location().removeprefix("file://"), "data")
             return [path.name for path in folder.rglob("*.parquet") if path.name not in named]
 

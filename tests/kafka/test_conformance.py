@@ -6,10 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
+from sinks.dead_letters import SCHEMA
 from sinks.kafka import KafkaSink
 from sinks.testing import Ability, SinkConformance, SinkContract
+from sinks.testing.kit import copy_of
 from sinks.testing.servers.kafka import KafkaServer, KafkaService
 from sinks.transaction import Committable, Identity
 from tests.kafka.play import AsRecords, AsRecordsWithHeaders
@@ -29,10 +32,14 @@ class Contract(SinkContract):
     @pytest.fixture
     def sink(self, kafka: KafkaService, kafka_topic: str) -> Iterator[KafkaSink]:
         self.options = kafka.client_options()
-        with_security = {name: value for name, value in self.options.items() if name != "bootstrap.servers"}
-        sink = self.kind(kafka.bootstrap, kafka_topic, options=with_security)
+        self.security = {name: value for name, value in self.options.items() if name != "bootstrap.servers"}
+        sink = self.kind(kafka.bootstrap, kafka_topic, options=self.security)
         yield sink
         sink.close()
+
+    def accepting(self, sink: Any, schema: pa.Schema) -> Any:
+        letters = schema == SCHEMA
+        return KafkaSink(sink.bootstrap_servers, sink.topic, options=self.security) if letters else copy_of(sink)
 
     def unseen(self, made: Committable, transaction_id: str) -> Identity:
         pytest.skip("a proof is the place of a record of the transaction: what never was has none")

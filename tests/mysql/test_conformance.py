@@ -14,11 +14,12 @@ from sinks.sql.strategies import identity_of
 from sinks.testing import Ability, SinkConformance
 from sinks.transaction import Committable, Identity
 from tests.mysql.play import Observer
+from tests.table_kit import TableKit
 
 TABLE = "CREATE TABLE orders (id bigint NOT NULL, name text, amount double) ENGINE=InnoDB"
 
 
-class Conformance(SinkConformance):
+class Conformance(TableKit, SinkConformance):
     strategy: str
 
     @pytest.fixture
@@ -26,21 +27,22 @@ class Conformance(SinkConformance):
         self.dsn = mysql_database
         with closing(Observer(mysql_database)) as observer:
             observer.run(TABLE)
-        sink = MySQLSink(mysql_database, "orders", strategy=self.strategy)  # type: ignore[arg-type]
+        sink = self.into("orders")
         yield sink
         sink.close()
 
     def visible(self, sink: MySQLSink) -> Sequence[Mapping[str, Any]]:
         with closing(Observer(self.dsn)) as observer:
-            columns = "id", "name", "amount"
-            return [dict(zip(columns, row, strict=True)) for row in observer.visible()]
+            names = [name for name, *_ in observer.run(f"SHOW COLUMNS FROM {sink.table}")]
+            return [dict(zip(names, row, strict=True)) for row in observer.run(f"SELECT * FROM {sink.table}")]
 
-    def named(self, sink: MySQLSink, name: str) -> MySQLSink:
-        return MySQLSink(self.dsn, "orders", strategy=self.strategy, name=name)  # type: ignore[arg-type]
+    def into(self, table: str, **options: Any) -> MySQLSink:
+        return MySQLSink(self.dsn, table, strategy=self.strategy, **options)  # type: ignore[arg-type]
 
 
 class TestXA(Conformance):
     strategy = "xa"
+    merges = False
 
 
 class TestStaged(Conformance):

@@ -13,11 +13,12 @@ from sinks.postgres import PostgresSink
 from sinks.sql.strategies import identity_of
 from sinks.testing import SinkConformance
 from sinks.transaction import Committable, Identity
+from tests.table_kit import TableKit
 
 TABLE = "CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)"
 
 
-class Conformance(SinkConformance):
+class Conformance(TableKit, SinkConformance):
     strategy: str
     many = 60
     bad: ClassVar = {"name": "\0"}
@@ -27,14 +28,14 @@ class Conformance(SinkConformance):
         with psycopg.connect(pg_database, autocommit=True) as connection:
             connection.execute(TABLE)
         self.dsn = pg_database
-        return PostgresSink(pg_database, "orders", strategy=self.strategy)  # type: ignore[arg-type]
+        return self.into("orders")
 
     def visible(self, sink: PostgresSink) -> Sequence[Mapping[str, Any]]:
         with psycopg.connect(self.dsn, row_factory=dict_row) as connection:
-            return connection.execute("SELECT id, name, amount FROM orders").fetchall()
+            return connection.execute(f"SELECT * FROM {sink.table}").fetchall()
 
-    def named(self, sink: PostgresSink, name: str) -> PostgresSink:
-        return PostgresSink(self.dsn, "orders", strategy=self.strategy, name=name)  # type: ignore[arg-type]
+    def into(self, table: str, **options: Any) -> PostgresSink:
+        return PostgresSink(self.dsn, table, strategy=self.strategy, **options)  # type: ignore[arg-type]
 
     @pytest.fixture(autouse=True)
     def nothing_is_left_behind(self, sink: PostgresSink):
@@ -44,6 +45,7 @@ class Conformance(SinkConformance):
 
 class TestPrepared(Conformance):
     strategy = "prepared"
+    merges = False
 
 
 class TestStaged(Conformance):

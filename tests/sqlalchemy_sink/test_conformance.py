@@ -15,6 +15,7 @@ from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Ability, SinkConformance, SinkContract
 from sinks.transaction import Committable, Identity
 from tests.sqlalchemy_sink.play import url_of
+from tests.table_kit import TableKit
 
 
 @cache
@@ -22,14 +23,14 @@ def engine(url: str) -> sa.Engine:
     return sa.create_engine(url, poolclass=sa.NullPool)
 
 
-class Contract(SinkContract):
+class Contract(TableKit, SinkContract):
     url: str
 
     @pytest.fixture
     def sink(self, database: str) -> Iterator[SqlAlchemySink]:
         self.url = database
         self.run("CREATE TABLE orders (id bigint NOT NULL, name text, amount double precision)")
-        sink = SqlAlchemySink(database, "orders")
+        sink = self.into("orders")
         yield sink
         sink.close()
 
@@ -39,14 +40,14 @@ class Contract(SinkContract):
             return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
     def visible(self, sink: SqlAlchemySink) -> Sequence[Mapping[str, Any]]:
-        return self.run("SELECT id, name, amount FROM orders")
+        return self.run(f"SELECT * FROM {sink.table}")
 
     def unseen(self, made: Committable, transaction_id: str) -> Identity | None:
         schema, _, staging = made.transaction.get("table", "").rpartition(".")
         return identity_of(schema, transaction_id) if staging else None
 
-    def named(self, sink: SqlAlchemySink, name: str) -> SqlAlchemySink:
-        return SqlAlchemySink(self.url, "orders", name=name)
+    def into(self, table: str, **options: Any) -> SqlAlchemySink:
+        return SqlAlchemySink(self.url, table, **options)
 
 
 class TestSQLite(Contract, SinkConformance):

@@ -77,6 +77,7 @@ class Shelf(
 ):
     columns: Sequence[str] | None = SCHEMA.names
     key: str | None = None
+    shouts = False
     shown_in: Sequence[str] = ("done",)
 
     def __init__(self, folder: Path, name: str = "shelf") -> None:
@@ -107,7 +108,10 @@ class Shelf(
         return [Refusal(at, "BadValue", "it is refused") for at, row in enumerate(rows) if row["name"] == REFUSED]
 
     def put(self, transaction: Handle, rows: Rows) -> None:
-        pickle.dump(rows, transaction.file)
+        pickle.dump([self.meant(row) for row in rows], transaction.file)
+
+    def meant(self, row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"name": row["name"].upper()} if self.shouts else row
 
     def pre_commit(self, transaction: Handle) -> Identity | Committable:
         transaction.file.close()
@@ -170,7 +174,7 @@ class Shelf(
 
     def count(self, committable: Committable) -> int:
         found = [self.path(committable.transaction["name"], state) for state in self.shown_in]
-        return len([row for path in found if path.exists() for row in _stored(path)])
+        return len([row for path in found if path.exists() for row in stored(path)])
 
     def probe_schema(self) -> pa.Schema | None:
         return SCHEMA
@@ -263,7 +267,7 @@ class Kit(SinkConformance):
         paths = list(sink.folder.glob("*.done"))
         if isinstance(sink, WholeShelf):
             paths += [sink.path(name, "ready") for name in sink.shown()]
-        rows = [row for path in sorted(paths, key=_checkpoint) for row in _stored(path)]
+        rows = [row for path in sorted(paths, key=_checkpoint) for row in stored(path)]
         if isinstance(sink, EvolvingShelf):
             rows = [dict.fromkeys(sink.columns) | row for row in rows]
         return list({row[sink.key]: row for row in rows}.values()) if sink.key else rows
@@ -283,6 +287,11 @@ class Kit(SinkConformance):
         kind = type(sink) if isinstance(sink, EvolvingShelf) else EvolvingShelf
         return kind(sink.folder)
 
+    def set_otherwise(self, sink: Shelf) -> Sequence[Shelf]:
+        other: Shelf = pickle.loads(pickle.dumps(sink))
+        other.shouts = True
+        return [other]
+
     def upserting(self, sink: Shelf) -> Shelf:
         other: Shelf = pickle.loads(pickle.dumps(sink))
         other.key = "id"
@@ -293,7 +302,7 @@ def _checkpoint(path: Path) -> int:
     return TransactionId.find(path.name).checkpoint
 
 
-def _stored(path: Path) -> Iterator[dict[str, Any]]:
+def stored(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         while True:
             try:

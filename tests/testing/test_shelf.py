@@ -16,6 +16,7 @@ class Contract(SinkContract):
     leftovers = Kit.leftovers
     accepting = Kit.accepting
     upserting = Kit.upserting
+    set_otherwise = Kit.set_otherwise
     evolving = Kit.evolving
     types = Kit.types
     bad = Kit.bad
