@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from tenacity import RetryCallState, Retrying, retry_if_exception
-
 from coordinator import errors
 from coordinator.config import integer, seconds
 from coordinator.coordinator import CheckpointCoordinator
@@ -111,11 +109,10 @@ class ExponentialDelay:
             in_a_row += 1
         if self.attempts is not None and in_a_row > self.attempts:
             return None
-        delay = self.initial
-        for _ in range(in_a_row - 1):
-            delay = min(delay * self.multiplier, self.max)
-            if delay == self.max:
-                break
+        try:
+            delay = min(self.initial * self.multiplier ** (in_a_row - 1), self.max)
+        except OverflowError:
+            delay = self.max
         return min(delay * random.uniform(1 - self.jitter, 1 + self.jitter), self.max)
 
 
@@ -147,13 +144,7 @@ _STRATEGIES: dict[str, type[RestartStrategy]] = {
     "exponential-delay": ExponentialDelay,
     "failure-rate": FailureRate,
 }
-_FLINK_TYPES = {
-    "off": "none",
-    "disable": "none",
-    "fixeddelay": "fixed-delay",
-    "exponentialdelay": "exponential-delay",
-    "failurerate": "failure-rate",
-}
+_FLINK_TYPES = {kind.replace("-", ""): kind for kind in _STRATEGIES} | {"off": "none", "disable": "none"}
 _FLINK_NAMES = {
     "initial-backoff": "initial",
     "max-backoff": "max",
@@ -183,7 +174,7 @@ def restart_strategy_from(values: Mapping[str, Any]) -> RestartStrategy:
         if name not in known or name in settings:
             why = "is given twice" if name in settings else f"is no option of it; there are {list(known)}"
             raise ValueError(f"restart strategy {kind}: {key!r} {why}")
-        settings[name] = _value(value, name, known[name])
+        settings[name] = (integer if known[name].startswith("int") else seconds)(value, name)
     return strategy(**settings)
 
 
@@ -194,10 +185,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{name}.")
         else:
             yield ("type" if name == "restart-strategy" else name.removeprefix("restart-strategy.")), value
-
-
-def _value(value: object, name: str, kind: str) -> float | int:
-    return integer(value, name) if kind.startswith("int") else seconds(value, name)
 
 
 def _at_least(strategy: Any, least: float, *names: str) -> None:
@@ -226,48 +213,26 @@ def run(
     """
     attempts: list[Attempt] = []
     stopping = _Stopping(stop)
-
-    def passing(error: BaseException) -> bool:
-        return isinstance(error, _Failed) and not error.fatal
-
-    def wait(_: RetryCallState) -> float:
-        delays.append(restart.delay_after(attempts))
-        return delays[-1] or 0
-
-    def tell(_: RetryCallState) -> None:
-        logger.info("attempt %d starts in %.3g s", len(attempts) + 1, delays[-1])
-
-    delays: list[float | None] = []
     with stopping.on_signals():
         try:
-            for again in Retrying(
-                retry=retry_if_exception(passing),
-                wait=wait,
-                stop=lambda _: delays[-1] is None,
-                sleep=stopping.sleep,
-                before_sleep=tell,
-                reraise=True,
-            ):
-                with again:
-                    if not stopping.asked:
-                        _attempt(query_factory, coordinator, stopping, attempts)
-        except _Failed as failed:
-            why = "a restart cannot mend it" if failed.fatal else f"{restart} allows no other attempt"
-            raise JobFailed(
-                f"{_job(coordinator)} failed at attempt {len(attempts)}, and {why}: "
-                f"{type(failed.error).__name__}: {failed.error}",
-                attempts,
-            ) from failed.error
+            while not stopping.asked:
+                error, fatal = _attempt(query_factory, coordinator, stopping, attempts)
+                if error is None:
+                    break
+                delay = None if fatal else restart.delay_after(attempts)
+                if delay is None:
+                    why = "a restart cannot mend it" if fatal else f"{restart} allows no other attempt"
+                    raise JobFailed(
+                        f"{_job(coordinator)} failed at attempt {len(attempts)}, and {why}: "
+                        f"{type(error).__name__}: {error}",
+                        attempts,
+                    ) from error
+                logger.info("attempt %d starts in %.3g s", len(attempts) + 1, delay)
+                stopping.sleep(delay)
         finally:
             if coordinator:
                 coordinator.close()
     return RunSummary(tuple(attempts), stopping.asked)
-
-
-class _Failed(Exception):
-    def __init__(self, error: Exception, *, fatal: bool) -> None:
-        super().__init__(error)
-        self.error, self.fatal = error, fatal
 
 
 class _Stopping:
@@ -316,8 +281,8 @@ def _attempt(
     coordinator: CheckpointCoordinator | None,
     stopping: _Stopping,
     attempts: list[Attempt],
-) -> None:
-    """One start of the query to its end. Raises `_Failed`."""
+) -> tuple[Exception | None, bool]:
+    """One start of the query to its end. Answers what it failed with, and whether a restart cannot mend that."""
     number, started, began = len(attempts) + 1, time.time(), time.monotonic()
     before = _offsets(coordinator)
     logger.info("%s: attempt %d starts after offsets %s", _job(coordinator), number, before)
@@ -347,8 +312,7 @@ def _attempt(
     logger.info("%s: attempt %d ended at offsets %s", _job(coordinator), number, after)
     if error:
         logger.warning("%s: attempt %d failed: %s", _job(coordinator), number, reason(error))
-        if not stopped:
-            raise _Failed(error, fatal=_is_fatal(error, refused=refused)) from error
+    return (None, False) if stopped or not error else (error, _is_fatal(error, refused=refused))
 
 
 def _is_fatal(error: Exception, *, refused: bool) -> bool:
