@@ -18,11 +18,12 @@ from tests.protocol.play import Job, complete_but_one_lost
 def test_a_line_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("sinks.progress.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(module, "_tick_meanwhile", lambda: None)
+    monkeypatch.setattr(module, "_watch", lambda: None)
     caplog.set_level(logging.INFO, logger="sinks.progress")
     with progress("sink orders: commit", 1000, "transactions") as advance:
         for _ in range(1000):
             advance(1)
+            module._under_way[0].tell_if_due()
             now[0] += 0.012
         assert under_way() == ["sink orders: commit: 1,000 of 1,000 transactions"]
     assert under_way() == []

@@ -26,7 +26,7 @@ from coordinator.operate.wording import time_of as time_of
 from coordinator.storage import MissingStorage, StorageError, storages_as_found
 from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
-from sinks.progress import lines, shown_by
+from sinks.progress import shown_by
 
 FOUND, USAGE, UNCONFIRMED, UNKNOWN = 1, 2, 3, 4
 """Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given; what was
@@ -100,7 +100,7 @@ def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointC
         if isinstance(sink, Diagnosable):
             sink.set_answer_timeout(_PATIENCE)
     try:
-        with coordinator, shown_by(lines(say)):
+        with coordinator, shown_by(say):
             yield coordinator
     except (CheckpointError, StorageError, SinkError) as error:
         fail(str(error))
