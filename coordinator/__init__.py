@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from coordinator import place  # noqa: F401  # isort: split
+from coordinator import import_check  # noqa: F401  # isort: split
 from coordinator.config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup, Replay, StateBackend
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Attempt, CheckpointError

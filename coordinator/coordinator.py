@@ -17,11 +17,11 @@ from coordinator.lifecycle import QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query, Sink
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.dead_letters import with_dead_letters, writers
 from coordinator.protocol.protocol import CheckpointProtocol
 from coordinator.protocol.records import CheckpointStore
 from coordinator.protocol.spool import Spool
+from coordinator.protocol.waiting import Clock
 from coordinator.requests import Requests, place_for
 from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.model import opened

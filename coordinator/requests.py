@@ -21,8 +21,8 @@ from typing import Any
 from coordinator.errors import CheckpointError, SavepointError, StorageBehind, Superseded, reason
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.operate.wording import duration, of_driver
+from coordinator.protocol.encoding import fitting, understood
 from coordinator.protocol.records import CheckpointStore, SignOfLife
-from coordinator.protocol.sealed import fitting, understood
 from coordinator.storage import StorageError
 from coordinator.storage.uris import redacted, within
 from sinks.progress import progress

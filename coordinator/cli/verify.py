@@ -10,8 +10,8 @@ from rich.text import Text
 
 from coordinator.cli.output import FOUND, JOB_FILE, UNKNOWN, AsJson, Job, fail, opened, say, show
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore, jobs_in
+from coordinator.protocol.waiting import Clock
 from coordinator.statistics.metrics import write_balance
 
 _STYLES = {Verdict.BALANCED.value: "green", Verdict.DIFFERS.value: "bold red", Verdict.UNKNOWN.value: "yellow"}

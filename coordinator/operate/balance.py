@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from coordinator.operate.three_memories import of_sink
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
-from coordinator.protocol.memories import of_sink
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.audit import Audit, Holding, Part
 from sinks.optional import Auditable
@@ -150,7 +150,7 @@ class Answer:
         behind = of_sink(sink, self.memory, [Complete(rounds) for rounds in before])
         found = [ahead] if ahead.ahead else [] if behind.agrees or behind.ahead else [behind]
         told = [
-            f"its newest checkpoint is {'none' if one.newest == -1 else one.newest}, {one.words} (docs/runbook.md)"
+            f"its newest checkpoint is {'none' if one.newest == -1 else one.newest}, {one.verdict} (docs/runbook.md)"
             for one in found
         ]
         return replace(self, audit=replace(self.audit, differences=(*self.audit.differences, *told)))

@@ -14,8 +14,8 @@ from typing import Any
 from coordinator.errors import Superseded, reason
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.protocol.batch import Sink
+from coordinator.protocol.consistency import worth_reading
 from coordinator.protocol.decisions import Complete
-from coordinator.protocol.memories import worth_reading
 from coordinator.protocol.records import CheckpointStore, Record
 from sinks.diagnosis import InDoubt
 from sinks.optional import Diagnosable

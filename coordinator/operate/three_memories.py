@@ -6,19 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.protocol.batch import Sink
+from coordinator.protocol.consistency import missing, newest_of, of_another_history, worth_reading
 from coordinator.protocol.decisions import Complete
-from coordinator.protocol.memories import Remembered, of_location, of_sink, worth_reading
 from coordinator.protocol.records import CheckpointStore
-from coordinator.spark.location import newest_commit, open_location
+from coordinator.spark.checkpoint_location import newest_commit, open_location
 
 
 @dataclass(frozen=True)
 class Memory:
+    """What one of them holds. `newest`: its newest checkpoint, -1 if it has none, None if nobody can tell. `ahead`: it
+    has checkpoints that storage does not know."""
+
     name: str
     newest: int | None
-    """Number of its newest checkpoint; None if nobody can tell."""
     verdict: str
-    agrees: bool
+    agrees: bool = True
+    ahead: bool = False
 
     @property
     def shown(self) -> str:
@@ -32,14 +35,14 @@ def side_by_side(store: CheckpointStore, sinks: Mapping[str, Sink], location: st
     store.follow_newest_claim()
     history = [Complete(rounds) for rounds in store.history(worth_reading(told, (), store.lineage))]
     newest = history[-1].checkpoint_id if history else -1
-    yield Memory("storage", newest, "" if history else "holds no checkpoint of this job", True)
+    yield Memory("storage", newest, "" if history else "holds no checkpoint of this job")
     if location is not None:
-        yield _of_location(location, history)
+        yield of_location(location, newest)
     for name, answer in asked.items():
         if isinstance(answer, Exception):
-            yield Memory(f"sink {name}", None, f"cannot be asked: {answer}", False)
+            yield Memory(f"sink {name}", None, f"cannot be asked: {answer}", agrees=False)
         else:
-            yield _of(f"sink {name}", of_sink(name, answer, history))
+            yield of_sink(name, answer, history)
 
 
 def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
@@ -51,15 +54,47 @@ def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
     ]
 
 
-def _of_location(location: str, history: Sequence[Complete]) -> Memory:
-    name, files = "checkpointLocation", open_location(location).files()
-    if not files:
-        return Memory(name, None, "there is none: mistyped, or deleted", False)
-    return _of(name, of_location(newest_commit(location) + 1, history))
+def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Complete]) -> Memory:
+    """`history`: the retained complete checkpoints, oldest first, as storage told them after the sink was asked."""
+    name = f"sink {sink}"
+    if memory is None:
+        return Memory(name, None, "cannot tell: it keeps no memory, has none yet, or it has expired")
+    if not history:
+        newest = max(memory.values(), default=-1)
+        if newest < 0:
+            return Memory(name, newest, "as storage")
+        return Memory(name, newest, "newer: the storage was deleted, or is another one", agrees=False, ahead=True)
+    record = history[-1].record
+    if record.predecessors is not None and (other := of_another_history(memory, record.predecessors, record.lineage)):
+        verdict = f"has lineage {other[0]}, which storage does not know, or not so far"
+        return Memory(name, other[1], verdict, agrees=False, ahead=True)
+    newest, stored = newest_of(memory, history[-1]), history[-1].checkpoint_id
+    if newest > stored:
+        return Memory(name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
+    lacking = [part for complete in history if missing(memory, part := complete.only(sink))]
+    if not lacking:
+        return Memory(name, newest, "as storage")
+    if [part.checkpoint_id for part in lacking] == [stored]:
+        return Memory(
+            name, newest, f"as storage, once checkpoint {stored} is committed: its driver or the next start does"
+        )
+    behind = f"older by {stored - newest}, unless that is in doubt: the system was set back"
+    return Memory(name, newest, behind, agrees=False)
 
 
-def _of(name: str, remembered: Remembered) -> Memory:
-    return Memory(name, remembered.newest, remembered.words, remembered.agrees)
+def of_location(location: str, stored: int) -> Memory:
+    """`stored`: the newest checkpoint in storage, -1 if there is none."""
+    name = "checkpointLocation"
+    if not open_location(location).files():
+        return Memory(name, None, "there is none: mistyped, or deleted", agrees=False)
+    newest = newest_commit(location)
+    if newest > stored:
+        return Memory(name, newest, f"newer by {newest - stored}: the storage was set back", agrees=False)
+    if newest == stored:
+        return Memory(name, newest, "as storage")
+    if newest == stored - 1:
+        return Memory(name, newest, f"as storage, once Spark has asked for batch {stored} again")
+    return Memory(name, newest, f"older by {stored - newest}: it was set back", agrees=False)
 
 
 def _ask(job: str, sink: Sink) -> dict[str, int] | Exception | None:

@@ -1,15 +1,18 @@
-"""What the protocol needs of a micro-batch and its query, whichever session they run in."""
+"""What the protocol needs of a micro-batch and its query, whichever session they run in, and what its tasks answer."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import pyarrow as pa
 
 from sinks.base import Sink as Sink
+from sinks.errors import SinkError
 from sinks.task import Ack, SinkTask
+from sinks.transaction import Committable
 
 TopicIds = Sequence[Mapping[str, str]]
 """Per source, in the order of `BatchFacts.offsets`: the ids of the topics that it reads, by name. None for other than
@@ -92,3 +95,37 @@ class MicroBatch(Protocol):
 
     def same_rows(self, other: Any) -> bool:
         """Whether another call for this batch, in the same run, came with the same DataFrame."""
+
+
+@dataclass(frozen=True)
+class Acks:
+    """Of a first write, one per sink and partition, also for one without rows; of a replay, those of what was lost.
+    `ended`: when each sink's last one had come, by the coordinator's clock."""
+
+    all: Sequence[Ack] = ()
+    ended: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, sink: str) -> list[Committable]:
+        return [committable for committable in self.committables if committable.sink == sink]
+
+    @property
+    def committables(self) -> tuple[Committable, ...]:
+        return tuple(ack.committable for ack in self.all if ack.committable)
+
+    @property
+    def errors(self) -> list[SinkError]:
+        """Those that trying again cannot mend come first."""
+        return sorted((ack.error for ack in self.all if ack.error), key=lambda error: error.retryable)
+
+    @property
+    def partitions(self) -> Counter[str]:
+        return Counter(ack.sink for ack in self.all)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Of the record batches."""
+        return {sink: sum(ack.bytes for ack in self.all if ack.sink == sink) for sink in self.partitions}
+
+    @property
+    def rows(self) -> dict[str, int]:
+        return {sink: sum(ack.fingerprint.rows for ack in self.all if ack.sink == sink) for sink in self.partitions}

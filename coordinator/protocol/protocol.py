@@ -27,18 +27,15 @@ from coordinator.errors import (
 )
 from coordinator.heartbeat import Heartbeat
 from coordinator.listener import Listeners, Step
-from coordinator.protocol import decisions, memories
-from coordinator.protocol.acks import Acks
-from coordinator.protocol.batch import MicroBatch, Sink, TopicIds
-from coordinator.protocol.clock import Clock
+from coordinator.protocol import consistency, decisions
+from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds
 from coordinator.protocol.dead_letters import require_few, writers
-from coordinator.protocol.deadline import deadline
 from coordinator.protocol.decisions import AfterFailure, Call, Complete, Participant
 from coordinator.protocol.fence import CommitPermit, Fence
-from coordinator.protocol.outage import Outages
 from coordinator.protocol.records import CheckpointStore, Record
 from coordinator.protocol.spool import Spool, SpooledRows
 from coordinator.protocol.sweep import Sweeper
+from coordinator.protocol.waiting import Clock, Outages, deadline
 from coordinator.storage import StorageError
 from sinks import dead_letters
 from sinks.errors import ConfigurationError, SinkError
@@ -211,7 +208,7 @@ class CheckpointProtocol:
     def load_and_commit(self, batch: MicroBatch | None = None) -> Call:
         """Read the newest complete checkpoint, see that all memories fit together, and commit it again. Answers what
         Spark asks for with the batch; without one, SKIP."""
-        remembered: memories.Memories = {}
+        remembered: consistency.Memories = {}
         if self.config.exactly_once:  # before the records: what is committed by then has one
             doing = "tell what is committed"
             remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
@@ -232,25 +229,25 @@ class CheckpointProtocol:
         return call
 
     def _compare_memories(
-        self, remembered: memories.Memories, newest: Complete | None, batch: MicroBatch | None
+        self, remembered: consistency.Memories, newest: Complete | None, batch: MicroBatch | None
     ) -> Call:
         """R15: refuse what was set back; commit what a record before the newest decides, and is in doubt again."""
         place, adopt = self.store.storage.uri, self.config.adopt
         if self.config.exactly_once:
-            self._predecessors = memories.predecessors(remembered, newest, self.store.lineage)
+            self._predecessors = consistency.predecessors(remembered, newest, self.store.lineage)
             for name, memory in remembered.items() if newest else ():
-                memories.require_one_history(name, memory, self._predecessors, self.store.lineage, place)
+                consistency.require_one_history(name, memory, self._predecessors, self.store.lineage, place)
         else:
             self._predecessors = newest.record.predecessors if newest else None
         if newest:
             retained = self.store.ids()
             base = self.store.get(retained[0][0], 0) if retained else None
-            memories.require_restored(remembered, base or newest.record, place)
+            consistency.require_restored(remembered, base or newest.record, place)
             if newest.record.mode == self.config.mode.value:
-                memories.require_not_ahead(remembered, newest, place)
+                consistency.require_not_ahead(remembered, newest, place)
         else:
             adopted = batch.facts.checkpoint_id if batch and adopt else None
-            memories.require_no_other_history(remembered, place, next_checkpoint=adopted)
+            consistency.require_no_other_history(remembered, place, next_checkpoint=adopted)
             self.fence.require_newest("commit")
         call = decisions.on_call(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Call.SKIP
         if newest and remembered:
@@ -262,7 +259,7 @@ class CheckpointProtocol:
 
     def _commit_again(
         self,
-        remembered: memories.Memories,
+        remembered: consistency.Memories,
         retained: Sequence[tuple[int, int]],
         known: Sequence[Complete],
         batch: MicroBatch | None,
@@ -272,12 +269,12 @@ class CheckpointProtocol:
         if not (retained or known):
             return
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
-        wanted = memories.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
+        wanted = consistency.worth_reading(remembered, chain(*in_doubt.values()), self.store.lineage)
         visible = [*map(Complete, self.store.read([at for at in retained if wanted(at[0])])), *known]
-        for name, part in memories.decided_before(remembered, in_doubt, visible):
+        for name, part in consistency.decided_before(remembered, in_doubt, visible):
             logger.warning("checkpoint %d: sink %r has it in doubt again: committing it", part.checkpoint_id, name)
             if self.commit(self.fence.permit(part), batch).lost():
-                raise memories.external_system_behind(name, remembered[name], part)
+                raise consistency.external_system_behind(name, remembered[name], part)
 
     def _ask_sinks(self, doing: str, question: Callable[[Sink], Answer], batch: MicroBatch | None) -> dict[str, Answer]:
         """Again and again, as for a commit, while a system that has something to commit cannot be reached."""
@@ -504,13 +501,13 @@ class CheckpointProtocol:
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
             remembered = sink.committed_checkpoints(self.job)
             try:
-                memories.require_one_history(name, remembered, self._predecessors or {}, lineage, place)
-                memories.require_alone(name, remembered, lineage, n, place)
+                consistency.require_one_history(name, remembered, self._predecessors or {}, lineage, place)
+                consistency.require_alone(name, remembered, lineage, n, place)
             except StorageBehind:
                 self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
             newest = self._visible.get(name)
-            if remembered is not None and newest and memories.missing(remembered, newest):
+            if remembered is not None and newest and consistency.missing(remembered, newest):
                 older = [at for at in self.store.ids() if at[0] < newest.checkpoint_id]
                 self._commit_again({name: remembered}, older, [newest], batch)
 
@@ -640,7 +637,7 @@ class CheckpointProtocol:
             if holding.unexpected:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
                 self._agreed = False
-                raise memories.replayed_before(name, holding.unexpected, complete, self.store.storage.uri)
+                raise consistency.replayed_before(name, holding.unexpected, complete, self.store.storage.uri)
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
         for name in self.sinks:
@@ -735,7 +732,7 @@ class CheckpointProtocol:
             remembered, n = self.sinks[name].committed_checkpoints(self.job), complete.checkpoint_id
             visible = [one for one, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
             own = {sink for sink, _ in visible} | {one.sink for record in complete.rounds for one in record.accepted}
-            memories.require_alone(name, remembered, self.store.lineage, n + (name in own), self.store.storage.uri)
+            consistency.require_alone(name, remembered, self.store.lineage, n + (name in own), self.store.storage.uri)
 
     def _pre_commit_again(self, batch: MicroBatch, complete: Complete, replays: Mapping[str, Replay]) -> Acks:
         blocked, lost = list[Exception](), complete.lost()

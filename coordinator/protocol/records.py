@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from coordinator.errors import CheckpointError, CorruptRecord, Superseded, WrongJob
-from coordinator.protocol.sealed import fitting, seal, understood, unseal
+from coordinator.protocol.encoding import fitting, seal, understood, unseal
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.timed import TimedStorage
 from sinks.progress import progress

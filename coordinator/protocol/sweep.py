@@ -12,10 +12,9 @@ from typing import Any
 from coordinator.errors import StorageBehind, reason
 from coordinator.listener import Listeners, Step
 from coordinator.protocol.batch import Sink
-from coordinator.protocol.clock import Clock
+from coordinator.protocol.consistency import worth_reading
 from coordinator.protocol.fence import Fence
-from coordinator.protocol.memories import worth_reading
-from coordinator.protocol.outage import Outages
+from coordinator.protocol.waiting import Clock, Outages
 from coordinator.storage import StorageError
 from sinks.errors import CommittedError
 from sinks.progress import progress

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from coordinator.errors import CorruptRecord, SavepointError
+from coordinator.protocol.encoding import fitting, seal, understood, unseal
 from coordinator.protocol.records import Record
-from coordinator.protocol.sealed import fitting, seal, understood, unseal
 from coordinator.storage import CheckpointStorage, StorageError, open_storage, storages_as_found
 from coordinator.storage.uris import within
 

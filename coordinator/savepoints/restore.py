@@ -16,10 +16,10 @@ from typing import IO
 
 from coordinator.errors import SavepointError, UnknownSink
 from coordinator.protocol.decisions import Complete
+from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import CheckpointStore, Record
-from coordinator.protocol.sealed import seal, unseal
 from coordinator.savepoints.model import MARK, Savepoint, chunk_key, load, opened, opened_savepoint
-from coordinator.spark.location import CheckpointLocation, open_location
+from coordinator.spark.checkpoint_location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage
 from coordinator.storage.stream import Joined
 from sinks.progress import progress

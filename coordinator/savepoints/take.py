@@ -19,7 +19,7 @@ from coordinator.errors import CheckpointLocationMismatch, SavepointError
 from coordinator.protocol.decisions import require_same_offsets
 from coordinator.protocol.records import Record
 from coordinator.savepoints.model import MARK, Savepoint, address_of, chunk_key, delete
-from coordinator.spark.location import CheckpointLocation, facts_in, open_location
+from coordinator.spark.checkpoint_location import CheckpointLocation, facts_in, open_location
 from coordinator.storage import CheckpointStorage
 from coordinator.storage.stream import Cut
 from sinks.progress import progress

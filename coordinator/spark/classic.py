@@ -15,9 +15,9 @@ from coordinator.errors import CheckpointError
 from coordinator.protocol.batch import Query, Sink, TopicIds
 from coordinator.spark import arrow
 from coordinator.spark.arrow import Passage
+from coordinator.spark.checkpoint_location import facts_in, open_location
 from coordinator.spark.dataframe import DataFrameBatch
 from coordinator.spark.internals import INTERRUPTED, StreamExecution, executed_plan, partition_count
-from coordinator.spark.location import facts_in, open_location
 from sinks.errors import SinkError
 from sinks.task import SinkTask
 

@@ -21,9 +21,9 @@ from coordinator import guarantee
 from coordinator.errors import CheckpointError
 from coordinator.protocol.batch import MicroBatch, Sink
 from coordinator.spark.arrow import Passage
+from coordinator.spark.checkpoint_location import facts_in
 from coordinator.spark.classic import SparkBatch
 from coordinator.spark.dataframe import DataFrameBatch
-from coordinator.spark.location import facts_in
 from sinks.task import SinkTask, with_row_hash
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from coordinator.config import Replay
 from coordinator.errors import CheckpointError, ReplayMismatch, UnsupportedSpark
 from coordinator.jobfile import load_job
 from coordinator.protocol.batch import BatchFacts, Query, Sink, TopicIds
-from coordinator.protocol.halves import HalvedProtocol, Prepared
+from coordinator.protocol.two_processes import Prepared, TwoProcessProtocol
+from coordinator.spark.checkpoint_location import facts_in
 from coordinator.spark.internals import task_of_query, to_arrow
-from coordinator.spark.location import facts_in
 from coordinator.spark.row_hash import row_hashes
 from sinks.errors import ConfigurationError
 from sinks.task import HASH_COLUMN, Ack, SinkTask
@@ -84,7 +84,7 @@ class ExactlyOnceSource(DataSource):
 
 
 @contextmanager
-def _opened(job_file: str) -> Iterator[tuple[Sink, HalvedProtocol]]:
+def _opened(job_file: str) -> Iterator[tuple[Sink, TwoProcessProtocol]]:
     """The job's one sink, and its protocol, in this process."""
     job = load_job(job_file)
     of, store = job.protocol, job.protocol.store
@@ -101,7 +101,7 @@ def _opened(job_file: str) -> Iterator[tuple[Sink, HalvedProtocol]]:
         if given:
             raise ConfigurationError(f'{job_file}: {what} is not for format("exactly_once"), but for foreachBatch')
     try:
-        yield sink, HalvedProtocol(job.job, job.sinks, store, job.config, of.listeners, of.clock)
+        yield sink, TwoProcessProtocol(job.job, job.sinks, store, job.config, of.listeners, of.clock)
     finally:
         sink.close()
         store.storage.close()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from coordinator.protocol.sealed import fitting
+from coordinator.protocol.encoding import fitting
 
 
 class Status(str, Enum):

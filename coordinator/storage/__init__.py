@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from urllib.parse import unquote, urlsplit
 
-from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage, StorageError
-from coordinator.storage.missing import MissingStorage
+from coordinator.storage.base import SUPPORTED, CheckpointStorage, MissingStorage, NoSuchStorage, StorageError
 
 __all__ = ["CheckpointStorage", "MissingStorage", "StorageError", "open_storage", "storages_as_found"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sinks.errors import printable
 
@@ -89,6 +89,36 @@ class CheckpointStorage(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uri!r})"
+
+
+class MissingStorage(CheckpointStorage):
+    """What an operator's command finds behind a mistyped URI, or after somebody deleted it: it holds nothing. The first
+    put makes the storage."""
+
+    def __init__(self, why: NoSuchStorage, make: Callable[[], CheckpointStorage]) -> None:
+        self.uri, self.why = why.uri, why
+        self._make = make
+        self._made: CheckpointStorage | None = None
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        self._made = self._made or self._make()
+        return self._made.put_if_absent(key, value)
+
+    def get(self, key: str) -> bytes | None:
+        check_key(key)
+        return self._made.get(key) if self._made else None
+
+    def list(self, prefix: str) -> list[str]:
+        check_folder(prefix)
+        return self._made.list(prefix) if self._made else []
+
+    def delete(self, key: str) -> None:
+        if self._made:
+            self._made.delete(key)
+
+    def close(self) -> None:
+        if self._made:
+            self._made.close()
 
 
 def check_key(key: str) -> str:

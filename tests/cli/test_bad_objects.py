@@ -14,7 +14,7 @@ import pytest
 from coordinator import CheckpointCoordinator
 from coordinator.cli import main
 from coordinator.jobfile import load_job
-from coordinator.protocol.sealed import seal, unseal
+from coordinator.protocol.encoding import seal, unseal
 from coordinator.storage import CheckpointStorage
 from coordinator.ui.facts import facts_of
 from coordinator.ui.page import TABS, page_of

@@ -1,6 +1,6 @@
 """What each released format of records has left behind, with something in doubt, as files that later versions read.
 
-`python -m tests.formats` stores what this version leaves, as `format-N.json` beside this file; N is `sealed.FORMAT`.
+`python -m tests.formats` stores what this version leaves, as `format-N.json` beside this file; N is `encoding.FORMAT`.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         "rows that another driver has written are not looked for before the decision (R15)",
         "coordinator",
-        "memories.require_alone(name, remembered, lineage, n, place)",
+        "consistency.require_alone(name, remembered, lineage, n, place)",
         "pass",
         MEMORIES,
     ),
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "storage that is older than the ledger (R15)",
         "coordinator",
-        "memories.require_not_ahead(remembered, newest, place)",
+        "consistency.require_not_ahead(remembered, newest, place)",
         "pass",
         MEMORIES,
     ),
@@ -270,21 +270,21 @@ MUTANTS = (
     Mutant(
         "an empty storage beside a ledger that names the job (R15)",
         "coordinator",
-        "memories.require_no_other_history(remembered, place, next_checkpoint=adopted)",
+        "consistency.require_no_other_history(remembered, place, next_checkpoint=adopted)",
         "pass",
         MEMORIES,
     ),
     Mutant(
         "rows of a lineage that storage does not know (R15)",
         "coordinator",
-        "if (found := _of_another_history(memory, before, lineage)) is None:",
+        "if (found := of_another_history(memory, before, lineage)) is None:",
         "if True:",
         MEMORIES,
     ),
     Mutant(
         "a system of before the savepoint that was restored (R15)",
         "coordinator",
-        "memories.require_restored(remembered, base or newest.record, place)",
+        "consistency.require_restored(remembered, base or newest.record, place)",
         "pass",
         MEMORIES,
     ),
@@ -697,7 +697,7 @@ MUTANTS = (
         "a failover that lost only commits stops the query (R15)",
         "coordinator",
         "self._commit_again({name: remembered}, older, [newest], batch)",
-        "raise memories.external_system_behind(name, remembered, newest)",
+        "raise consistency.external_system_behind(name, remembered, newest)",
         MEMORIES,
     ),
     Mutant(

@@ -14,8 +14,8 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointListener, Step
 from coordinator.protocol.batch import TopicIds
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.waiting import Clock
 from coordinator.storage import CheckpointStorage, open_storage
 from examples.custom_sink import FileSink
 from sinks import TransactionContext

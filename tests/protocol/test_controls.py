@@ -9,8 +9,8 @@ import pytest
 
 from coordinator import CheckpointConfig, CheckpointCoordinator, CheckpointingMode, ExternalizedCheckpointCleanup, Step
 from coordinator.errors import CheckpointExpired, CheckpointFailed, InDoubtError, NotExactlyOnce, QueryNotAdopted
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.waiting import Clock
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
 from tests.protocol.play import Job, Steps, complete_but_one_lost

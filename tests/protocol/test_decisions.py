@@ -31,7 +31,7 @@ from coordinator.protocol.decisions import (
     still_asked,
 )
 from coordinator.protocol.records import Record
-from coordinator.spark.location import facts_in
+from coordinator.spark.checkpoint_location import facts_in
 from sinks.errors import BadValue, TransactionBlocked
 from sinks.task import Ack
 from sinks.transaction import CommitOutcome, Committable, Fingerprint

@@ -17,8 +17,8 @@ import pytest
 from coordinator import CheckpointCoordinator, CheckpointListener, list_savepoints, requests
 from coordinator.errors import SavepointError
 from coordinator.listener import Step
+from coordinator.protocol.encoding import seal
 from coordinator.protocol.records import CheckpointStore, SignOfLife
-from coordinator.protocol.sealed import seal
 from coordinator.requests import Request, ask_driver
 from coordinator.storage import CheckpointStorage, StorageError, open_storage
 from sinks.testing.local import LocalQuery

@@ -31,12 +31,12 @@ from coordinator import (
     restore_savepoint,
 )
 from coordinator.errors import InDoubtError, SavepointError, Superseded, UnknownSink
+from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import CheckpointStore
-from coordinator.protocol.sealed import seal, unseal
 from coordinator.savepoints.model import opened_savepoint
 from coordinator.savepoints.restore import _files
 from coordinator.savepoints.take import _require_own
-from coordinator.spark.location import open_location
+from coordinator.spark.checkpoint_location import open_location
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
@@ -200,7 +200,7 @@ def test_files_that_maintenance_replaces_are_saved_in_their_new_form(job: Job, t
 
     job.run(batches=2)
     coordinator = job.coordinator()
-    import coordinator.spark.location as module
+    import coordinator.spark.checkpoint_location as module
 
     original = module._Directory.read
     seen: list[str] = []

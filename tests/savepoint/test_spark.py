@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from coordinator import CheckpointConfig, CheckpointCoordinator, Savepoint, list_savepoints, restore_savepoint
 from coordinator.protocol.records import CheckpointStore
 from coordinator.requests import ask_driver
-from coordinator.spark.location import _Directory, _HadoopDirectory, open_location
+from coordinator.spark.checkpoint_location import _Directory, _HadoopDirectory, open_location
 from coordinator.storage import open_storage
 from sinks.postgres import PostgresSink
 from tests.spark.job import wait_for, write_input

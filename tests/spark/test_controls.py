@@ -25,8 +25,8 @@ from coordinator import (
     StateBackend,
 )
 from coordinator.errors import QueryNotAdopted
-from coordinator.protocol.clock import Clock
 from coordinator.protocol.records import CheckpointStore
+from coordinator.protocol.waiting import Clock
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.postgres import PostgresSink

@@ -19,7 +19,7 @@ from coordinator.errors import CheckpointFailed
 from coordinator.heartbeat import State, look_for_driver
 from coordinator.listener import Step
 from coordinator.operate.balance import Balance
-from coordinator.protocol import sealed
+from coordinator.protocol import encoding
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
@@ -255,7 +255,7 @@ def test_a_history_of_a_newer_version(job: Job, monkeypatch: pytest.MonkeyPatch)
     job.run(1)
     newer = CheckpointStatistics("job", 7, 1, Status.COMPLETED).to_json() | {"status": "unheard of"}
     with monkeypatch.context() as later:
-        later.setattr(sealed, "FORMAT", sealed.FORMAT + 1)
+        later.setattr(encoding, "FORMAT", encoding.FORMAT + 1)
         CheckpointStore(job.storage, "job").add_statistics([newer], together=100, keep=100)
     with seen_from_outside(job) as browser:
         pages = see_all(browser)

@@ -35,7 +35,7 @@ class Prepared:
         return SinkTask(sink, job, self.lineage, self.checkpoint_id, self.generation, self.round, replay=self.replay)
 
 
-class HalvedProtocol(CheckpointProtocol):
+class TwoProcessProtocol(CheckpointProtocol):
     """Of a job with one sink. Each checkpoint is a driver of its own: it claims a generation, and recovers what the
     one before may have left. What cannot be done within it is an error, and left to the next start of the query."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from coordinator.errors import ExternalSystemBehind, StorageBehind
 from coordinator.protocol.decisions import Complete
@@ -37,7 +36,7 @@ def require_not_ahead(memories: Memories, newest: Complete, storage: str) -> Non
     """Raises `StorageBehind` if a sink has committed a later checkpoint of this lineage than the newest in storage: a
     record is always put before anything of it is committed."""
     for sink in memories:
-        ahead = _newest(memories[sink], newest)
+        ahead = newest_of(memories[sink], newest)
         if ahead > newest.checkpoint_id:
             raise StorageBehind(
                 f"checkpoint storage {storage} ends with checkpoint {newest.checkpoint_id}, but sink {sink!r} has rows "
@@ -78,7 +77,7 @@ def require_one_history(
 ) -> None:
     """Raises `StorageBehind` if a sink has committed what is neither of this lineage nor of those before it, as far as
     they were restored."""
-    if (found := _of_another_history(memory, before, lineage)) is None:
+    if (found := of_another_history(memory, before, lineage)) is None:
         return
     other, newest = found
     if other in before:
@@ -153,7 +152,7 @@ def decided_before(
 
 
 def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Complete) -> ExternalSystemBehind:
-    named, newest = part.named.values(), _newest(memory, part)
+    named, newest = part.named.values(), newest_of(memory, part)
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
     rows = sum(committable.fingerprint.rows for committable in named)
     return ExternalSystemBehind(
@@ -166,57 +165,7 @@ def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Co
     )
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """What one memory holds, beside checkpoint storage. `newest`: its newest checkpoint, -1 if it has none, None if
-    nobody can tell. `ahead`: it has checkpoints that storage does not know."""
-
-    newest: int | None
-    words: str
-    agrees: bool = True
-    ahead: bool = False
-
-
-def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Complete]) -> Remembered:
-    """`history`: the retained complete checkpoints, oldest first, as storage told them after the sink was asked."""
-    if memory is None:
-        return Remembered(None, "cannot tell: it keeps no memory, has none yet, or it has expired")
-    if not history:
-        newest = max(memory.values(), default=-1)
-        if newest < 0:
-            return Remembered(newest, "as storage")
-        return Remembered(newest, "newer: the storage was deleted, or is another one", agrees=False, ahead=True)
-    record = history[-1].record
-    if record.predecessors is not None and (other := _of_another_history(memory, record.predecessors, record.lineage)):
-        words = f"has lineage {other[0]}, which storage does not know, or not so far"
-        return Remembered(other[1], words, agrees=False, ahead=True)
-    newest, stored = _newest(memory, history[-1]), history[-1].checkpoint_id
-    if newest > stored:
-        return Remembered(newest, f"newer by {newest - stored}: the storage was set back", agrees=False, ahead=True)
-    lacking = [part for complete in history if missing(memory, part := complete.only(sink))]
-    if not lacking:
-        return Remembered(newest, "as storage")
-    if [part.checkpoint_id for part in lacking] == [stored]:
-        return Remembered(
-            newest, f"as storage, once checkpoint {stored} is committed: its driver or the next start does"
-        )
-    behind = stored - newest
-    return Remembered(newest, f"older by {behind}, unless that is in doubt: the system was set back", agrees=False)
-
-
-def of_location(next_batch: int, history: Sequence[Complete]) -> Remembered:
-    """`next_batch`: the one that Spark will ask for."""
-    newest, stored = next_batch - 1, history[-1].checkpoint_id if history else -1
-    if newest > stored:
-        return Remembered(newest, f"newer by {newest - stored}: the storage was set back", agrees=False)
-    if newest == stored:
-        return Remembered(newest, "as storage")
-    if newest == stored - 1:
-        return Remembered(newest, f"as storage, once Spark has asked for batch {stored} again")
-    return Remembered(newest, f"older by {stored - newest}: it was set back", agrees=False)
-
-
-def _of_another_history(
+def of_another_history(
     memory: Mapping[str, int] | None, before: Mapping[str, int], lineage: str
 ) -> tuple[str, int] | None:
     """A lineage that is not this one, and its newest checkpoint, if that is not one that may be there."""
@@ -227,9 +176,9 @@ def _of_another_history(
 def missing(memory: Mapping[str, int], part: Complete) -> bool:
     """Whether a sink should remember its part of a checkpoint, and does not."""
     remembered = any(committable.remembered for committable in part.named.values())
-    return remembered and _newest(memory, part) < part.checkpoint_id
+    return remembered and newest_of(memory, part) < part.checkpoint_id
 
 
-def _newest(memory: Mapping[str, int] | None, complete: Complete) -> int:
+def newest_of(memory: Mapping[str, int] | None, complete: Complete) -> int:
     """The newest checkpoint of the lineage of `complete` that is committed there, -1 if there is none."""
     return (memory or {}).get(complete.record.lineage, -1)
