@@ -1,4 +1,4 @@
-"""Errors of the coordinator. All stop the query; none is ever handled by skipping rows."""
+"""Errors of the coordinator. Each stops the query. None is handled by skipping rows."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class CheckpointError(Exception):
 
 
 class CheckpointLocationMismatch(CheckpointError):
-    """Spark's checkpointLocation is not the one that the stored checkpoints belong to."""
+    """Spark's checkpointLocation does not belong to the stored checkpoints."""
 
 
 class CheckpointGap(CheckpointError):
-    """Checkpoints are missing between storage and Spark."""
+    """Storage lacks checkpoints that Spark has done."""
 
 
 class QueryNotAdopted(CheckpointError):
-    """Storage is empty, but Spark's query is not at its first batch."""
+    """Storage is empty, but the query has run before: restore the storage, or set `adopt`."""
 
 
 class StorageBehind(CheckpointError):
-    """Storage was set back, emptied or moved away: the driver, or an external system, remembers more than it holds."""
+    """The driver or a target remembers later checkpoints than storage has: it was set back, emptied or moved."""
 
 
 class SourceReplaced(CheckpointError):
-    """A topic that the query reads was deleted and made anew: Spark would pass over its first records."""
+    """A topic that the query reads was deleted and created again: Spark would skip its first records."""
 
 
 class WrongJob(CheckpointError):
@@ -42,7 +42,7 @@ class WrongJob(CheckpointError):
 
 
 class CorruptRecord(CheckpointError):
-    """A record in storage cannot be trusted."""
+    """A record in storage is damaged."""
 
 
 class UnknownSink(CheckpointError):
@@ -50,7 +50,7 @@ class UnknownSink(CheckpointError):
 
 
 class Superseded(CheckpointError):
-    """A newer driver runs this job; this one is a zombie."""
+    """A newer driver has taken the job over; this one must stop."""
 
 
 class WorkersNotReady(CheckpointError):
@@ -62,7 +62,7 @@ class SavepointError(CheckpointError):
 
 
 class UnsupportedSpark(CheckpointError):
-    """This Spark lacks something that is used of it."""
+    """This Spark lacks an internal that the library needs."""
 
 
 class NotExactlyOnce(CheckpointError):
@@ -74,12 +74,12 @@ class CheckpointFailed(CheckpointError):
 
 
 class CheckpointExpired(CheckpointError):
-    """It was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed."""
+    """The checkpoint was not complete within `CheckpointConfig.timeout`; the cause of a CheckpointFailed."""
 
 
 class InDoubtError(CheckpointError):
-    """The checkpoint is complete, but the outcome of some transactions cannot be told (yet): `transactions` holds their
-    identities, which the operator has to settle."""
+    """The checkpoint is complete, but the outcome of some transactions is not known (yet). `transactions` has their
+    identities."""
 
     def __init__(self, message: str, transactions: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(message, transactions)
@@ -87,7 +87,7 @@ class InDoubtError(CheckpointError):
 
 
 class ExternalSystemBehind(InDoubtError):
-    """An external system was set back, and does not hold what was complete and visible."""
+    """A target was set back: it lacks checkpoints that were visible."""
 
 
 class ReplayMismatch(InDoubtError):
@@ -96,9 +96,9 @@ class ReplayMismatch(InDoubtError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the query. Times are seconds since the epoch; offsets are those of the newest complete checkpoint,
-    one JSON text per source, () if there is none (or if they could not be read). `error` is None for a good end.
-    `span` is begin and end by the monotonic clock: what strategies go by, since the other may be set back or forth."""
+    """One start of the query. Times are seconds since the epoch. Offsets are of the newest complete checkpoint, one
+    JSON text per source; () if there is none or they could not be read. `error` is None for a good end. `span` has
+    begin and end by the monotonic clock, which strategies use because the wall clock may be changed."""
 
     number: int
     started: float
@@ -110,7 +110,7 @@ class Attempt:
 
 
 class JobFailed(CheckpointError):
-    """`run` has no other attempt. Raised from the error that the last of `attempts` ended with."""
+    """`run` has given up. Raised from the error of the last of its `attempts`."""
 
     def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
         super().__init__(message, attempts)

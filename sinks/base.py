@@ -1,4 +1,4 @@
-"""The contract of a sink. What a sink may do besides is in `sinks.optional`."""
+"""The contract of a sink. Optional abilities are in `sinks.optional`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     """Writes a checkpoint in transactions that become visible on all partitions, or never.
 
     Subclass it, implement the seven abstract methods, and hand an instance to `coordinator.CheckpointCoordinator`.
-    `sinks.testing.SinkConformance` tells whether the subclass keeps the contract; `sinks.optional` has what a sink may
-    do besides. One transaction belongs to one *participant*: a task that writes one partition of one checkpoint.
+    `sinks.testing.SinkConformance` tests the contract; `sinks.optional` has further abilities. One transaction belongs
+    to one *participant*: a task that writes one partition of one checkpoint.
 
     ===================== ======== ======================================================= ======== ==================
     method                where    order                                                   repeated may fail
@@ -43,8 +43,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     ===================== ======== ======================================================= ======== ==================
 
     The object is pickled and sent to the executors: open handles belong into what `begin_transaction` returns, or into
-    attributes set in `open` and dropped in `__getstate__`. Raise `sinks.errors.SinkError` for what cannot get better by
-    trying again; any other exception in a task is left to Spark's task retries.
+    attributes set in `open` and dropped in `__getstate__`. Raise `sinks.errors.SinkError` if a retry cannot help; for
+    any other exception Spark retries the task.
 
     **Threads.** A task has a copy of the sink to itself, in one thread; copies for several tasks may live in one
     process, one after another. On the driver the methods are called one at a time, though not always by the same thread
@@ -56,13 +56,13 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
     """
 
     system: ClassVar[str] = "the external system"
-    """What the sink writes to, in messages for people."""
+    """Name of the target's kind, for messages."""
     dead_letters: Sink | None = None
-    """The sink of the rows that this one refuses: of a `sinks.optional.DeadLettering` alone."""
+    """The sink for rows that this one refuses; only `sinks.optional.DeadLettering` sets it."""
 
     def __init__(self, *, name: str, transform: Callable[[DataFrame], DataFrame] | None = None) -> None:
         """`name` is the sink's uid: unique within its coordinator and stable over restarts, because records and
-        transactions carry it. `transform` maps the batch's DataFrame to the one that this sink writes; the driver alone
+        transactions carry it. `transform` maps the batch's DataFrame to the one that this sink writes. Only the driver
         calls it, so it is not pickled."""
         if not name:
             raise ValueError("a sink needs a name: it is how a restarted job finds the transactions of this sink again")
@@ -71,117 +71,116 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     # ------------------------------------------------------------------ in both
     def open(self) -> None:
-        """Acquire what the sink needs to work in this process; called again for each start of a query, also without
-        `close` in between. Touches no transaction. Default: nothing."""
+        """Acquire what the sink needs in this process. Called again at each start of a query, also without `close` in
+        between. Must not touch transactions. Default: nothing."""
 
     def close(self) -> None:
-        """Release it. Called even when `open` failed; must not touch pre-committed transactions. Default: nothing."""
+        """Release it. Called even if `open` failed. Must not touch pre-committed transactions. Default: nothing."""
 
     # ------------------------------------------------------------------ in the task
     @abstractmethod
     def begin_transaction(self, context: TransactionContext) -> Transaction:
-        """Start a transaction under a name derived from `context.transaction_id` and return the handle of it: all that
-        `write`, `pre_commit` and `rollback` need, since several may be open on one sink object. If this raises, it has
-        to leave nothing behind itself: without a handle there is no `rollback`."""
+        """Start a transaction named after `context.transaction_id`, and return its handle: everything that `write`,
+        `pre_commit` and `rollback` need, because several may be open on one sink object. If this raises, it has to
+        clean up after itself: without a handle there is no `rollback`."""
 
     @abstractmethod
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """Write the rows of one Arrow record batch (schema: `context.schema`; never empty). They must stay invisible,
-        and the transaction is not in doubt yet. Raises `sinks.errors.BadValue` for a value that the target cannot hold
-        as it is."""
+        and the transaction is not in doubt yet. Raises `sinks.errors.BadValue` for a value that the target cannot store
+        exactly."""
 
     @abstractmethod
     def pre_commit(self, transaction: Transaction) -> Identity | Committable:
-        """Make the transaction durable but invisible, such that any other process can commit or abort it by what is
-        returned: its identity (a dict of JSON values that `in_doubt` would list), or a `Committable` that adds proof.
-        After this returns the task may die at any moment; the transaction must live on. Raises if `abort` has
-        left its proof under this name meanwhile."""
+        """Make the transaction durable but invisible, so that any other process can commit or abort it. Return its
+        identity (a dict of JSON values, as `in_doubt` lists it), or a `Committable` that adds proof. The task may die
+        at any moment afterwards; the transaction must live on. Raises if `abort` has meanwhile left its proof under
+        this name."""
 
     @abstractmethod
     def rollback(self, transaction: Transaction) -> None:
-        """Throw away, without a trace, a transaction whose `write` or `pre_commit` raised, or that is not needed. A
-        pre-commit that raised may have taken effect all the same (its answer got lost): look, and undo that too, or
-        leave it to the sweep, which aborts what `in_doubt` lists and no record names. Not called after a
-        `begin_transaction` that raised, nor when the process dies."""
+        """Remove every trace of a transaction that is not needed, or whose `write` or `pre_commit` raised. A pre-commit
+        that raised may have taken effect (its answer got lost): check, and undo it too, or leave it to the sweep, which
+        aborts transactions that `in_doubt` lists and no record names. Not called after a `begin_transaction` that
+        raised, nor when the process dies."""
 
     @final
     def snapshot_state(self, barrier: Transaction) -> Committable:
-        """Flink's name. On the barrier, which is the end of the micro-batch's partition: `pre_commit`."""
+        """Flink's name for `pre_commit`. The barrier is the end of the partition of the micro-batch."""
         result = self.pre_commit(barrier)
         return result if isinstance(result, Committable) else Committable(transaction=result)
 
     # ------------------------------------------------------------------ on the driver
     def check(self, schema: pa.Schema) -> None:
-        """Raise `ConfigurationError` if the target cannot take rows of this schema, naming all reasons at once; what
-        `SchemaEvolving.evolve` will mend is none. Default: it takes any."""
+        """Raise `ConfigurationError` if the target cannot take rows of this schema, with all reasons at once. Ignore
+        differences that `SchemaEvolving.evolve` will remove. Default: any schema is fine."""
 
     @final
     def notify_checkpoint_complete(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """Flink's name. The checkpoint is durably complete: `commit_all`."""
+        """Flink's name for `commit_all`. The checkpoint is durably complete."""
         return self.commit_all(checkpoint, committables) if committables else []
 
     def commit_all(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
-        """Commit all participants of this sink that are not known to be committed; one outcome each, in order, or the
-        exception to ask again for. Override it for speed: one request for many. One that fails keeps no other from its
-        outcome, unless they have to become visible in order: then commit none beside one that is LOST, and answer HELD
-        for them; all come in one call again when the lost one is replaced. What is raised is the answer for all of
-        them. Default: `commit` in 16 threads."""
+        """Commit all participants of this sink that are not known to be committed. Return an outcome for each, in
+        order, or an exception for those to ask again. Override it for speed: one request for many. A failure of one
+        must not prevent the outcome of another, unless they have to become visible in order. Then, if one is LOST,
+        commit none and answer HELD for the others; all come again, in one call, with the replacement. A raised
+        exception is the answer for all. Default: `commit` in 16 threads."""
         return commit_in_threads(self, committables, threads=16)
 
     @abstractmethod
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Make one pre-committed transaction visible, and answer what became of it:
+        """Make one pre-committed transaction visible, and return its outcome:
 
         * COMMITTED: its rows are visible, by this call or an earlier one, and stay so.
-        * LOST: proven to be rolled back; no process can make it visible any more, not even one that is in the middle of
-          `commit`. The coordinator writes the rows again. "Not found" is no proof.
-        * UNKNOWN: neither can be proven, and asking again will not help: never seen, or its proof is gone. The query
-          stops, and a person decides.
+        * LOST: it is proven to be rolled back. No process can make it visible any more, not even one that is in the
+          middle of `commit`. The coordinator writes the rows again. "Not found" is no proof.
+        * UNKNOWN: neither can be proven, and asking again will not help: it was never seen, or its proof is gone. The
+          query stops, and a person decides.
         * An exception: the system cannot answer now. The coordinator asks again until `commit_timeout`.
-        * HELD is for `commit_all` alone."""
+        * HELD is only for `commit_all`."""
 
     @abstractmethod
     def abort(self, transaction: Identity) -> None:
-        """Roll back a pre-committed transaction by its identity, that one alone, and keep proof that it was: a later
-        `commit` of it answers LOST. Raises `CommittedError`, and changes nothing, if it finds it committed.
+        """Roll back one pre-committed transaction by its identity, and keep a proof of it: a later `commit` answers
+        LOST. If it is committed, raise `CommittedError` and change nothing.
 
-        Not an error if it was aborted already, or was never seen (aborted and purged, or the system was set back).
-        What was never seen leaves a proof only if that also bars its way: a later `pre_commit` under that name has to
-        fail. Else leave none, and `commit` answers UNKNOWN."""
+        It is no error if it was aborted already, or was never seen (aborted and purged, or the system was set back).
+        For a transaction that was never seen, leave a proof only if that makes a later `pre_commit` under this name
+        fail. Otherwise leave none, and `commit` answers UNKNOWN."""
 
     @abstractmethod
     def in_doubt(self, job: str) -> Iterable[Identity]:
-        """The identities of all transactions of this job and sink, of any lineage and generation, that are
-        pre-committed and unresolved, as the external system lists them now. What is listed and no record names is
-        aborted. So those of another job, or of another sink of this job in the same system, must not be among them; an
-        open one only if its `pre_commit` fails once it was aborted.
+        """The identities of all pre-committed, unresolved transactions of this job and sink, of any lineage and
+        generation, as the external system lists them now. The coordinator aborts every listed transaction that no
+        record names. So never list transactions of another job, or of another sink of this job in the same system. List
+        an open one only if its `pre_commit` fails after an abort.
 
-        Keep `context.job` and `context.sink` beside the transaction, and ask for `job` and `self.name`. Where it has
-        nothing but a name, `TransactionId.prefix(job)` finds those of the job, and `TransactionId.parse(name).sink ==
-        token(self.name)` tells those of the sink."""
+        Store `context.job` and `context.sink` with the transaction, and search for `job` and `self.name`. If the system
+        stores only a name, names of the job start with `TransactionId.prefix(job)`, and those of the sink have
+        `TransactionId.parse(name).sink == token(self.name)`."""
 
     def owns(self, job: str, transaction: Identity) -> bool:
-        """Whether this can be the identity of a transaction of this library, job and sink. Asked before one that a
-        record names is committed or aborted by its name. Default: yes."""
+        """Whether this can be the identity of a transaction of this job and sink. Asked before a transaction that a
+        record names is committed or aborted. Default: yes."""
         return True
 
     def purge(self, checkpoint: Checkpoint) -> None:
-        """All of this sink's part of `checkpoint` is visible. Proofs of this job, lineage and sink (of commits and of
-        aborts alike) that are of checkpoints before `checkpoint.oldest_retained` may go: nobody asks for them any more
-        but a driver that was superseded long ago, and UNKNOWN stops that one. So may what dead tasks of those
-        checkpoints left. Never called for a checkpoint without rows of this sink, so the newest that is committed stays
-        for `committed_checkpoints`. Default: nothing, and proofs stay for ever."""
+        """Called when all rows of this sink in `checkpoint` are visible. Delete proofs, of commits and aborts, of this
+        job, lineage and sink for checkpoints before `checkpoint.oldest_retained`, and what dead tasks of those
+        checkpoints left. Only a driver that was superseded long ago could still ask for them, and UNKNOWN stops it.
+        Never called for a checkpoint without rows of this sink, so the newest committed one stays for
+        `committed_checkpoints`. Default: nothing, and proofs stay for ever."""
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
-        """What the external system itself remembers: by lineage, the newest checkpoint of which rows of this job and
-        sink are committed there; {} if there is none. A start compares it with checkpoint storage, so that neither is
-        taken for whole after it was set back (R15). None if nobody can tell: the system keeps no such memory (the
-        default), or has forgotten it. A committable whose checkpoint will not be told has `"remembered": False` in its
-        proof."""
+        """The target's own memory: for each lineage, the newest checkpoint with committed rows of this job and sink; {}
+        if there is none. A start compares it with checkpoint storage, and so notices if either was set back (R15).
+        None, the default, if the system has no such memory or has forgotten it. A committable whose checkpoint will
+        not be remembered has `"remembered": False` in its proof."""
         return None
 
     def __repr__(self) -> str:
@@ -192,11 +191,11 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
 
 Sink: TypeAlias = TwoPhaseCommitSink[Any]
-"""Whatever its transactions are."""
+"""A sink with any type of transaction."""
 
 
 def commit_in_threads(sink: Sink, committables: Sequence[Committable], threads: int) -> list[CommitOutcome | Exception]:
-    """`commit` of each of them, side by side: the outcome, or the exception to ask again for."""
+    """Call `commit` for each in parallel. Returns outcomes, or exceptions for those to ask again."""
 
     def one(committable: Committable) -> CommitOutcome | Exception:
         try:

@@ -17,8 +17,8 @@ def printable(text: str) -> str:
 
 
 class SinkError(Exception):
-    """Base of all errors that a sink raises on purpose. The message says what happened, where, and what to do;
-    `retryable` tells whether trying the same checkpoint again can help."""
+    """Base of all errors that a sink raises on purpose. The message says what happened, where, and what to do. If
+    `retryable`, another try of the same checkpoint can help."""
 
     retryable: bool = False
 
@@ -39,22 +39,21 @@ class SinkError(Exception):
 
 
 class ConfigurationError(SinkError):
-    """The sink, its server or its rights are not as the sink needs them."""
+    """An option, a setting of the server, a right or the table is not as the sink needs it."""
 
 
 class SchemaMismatch(ConfigurationError):
-    """The columns of the batch do not fit the target: names every mismatch at once."""
+    """The columns of the batch do not fit the target. Names all mismatches at once."""
 
 
 class TargetChanged(ConfigurationError):
-    """A trigger, a rule or the like that the query did not find when it began. The next start takes it as meant, so it
-    is for a person to make."""
+    """The target has a trigger, a rule or the like that was not there when the query began. The next start accepts it,
+    so a person has to make it."""
 
 
 class BadValue(SinkError):
-    """The target refuses a value of the batch (type, range, constraint): names table, column and row. For dead letters,
-    `reason` says why without saying in which row, and `kind` is the name of the driver's error, where there is one.
-    Neither travels."""
+    """The target refuses a value of the batch (type, range, constraint). Names table, column and row. For dead letters,
+    `reason` is the text without the row, and `kind` the name of the driver's error, if any. Neither leaves the task."""
 
     reason: str = ""
     kind: str = ""
@@ -65,7 +64,7 @@ class BadValue(SinkError):
 
 
 class TooManyDeadLetters(BadValue):
-    """The target refuses more rows of a checkpoint than its sink may put aside."""
+    """The target refuses more rows of a checkpoint than `max_dead_letters`."""
 
 
 class TransactionBlocked(SinkError):
@@ -76,21 +75,21 @@ class TransactionBlocked(SinkError):
 
 
 class TransactionEnded(SinkError):
-    """`validate_all` found that somebody has ended a transaction, before its checkpoint was decided: it is written
-    again."""
+    """`validate_all` found that somebody has ended a transaction before its checkpoint was decided. The coordinator
+    writes the checkpoint again."""
 
     retryable = True
 
 
 class LargeRow(SinkError):
-    """A row takes more than its share of a record batch (`coordinator.spark.arrow`), and came without its contents. The
+    """A row is too large for its record batch, and came without its contents (`coordinator.spark.arrow`). The
     coordinator tries again with smaller batches."""
 
     retryable = True
 
 
 class CommittedError(SinkError):
-    """`abort` was asked to abort a transaction that is committed."""
+    """`abort` found the transaction committed."""
 
 
 _BY_NAME = {name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, SinkError)}

@@ -27,8 +27,8 @@ app = typer.Typer(
     help="See and settle the checkpoints of an exactly-once Spark job.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # they show values raw, and locals, which hold passwords
-    epilog="Exit codes: 0 done, nothing wrong; 1 something was found, or failed; 2 wrong usage or job file; "
-    "3 a confirmation was not given, nothing was changed; 4 verify: nobody can tell.",
+    epilog="Exit codes: 0 nothing wrong; 1 a finding or a failure; 2 wrong usage or job file; "
+    "3 not confirmed, nothing was changed; 4 the sink cannot tell.",
 )
 
 

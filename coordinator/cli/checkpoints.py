@@ -33,12 +33,12 @@ from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import Record
 from sinks.transaction import shown
 
-app = typer.Typer(help="The complete checkpoints that are retained.", no_args_is_help=True)
+app = typer.Typer(help="Show the complete checkpoints in storage.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_(last: Last = 20, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """The last retained complete checkpoints, oldest first."""
+    """List the last complete checkpoints, oldest first."""
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         bad: list[str] = []
@@ -73,8 +73,8 @@ def show_(
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """One checkpoint: its input, its participants and their transactions, its replay rounds; and whether storage,
-    Spark's checkpointLocation and the external systems remember the same."""
+    """Show one checkpoint: input, participants, transactions, replay rounds. Also compare what
+    storage, Spark's checkpointLocation and the external systems remember."""
     with opened(job) as coordinator:
         memories = list(side_by_side(coordinator.protocol.store, coordinator.sinks, location))
         history = coordinator.protocol.store.history(lambda id: id == checkpoint)
@@ -130,7 +130,7 @@ def _took(one: Mapping[str, Any]) -> str:
 
 
 def losses(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """What operators have given up, by `resolve --accept-loss`, since the job began. Retention keeps it."""
+    """List everything that was given up with `resolve --accept-loss` since the job began."""
     with opened(job) as coordinator:
         bad: list[str] = []
         found = losses_of(coordinator.protocol.store.losses(bad))

@@ -29,7 +29,7 @@ from coordinator.statistics.model import Status
 from coordinator.storage import StorageError
 from sinks.optional import DeadLettering
 
-app = typer.Typer(help="Rows that sinks have refused.", no_args_is_help=True)
+app = typer.Typer(help="Show rows that sinks have refused.", no_args_is_help=True)
 _ID = ("lineage", "checkpoint", "partition", "row_number")
 _SHOWN = ("time", "error_class", "error", "row")
 _SINK = "The sink that refused rows; needed if several have dead letters."
@@ -37,7 +37,7 @@ _SINK = "The sink that refused rows; needed if several have dead letters."
 
 @app.command("list")
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """Of each checkpoint of the history and each sink, how many rows it has refused."""
+    """Count the refused rows of each checkpoint in the history, by sink."""
     with opened(job) as coordinator:
         store, bad = coordinator.protocol.store, list[str]()
         found = [
@@ -64,11 +64,11 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
 @app.command("show")
 def show_(
     sink: Annotated[str, typer.Argument(help=_SINK)] = "",
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="So many letters are shown.")] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many letters to show.")] = 20,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """The newest dead letters, from the table or topic that they are in. Exit code 4: their sink cannot tell them."""
+    """Show the newest dead letters of a table or topic. Exit code 4: their sink cannot read them."""
     with opened(job) as coordinator:
         dead = {name: coordinator.sinks[one] for one, name in writers(coordinator.sinks).items()}
         if not sink and len(dead) == 1:

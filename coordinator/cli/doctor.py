@@ -40,8 +40,8 @@ def doctor(
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Try storage and every sink: connect, check versions, settings and rights, really prepare and roll back an empty
-    transaction. Disturbs no driver that runs, and leaves nothing behind."""
+    """Check storage and every sink: connect, check versions, settings and rights, prepare and roll back an empty
+    transaction. It does not disturb a running driver, and leaves nothing behind."""
     with opened(job, missing_storage=True) as coordinator:
         found = list(_findings(coordinator, location))
     show(

@@ -19,11 +19,13 @@ _STYLES = {Status.FAILED.value: "red", Status.HALTED.value: "bold red", Status.R
 def history(
     job: Job = JOB_FILE,
     last: Last = 20,
-    summary: Annotated[bool, typer.Option("--summary", help="How long they took, in percentiles.")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Show durations as minimum, mean, percentiles and maximum.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The last checkpoints: how each ended, how long its phases took, what it wrote. Those of a driver that was killed
-    are missing since its last sign of life."""
+    """Show the last checkpoints: how each ended, how long its phases took, what it wrote. The last seconds of a killed
+    driver are missing."""
     bad: list[str] = []
     with opened(job) as coordinator:
         store = coordinator.protocol.store

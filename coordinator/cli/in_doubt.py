@@ -40,19 +40,19 @@ from sinks.base import Sink
 from sinks.progress import progress
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown
 
-app = typer.Typer(help="Transactions that are pre-committed and not yet resolved.", no_args_is_help=True)
+app = typer.Typer(help="Show and settle pre-committed transactions that are not resolved yet.", no_args_is_help=True)
 
 
-Chosen = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="IDs of `list`, or names (a gid, …).")]
-Break = Annotated[
-    bool, typer.Option("--break-decision", help="With --yes: also do what the records have decided otherwise.")
+Chosen = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="IDs from `list`, or names in the target (a gid, …).")
 ]
+Break = Annotated[bool, typer.Option("--break-decision", help="With --yes: also act against a recorded decision.")]
 
 
 @app.command("list")
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """All of them, over all sinks of the job. Reads only. Exit code 1 if there is one, or a sink cannot tell; only
-    those of a driver that runs are no finding."""
+    """List the transactions in doubt of all sinks. Changes nothing. Exit code 0 if there are none, or only those that a
+    running driver will resolve itself (open)."""
     with opened(job, missing_storage=True) as coordinator:
         seen = _look(coordinator.protocol)
         about = {"job": coordinator.job} | driver_json(seen.driver) | newest_json(seen.rounds)
@@ -72,14 +72,16 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
 @app.command()
 def commit(
     chosen: Chosen = None,
-    all_decided: Annotated[bool, typer.Option("--all-decided", help="All that a record names.")] = False,
+    all_decided: Annotated[
+        bool, typer.Option("--all-decided", help="All that a record names: the decided ones.")
+    ] = False,
     break_decision: Break = False,
     yes: Yes = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Commit transactions. One that a record names is committed with its whole checkpoint, as the next start of the
-    query would. Committing another doubles its rows, so that asks first."""
+    """Commit transactions. A decided one, which a record names, is committed with its whole checkpoint, as at the next
+    start of the query. Committing any other doubles its rows, so the command asks first."""
     _require_one(chosen, all_decided)
     with opened(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol
@@ -98,15 +100,15 @@ def commit(
 @app.command()
 def abort(
     chosen: Chosen = None,
-    all_orphans: Annotated[bool, typer.Option("--all-orphans", help="All that no record names or will name.")] = False,
+    all_orphans: Annotated[bool, typer.Option("--all-orphans", help="All that no record names, or ever will.")] = False,
     fence: Fence = False,
     break_decision: Break = False,
     yes: Yes = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Abort transactions. Orphans hold locks and resources, and are for nothing. Those of the newest driver (open) are
-    orphans if it is dead: --fence makes sure of that. Aborting what a record names loses decided rows, so that asks."""
+    """Abort transactions. Orphans are safe to abort. Transactions of the newest driver (open, stranded) need --fence,
+    which shuts that driver out. Aborting a decided one, which a record names, loses rows, so the command asks first."""
     _require_one(chosen, all_orphans)
     with opened(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol

@@ -14,10 +14,10 @@ _SKELETON = Path(__file__).parent / "skeleton"
 
 
 def new_sink(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the system: redis, audit-log, EventStore, …")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the system: redis, audit-log, EventStore, …")],
     folder: Annotated[Path, typer.Option("--folder", help="Where to write the two files.")] = Path(),
 ) -> None:
-    """Write a sink to start from, NAME_sink.py, and test_NAME_sink.py: the conformance kit, which passes as it is."""
+    """Write a working sink to start from, NAME_sink.py, and its conformance test, test_NAME_sink.py."""
     words = _words(name)
     module, plain = f"{'_'.join(words)}_sink", " ".join(words)
     class_name = "".join(word.capitalize() for word in words) + "Sink"

@@ -43,18 +43,18 @@ Job = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output instead of tables.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for a confirmation.")]
 Fence = Annotated[
     bool,
     typer.Option(
-        "--fence", help="Claim a new generation first: a driver of this job that runs stops at its next checkpoint."
+        "--fence", help="Claim a new generation first: a running driver of this job stops at its next checkpoint."
     ),
 ]
 Location = Annotated[
     str | None,
-    typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare what it remembers, too."),
+    typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare it as well."),
 ]
-Last = Annotated[int, typer.Option("--last", "-n", min=1, help="So many are shown.")]
+Last = Annotated[int, typer.Option("--last", "-n", min=1, help="How many to show.")]
 JOB_FILE = "job.toml"
 _place: ContextVar[str] = ContextVar("place", default=JOB_FILE)
 _PATIENCE = 8.0

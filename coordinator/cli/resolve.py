@@ -44,17 +44,19 @@ def resolve(
         list[str] | None,
         typer.Option("--accept-loss", metavar="SINK/SUBTASK", help="Go on without this participant, or `all`."),
     ] = None,
-    why: Annotated[str, typer.Option("--why", help="The reason, kept in the record.")] = "",
-    who: Annotated[str, typer.Option("--who", help="Who decides, kept in the record; the login by default.")] = "",
+    why: Annotated[str, typer.Option("--why", help="The reason, stored with the checkpoint.")] = "",
+    who: Annotated[
+        str, typer.Option("--who", help="Who decides, stored with the checkpoint. Default: the login.")
+    ] = "",
     yes: Yes = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Show which transactions of the newest complete checkpoint are lost or unknown, and decide to go on without them.
+    """Show lost and unknown transactions of the newest complete checkpoint, and go on without them.
 
-    Looking commits what is decided and still can be committed, as the next start of the query would. Lost rows are
-    written again by that start, if the source still gives the very same rows; so this is for when it cannot
-    (ReplayMismatch), or when nobody can tell what became of a transaction."""
+    This first commits decided transactions, as the next start of the query would. That start writes lost rows again
+    if the source still gives the same ones. Use this command if it does not (ReplayMismatch), or if the outcome of a
+    transaction is unknown (InDoubtError)."""
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         if not store.load_newest():
@@ -68,7 +70,7 @@ def resolve(
             say(memory)
         if accept_loss:
             if not why:
-                fail("Say --why: the reason is kept.", USAGE)
+                fail("Give the reason: --why TEXT. It is stored with the checkpoint.", USAGE)
             if errors:
                 fail(f"{_unanswered(coordinator, complete, errors)} Nothing was given up.")
             chosen = _chosen(complete, accept_loss)

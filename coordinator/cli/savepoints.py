@@ -34,7 +34,7 @@ from coordinator.savepoints import (
 from coordinator.savepoints.model import full_address, look_for_savepoints
 from coordinator.storage.uris import redacted, within, without_secrets
 
-app = typer.Typer(help="Checkpoints that you own, and restart from.", no_args_is_help=True)
+app = typer.Typer(help="Take, list and restore savepoints: checkpoints that you own.", no_args_is_help=True)
 
 _VARIABLE = "COORDINATOR_SAVEPOINT_DIR"
 
@@ -44,32 +44,32 @@ Target = Annotated[
         metavar="[STORAGE]",
         envvar=_VARIABLE,
         show_default="savepoint_dir of the job",
-        help="The storage of savepoints. Other users see what stands on a command line: leave passwords out of it.",
+        help="The storage of savepoints. Other users can see command lines: leave passwords out.",
     ),
 ]
-Address = Annotated[
-    str, typer.Argument(metavar="SAVEPOINT", help="Its id or URI, as `trigger` and `list` tell it, in savepoint_dir.")
-]
+Address = Annotated[str, typer.Argument(metavar="SAVEPOINT", help="Its id in savepoint_dir, or its URI; see `list`.")]
 
 
 @app.command()
 def trigger(
     target: Target = None,
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the query there.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it for good.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the query at the savepoint.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop the query for good.")] = False,
     location: Annotated[
         str | None,
-        typer.Option("--checkpoint-location", help="No query runs: Spark's checkpointLocation. Claims a generation."),
+        typer.Option(
+            "--checkpoint-location", help="Spark's checkpointLocation, if no query runs. Claims a generation."
+        ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(help="The driver refuses what it has not begun with by then; a batch goes before.")
+        str, typer.Option(help="How long the request is valid. The driver first ends its batch.")
     ] = "10 min",
     yes: Yes = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Take one of the newest checkpoint: by asking the driver that runs, through checkpoint storage, or of a stopped
-    query with --checkpoint-location."""
+    """Save the newest checkpoint. Asks the running driver, through checkpoint storage. For a stopped query pass
+    --checkpoint-location."""
     if stop and cancel:
         fail("Say --stop or --cancel.", USAGE)
     how = "cancel" if cancel else "stop" if stop else "trigger"
@@ -92,7 +92,7 @@ def trigger(
 
 @app.command("list")
 def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """The whole savepoints in a storage, of the job, oldest first."""
+    """List the complete savepoints of the job, oldest first."""
     with opened(job, missing_storage=True) as coordinator:
         storage = _storage(coordinator, target)
         bad: list[str] = []
@@ -115,7 +115,7 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
 
 @app.command("show")
 def show_(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """What a savepoint holds."""
+    """Show what is in a savepoint."""
     with opened(job, missing_storage=True) as coordinator:
         show_facts(describe_savepoint(full_address(savepoint, _roots(coordinator))).summary(), as_json)
 
@@ -135,18 +135,18 @@ def dispose(savepoint: Address, yes: Yes = False, job: Job = JOB_FILE) -> None:
 @app.command()
 def restore(
     savepoint: Address,
-    checkpoint_location: Annotated[str, typer.Argument(help="An empty place for Spark's checkpointLocation.")],
+    checkpoint_location: Annotated[str, typer.Argument(help="An empty folder or URI, the new checkpointLocation.")],
     allow_non_restored: Annotated[
-        bool, typer.Option("--allow-non-restored", help="Sinks of the savepoint may be missing in the job.")
+        bool, typer.Option("--allow-non-restored", help="Allow that the job lacks sinks of the savepoint.")
     ] = False,
     allow_later_checkpoints: Annotated[
-        bool, typer.Option("--allow-later-checkpoints", help="Rows of later checkpoints may be written again.")
+        bool, typer.Option("--allow-later-checkpoints", help="Allow that rows of later checkpoints are written again.")
     ] = False,
     yes: Yes = False,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Prepare the job's next start: from the savepoint, in a new checkpointLocation and lineage."""
+    """Prepare the next start of the job, from a savepoint, in an empty checkpointLocation."""
     with opened(job, missing_storage=True) as coordinator:
         confirm(
             f"This begins a new lineage of job {coordinator.job!r}: a driver that runs stops with Superseded.",

@@ -20,7 +20,7 @@ from sinks.diagnosis import SchemaDiff
 from sinks.optional import SchemaEvolving
 from sinks.spark_types import field_of, schema_of_json
 
-app = typer.Typer(no_args_is_help=True, help="Compare tables with the rows that come.")
+app = typer.Typer(no_args_is_help=True, help="Compare tables with the columns of new rows.")
 
 
 @app.callback()
@@ -34,15 +34,15 @@ def diff(
         str,
         typer.Argument(
             metavar="SCHEMA",
-            help="Of the rows: FILE.json with df.schema.json(), a Parquet file, or DDL as 'id bigint, name string'.",
+            help="A FILE.json with df.schema.json(), a Parquet file, or DDL such as 'id bigint, name string'.",
         ),
     ],
-    sink: Annotated[str | None, typer.Option("--sink", metavar="NAME", help="This sink alone.")] = None,
+    sink: Annotated[str | None, typer.Option("--sink", metavar="NAME", help="Only this sink.")] = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Print the statements that make room for rows of SCHEMA in the sinks' tables, what each locks and whether it
-    writes all rows anew, and what no statement mends. Changes nothing. Exit code 1 if there is anything."""
+    """Print the statements that make the sinks' tables take rows of SCHEMA, with their locks, and differences that no
+    statement can remove. Changes nothing. Exit code 1 if there is a difference."""
     try:
         wanted = schema_of(schema)
     except (OSError, ValueError, pa.ArrowException) as error:

@@ -16,8 +16,8 @@ from coordinator.protocol.records import Record, jobs_in
 
 
 def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """Whether a driver of the job runs, why the last one ended, how old the newest checkpoint is, and what was given
-    up. Exit code 1 if no driver runs."""
+    """Show whether a driver runs, why the last one ended, how old the newest checkpoint is, and what was given up.
+    Exit code 1 if no driver runs."""
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         bad: list[str] = []

@@ -14,11 +14,12 @@ from sinks.extras import needs_extra
 
 
 def ui(
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Where it listens; 0: a free one.")] = 0,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen at; 0: any free one.")] = 0,
     job: Job = JOB_FILE,
 ) -> None:
-    """The web page of a job, also when no driver runs: from checkpoint storage and the sinks, on loopback, until Ctrl-C
-    or SIGTERM. Prints the address to open. Who has an account on this machine may look, too; nothing can be changed."""
+    """Serve the web page of a job on loopback until Ctrl-C or SIGTERM, and print its address. It reads checkpoint
+    storage and sinks, so no driver has to run. It changes nothing. Everybody with an account on this machine can see
+    it."""
     try:
         with needs_extra("ui"):
             from waitress.server import create_server

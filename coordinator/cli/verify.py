@@ -19,22 +19,20 @@ _CODES = {Verdict.DIFFERS: FOUND, Verdict.UNKNOWN: UNKNOWN}
 
 
 def verify(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Compare records and ledgers; read no table and no topic.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Compare records and ledgers only; read no topic.")] = False,
     metrics: Annotated[
         Path | None,
         typer.Option(
             "--metrics",
             metavar="FILE",
-            help="Write what was found there, too, for node_exporter's textfile collector (extra prometheus).",
+            help="Also write the result to FILE, for node_exporter's textfile collector (extra prometheus).",
         ),
     ] = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Of each retained checkpoint and sink: rows that came to the sink, that were pre-committed, that the external
-    system has; and what differs. Exit code 0: balanced, 1: something differs, 4: nobody can tell."""
+    """Compare, for each retained checkpoint and sink, the rows that Spark delivered with those that the target has.
+    Exit code 0: balanced, 1: something differs, 4: cannot tell."""
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         found = take_balance(store, coordinator.sinks, quick=quick)
