@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,8 +23,6 @@ from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes, declar
 from sinks.sql.encoder import Values
 from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sql.errors import Fault
-from sinks.sql.evolution import holds
-from sinks.sql.ledger import Ledger
 from sinks.sql.names import label, staging_table
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import HOMES, MYSQL
@@ -70,26 +68,31 @@ _ROW = "tpc_row"
 
 @dataclass(frozen=True, kw_only=True)
 class SqlAlchemyTarget(targets.Target):
-    """`types` are those of its columns in SQL. What judges its rows is not asked for: there may be something."""
+    """What judges its rows is not asked for: there may be something."""
 
     table: sa.Table
-    types: dict[str, str]
     constraints: tuple[str, ...] = ("what the table has",)
+
+    def is_unique(self, keys: tuple[str, ...]) -> bool:
+        known = self.table.constraints
+        uniques = [tuple[Any, ...](c) for c in known if isinstance(c, sa.PrimaryKeyConstraint | sa.UniqueConstraint)]
+        uniques += [tuple[Any, ...](index.expressions) for index in self.table.indexes if index.unique]
+        return any({getattr(part, "name", None) for part in parts} == set(keys) for parts in uniques)
 
 
 class SqlAlchemyBackend(Backend):
-    """Makes its engine when it is first needed, in each process anew; never shows the password."""
+    """Has an engine of its own in each process; never shows the password."""
 
     CHECK = "address, user, password and rights, and that the server runs"
-    KEY = "xid"
-    """Of what versions with `strategy="two_phase"` prepared."""
 
     def __init__(self, url: str | URL, options: Mapping[str, Any], merge: MergeOptions, *, name: str) -> None:
         """`options` go to `sqlalchemy.create_engine`; `name` is the sink's. Raises ConfigurationError for a URL that
         cannot be read."""
-        self.merge = merge
+        self.merge, self._options = merge, dict(options)
         try:
             self.url = parse(url)
+            self.dialect = self.url.get_backend_name()
+            self.engine = self._make()
         except (exc.NoSuchModuleError, ImportError) as error:
             raise ConfigurationError(
                 f"sink {name!r}: SQLAlchemy has no dialect or driver for the URL: {error}. Install it on the driver "
@@ -102,7 +105,6 @@ class SqlAlchemyBackend(Backend):
             ) from None
         if "@" in (self.url.host or ""):
             raise ConfigurationError(f"sink {name!r}: the host of the URL holds an '@': {PERCENT_ENCODED}")
-        self.dialect = self.url.get_backend_name()
         if self.dialect in MYSQL:
             raise ConfigurationError(f"sink {name!r}: for MySQL and MariaDB use sinks.mysql.MySQLSink")
         if (level := _isolation(options)) in ("AUTOCOMMIT", "READ UNCOMMITTED"):
@@ -112,15 +114,9 @@ class SqlAlchemyBackend(Backend):
             )
         if self.dialect == "sqlite" and (self.url.database or ":memory:") == ":memory:":
             raise ConfigurationError(f"sink {name!r}: tasks cannot see a SQLite database in memory; give it a file")
-        self._options = dict(options)
-        self._engines: dict[str, Engine] = {}
-
-    @property
-    def engine(self) -> Engine:
-        """Of threads that meet in the first call, all get the one that is kept; the others have opened nothing."""
-        return self._engines.get("kept") or self._engines.setdefault("kept", self._make())
 
     def _make(self) -> Engine:
+        """It opens no connection yet."""
         options = dict(self._options)
         if "json_serializer" in sa.util.get_cls_kwargs(self.url.get_dialect()):
             options["json_serializer"] = str  # values for JSON columns are JSON text already
@@ -143,10 +139,8 @@ class SqlAlchemyBackend(Backend):
 
         return engine
 
-    @contextmanager
-    def lend(self) -> Iterator[Connection]:
-        with self.engine.connect() as connection:
-            yield connection
+    def lend(self) -> AbstractContextManager[Connection]:
+        return self.engine.connect()
 
     @contextmanager
     def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
@@ -208,9 +202,7 @@ class SqlAlchemyBackend(Backend):
             return sum(self.insert_missing(connection, ledger, [row]) for row in rows) if len(rows) > 1 else 0
 
     def close(self) -> None:
-        engine = self._engines.pop("kept", None)
-        if engine is not None:
-            engine.dispose()
+        self.engine.dispose()
 
     def said(self, error: BaseException) -> str:
         """The database's own words, in one line, without the password."""
@@ -223,54 +215,48 @@ class SqlAlchemyBackend(Backend):
         try:
             yield
         except exc.SQLAlchemyError as error:
-            raise self.explain(error, where) from None
+            raise self.shown(error, where) from None
 
-    def explain(self, error: exc.SQLAlchemyError, where: str) -> Exception:
+    def shown(self, error: Exception, where: str) -> Exception:
         """A SinkError, if it is about rows, locks or the set-up, or else at least without the statement."""
-        fault, text = self.fault(error), self.said(error)
-        told = fault and fault.explained(where, error)
-        return told or RuntimeError(f"{where} failed at {self}: {text}")
+        if not isinstance(error, exc.SQLAlchemyError):
+            return error
+        fault, text = self.fault(error), f"{where} failed at {self}: {self.said(error)}"
+        return (fault and fault.explained(where, error)) or RuntimeError(text)
 
     def fault(self, error: Exception) -> Fault | None:
         """None for a lost connection, and what is no error of SQLAlchemy."""
         if not isinstance(error, exc.SQLAlchemyError):
             return None
-        text = self.said(error)
-        if isinstance(error, exc.DBAPIError) and _BLOCKED.search(text):
+        text, of_database = self.said(error), isinstance(error, exc.DBAPIError)
+        if of_database and _BLOCKED.search(text):
             return Fault("blocked", text)
         if getattr(error, "connection_invalidated", False):
             return None
-        if self.refuses(error):
+        unbound = isinstance(error, exc.StatementError) and not of_database
+        if unbound or isinstance(error, exc.IntegrityError | exc.DataError) or (of_database and _REFUSED.search(text)):
             return Fault("refused", text)
-        told = isinstance(error, exc.OperationalError | exc.ProgrammingError) and _CHANGED.search(text)
-        if told or isinstance(error, exc.NoSuchTableError):
+        if isinstance(error, exc.NoSuchTableError) or (of_database and _CHANGED.search(text)):
             return Fault("changed", f"{text} (at {self})")
         if _RIGHT.search(text):
             return Fault("right", text)
         if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):
             return Fault("server", f"{text} (at {self})")
-        return Fault("other", text) if isinstance(error, exc.DBAPIError) else None
+        return Fault("other", text) if of_database else None
 
-    def misconfigured(self, error: Exception) -> str | None:
-        """Without the statement."""
-        return super().misconfigured(error) or (self.said(error) if isinstance(error, exc.SQLAlchemyError) else None)
-
-    def refuses(self, error: BaseException) -> bool:
-        """Whether the error is about the rows, so that trying again cannot help."""
-        if isinstance(error, exc.StatementError) and not isinstance(error, exc.DBAPIError):
-            return True  # SQLAlchemy could not bind a value
-        return isinstance(error, exc.IntegrityError | exc.DataError) or (
-            isinstance(error, exc.DBAPIError)
-            and not error.connection_invalidated
-            and not _BLOCKED.search(str(error.orig))
-            and bool(_REFUSED.search(str(error.orig)))
-        )
+    def unreachable(self, error: Exception) -> str | None:
+        """Also of what else SQLAlchemy raises, without the statement."""
+        return f"cannot use {self}: {self.said(error)}" if isinstance(error, exc.SQLAlchemyError) else None
 
     def __str__(self) -> str:
         return self.url.set(query={}).render_as_string(hide_password=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_engines": {}}
+        return {key: value for key, value in self.__dict__.items() if key != "engine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.engine = self._make()
 
     # ------------------------------------------------------------------ the target
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
@@ -286,9 +272,9 @@ class SqlAlchemyBackend(Backend):
         if not sa.inspect(connection).has_table(name, schema or None):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
-        types = types_of(connection, {column.name: {"type": column.type} for column in table.columns})
         columns, collations = [], self._collations(connection, table)
         for column in table.columns:
+            declared = self._in_sql(column.type)
             if column.name in collations and isinstance(column.type, sa.String):
                 column.type.collation = collations[column.name]
             if isinstance(column.type, sa.JSON):
@@ -298,6 +284,7 @@ class SqlAlchemyBackend(Backend):
                 SqlAlchemyColumn(
                     column.name,
                     repr(column.type),
+                    declared,
                     nullable=bool(column.nullable) and not counter,
                     has_default=column.server_default is not None or counter,
                     generated=column.computed is not None
@@ -306,7 +293,13 @@ class SqlAlchemyBackend(Backend):
                     dialect=self.dialect,
                 )
             )
-        return SqlAlchemyTarget(schema, name, tuple(columns), table=table, types=types)
+        return SqlAlchemyTarget(schema, name, tuple(columns), table=table)
+
+    def _in_sql(self, kind: TypeEngine[Any]) -> str:
+        try:
+            return str(kind.compile(dialect=self.engine.dialect))
+        except exc.CompileError:
+            return repr(kind)
 
     def _collations(self, connection: Connection, table: sa.Table) -> dict[str, str]:
         """By which SQLite compares the keys, which SQLAlchemy does not tell."""
@@ -326,83 +319,62 @@ class SqlAlchemyBackend(Backend):
         except exc.CompileError as error:
             raise SchemaMismatch(f"{self.dialect} has no such type: {error}") from None
 
-    def problems(self, connection: Connection, target: SqlAlchemyTarget, ledger: str) -> Iterable[str]:
-        if self.merge.keys and not self._is_unique(connection, target.table):
-            yield f"upsert by ({', '.join(self.merge.keys)}) needs a primary key or unique index on just these columns"
-
-    def _is_unique(self, connection: Connection, table: sa.Table) -> bool:
-        inspector = sa.inspect(connection)
-        uniques = [inspector.get_pk_constraint(table.name, table.schema)["constrained_columns"]]
-        uniques += [unique["column_names"] for unique in inspector.get_unique_constraints(table.name, table.schema)]
-        indexes = inspector.get_indexes(table.name, table.schema)
-        uniques += [[name for name in index["column_names"] if name] for index in indexes if index["unique"]]
-        return any(set(columns) == set(self.merge.keys) for columns in uniques)
-
     def choose(self, connection: Connection, target: SqlAlchemyTarget) -> tuple[str, str]:
         return "staged", "it suits any database"
 
-    def filled(self, target: SqlAlchemyTarget, batch: pa.Schema) -> list[SqlAlchemyColumn]:
-        """The columns in which rows of `batch` are staged: the target's, and those that only the merge looks at."""
-        written = self.merge.written(batch.names, target.names)
-        extra = declarations(
-            (field for field in batch if field.name not in written), lambda field: declared(field.type, self.dialect)
-        )
-        columns = [column for column in target.columns if column.name in written]
-        return columns + [SqlAlchemyColumn.of(field.name, kind, self.dialect) for field, kind in extra]
-
-    # ------------------------------------------------------------------ errors
-    def unreachable(self, error: Exception) -> str | None:
-        known = isinstance(error, exc.OperationalError)
-        return f"cannot use {self}: {self.said(error)}" if known else None
-
-    # ------------------------------------------------------------------ two-phase transactions of earlier versions
-    def owns(self, job: str, sink: str, name: str) -> bool:
-        return name.startswith("tpc_") or super().owns(job, sink, name)
-
-    def end(
-        self, connection: Connection, ledger: Ledger, how: str, identity: Identity, proof: Mapping[str, object]
-    ) -> bool:
-        key = self.key(identity)
-        return key not in ledger.states(connection, [key]) and super().end(connection, ledger, how, identity, proof)
-
     # ------------------------------------------------------------------ staged, in the task
     def stage(self, plan: Plan, context: TransactionContext) -> InsertTransaction:
-        target, text = plan.target, context.transaction_id
-        name, keys, columns = staging_table(text), self.merge.keys, self.filled(target, context.schema)
+        """The target's columns that are written, and those that only the merge looks at."""
+        target, text, keys = plan.target, context.transaction_id, self.merge.keys
+        written = self.merge.written(context.schema.names, target.names)
+        extra = (field for field in context.schema if field.name not in written)
+        kinds = declarations(extra, lambda field: declared(field.type, self.dialect))
+        columns = [column for column in target.columns if column.name in written]
+        columns += [SqlAlchemyColumn.of(field.name, kind, self.dialect) for field, kind in kinds]
         optional = bool(self.merge.delete_marker)  # a row that deletes needs nothing but its key
+        columns = [replace(c, nullable=c.name not in keys and (c.nullable or optional)) for c in columns]
         staging = sa.Table(
-            name,
+            staging_table(text),
             sa.MetaData(),
             sa.Column(_ROW, sa.BigInteger().with_variant(sa.Integer, "sqlite"), sa.Identity(), primary_key=True),
             sa.Column(_ID, sa.String(199), default=sa.null(), server_default=text),
-            *(
-                sa.Column(c.name, _copy(c.kind), nullable=c.name not in keys and (c.nullable or optional))
-                for c in columns
-            ),
+            *(sa.Column(c.name, _copy(c.kind), nullable=c.nullable) for c in columns),
             schema=target.schema or None,
         )
-        nullable = {c.name: bool(staging.c[c.name].nullable) for c in columns}
-        columns = [replace(c, nullable=nullable[c.name]) for c in columns]
         return InsertTransaction(self, context, target.label, identity_of(target.schema, text), staging, columns)
 
     # ------------------------------------------------------------------ before the decision
     def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> SqlAlchemyTarget:
+        """By an INSERT of no rows: where databases have a lock for it, nobody alters the table until the transaction
+        ends. They convert what was written for other types, most of them without a word."""
+        known, names = plan.target, sorted({name for columns in staged.values() for name in columns})
+        types = {one for columns in staged.values() for one in columns.items()}
+        if self.dialect not in _RECREATED:
+            types = {(column.name, column.declared) for column in known.columns if column.name in names}
+        written = self.merge.written(names, known.names)
+        columns = [known.table.c[name] for name in written if name in known.names]
+        connection.execute(known.table.insert().from_select(columns, sa.select(*columns).where(sa.false())))
+        target = self.describe(connection, known.schema, known.name)
+        reasons = ["it is gone: create it again as it was"]
+        if target is not None:
+            reasons = [*target.unfit(written, sorted(types)), *target.no_index_for(self.merge.keys)]
+            reasons += [] if reasons else self._nulls(connection, target, list(staged), written)
+        if reasons or target is None:
+            raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
+        return target
+
+    def _nulls(
+        self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> Iterator[str]:
         """Databases may count on, or put the time, in place of a NULL that the table takes no more."""
-        target: SqlAlchemyTarget = plan.target
-        types = [one for columns in staged.values() for one in columns.items()]
-        if connection.dialect.name not in _RECREATED:
-            types = [(name, target.types[name]) for name, _ in types if name in target.types]
-        now = require_same(connection, target.table, dict.fromkeys(types))
-        nullable = {c.name for c in target.columns if c.nullable} & {name for name in now if now[name]["nullable"]}
-        required = [name for name in self.merge.written(list(dict(types)), target.names) if name not in nullable]
-        found = sa.inspect(connection).get_multi_columns(target.schema or None, list(staged)) if required else {}
+        required = {column.name for column in target.columns if not column.nullable} & set(written)
+        found = sa.inspect(connection).get_multi_columns(target.schema or None, staging) if required else {}
         for (_, table), columns in found.items():
             for name in [c["name"] for c in columns if c["name"] in required and c["nullable"]]:
-                rows = self._union(target, [table], [name, *self._marker])
+                rows = self._union(target, [str(table)], [name, *self._marker])
                 missing = rows.c[name].is_(None), *(self._deletes(rows).is_not(sa.true()) for _ in self._marker)
                 if connection.execute(sa.select(rows.c[name]).where(*missing).limit(1)).first():
-                    raise changed(target.table, [f'its column "{name}" takes no NULL, and rows have NULL there'])
-        return target
+                    yield f'its column "{name}" takes no NULL, and rows have NULL there: let it be NULL'
 
     def twice(
         self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]
@@ -413,19 +385,6 @@ class SqlAlchemyBackend(Backend):
         return row and tuple(row)
 
     # ------------------------------------------------------------------ the move
-    def append(
-        self,
-        connection: Connection,
-        target: SqlAlchemyTarget,
-        staging: Sequence[str],
-        written: Sequence[str],
-        rows: int,
-    ) -> None:
-        """By SQLAlchemy, which knows what a dialect needs besides. Not every driver tells how many rows went in."""
-        self.count(connection, staging, rows)
-        for table in self._tables(target, staging, written):
-            connection.execute(target.table.insert().from_select(written, sa.select(table)))
-
     def upsert(
         self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], written: Sequence[str]
     ) -> None:
@@ -488,32 +447,10 @@ class SqlAlchemyBackend(Backend):
         names, schema = (name.rpartition(".")[2] for name in staging), target.schema or None
         return [sa.table(name, *map(sa.column, columns), schema=schema) for name in names]
 
-    def shown(self, error: Exception, where: str) -> Exception:
-        return self.explain(error, where) if isinstance(error, exc.SQLAlchemyError) else error
-
     def explained(self, target: SqlAlchemyTarget, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
         return self.in_words(f"table {target.label}: {where}")
 
-    def refusal(self, error: Exception, target: SqlAlchemyTarget, tables: Sequence[str]) -> str | None:
-        fault = self.fault(error)
-        if fault is None or fault.kind not in ("refused", "changed", "server"):
-            return None
-        return f": {fault.text}" + (". Change it back" if fault.kind == "changed" else "")
-
     # ------------------------------------------------------------------ staging tables
-    def moved(self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str]) -> None:
-        """Empty the staging tables, so that this is tried before the decision, too."""
-        for table in self._tables(target, staging, ()):
-            connection.execute(table.delete())
-
-    def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
-        """They are empty."""
-
-    def existing(self, connection: Connection, schema: str, names: Sequence[str]) -> set[str]:
-        if len(names) == 1:
-            return {name for name in names if sa.inspect(connection).has_table(name, schema or None)}
-        return set(names) & set(sa.inspect(connection).get_table_names(schema or None))
-
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         inspector = sa.inspect(connection)
         names = [name for name in inspector.get_table_names(schema or None) if re.fullmatch("tpc_[0-9a-f]{20}", name)]
@@ -523,12 +460,11 @@ class SqlAlchemyBackend(Backend):
         return sorted(text for text in ids if text.startswith(prefix))
 
     def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
-        found = {}
-        for name in tables:
-            columns = columns_of(connection, sa.table(name, schema=schema or None))
-            types = types_of(connection, columns)
-            found[name] = {name: kind for name, kind in types.items() if name not in (_ROW, _ID)}
-        return found
+        found = sa.inspect(connection).get_multi_columns(schema or None, tables) if tables else {}
+        return {
+            str(table): {c["name"]: self._in_sql(c["type"]) for c in columns if c["name"] not in (_ROW, _ID)}
+            for (_, table), columns in found.items()
+        }
 
 
 def _isolation(options: Mapping[str, Any]) -> str:
@@ -545,58 +481,6 @@ def _text(statement: str, parameters: Sequence[object]) -> sa.TextClause:
     marks = [*(f":{name}" for name in names), ""]
     marked = "".join(piece.replace("%%", "%") + mark for piece, mark in zip(pieces, marks, strict=True))
     return sa.text(marked).bindparams(**dict(zip(names, parameters, strict=True)))
-
-
-# ---------------------------------------------------------------------- tables that are altered while the query runs
-# Databases convert what was written for other types, most of them without a word. So the target's columns are looked at
-# again in the transaction that writes, under the table's lock.
-def types_of(connection: Connection, columns: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """The types in SQL of columns that the Inspector told."""
-
-    def text(kind: sa.types.TypeEngine[Any]) -> str:
-        try:
-            return str(kind.compile(dialect=connection.dialect))
-        except exc.CompileError:
-            return repr(kind)
-
-    return {name: text(column["type"]) for name, column in columns.items()}
-
-
-def columns_of(connection: Connection, table: sa.TableClause) -> dict[str, Mapping[str, Any]]:
-    """As the database has them now."""
-    found = sa.inspect(connection).get_columns(table.name, table.schema)
-    return {column["name"]: column for column in found}
-
-
-def require_same(
-    connection: Connection, table: sa.Table, then: Iterable[tuple[str, str]]
-) -> dict[str, Mapping[str, Any]]:
-    """Lock the table for rows that were made for columns of the names and types `then`, and return its columns. Raises
-    ConfigurationError that says what was changed."""
-    then = [one for one in then if one[0] in table.columns]
-    try:
-        # an INSERT of no rows: where databases have a lock for it, nobody alters the table until the transaction ends
-        nothing = sa.select(*(table.c[name] for name in dict(then))).where(sa.false())
-        connection.execute(table.insert().from_select(list(dict(then)), nothing))
-        now = columns_of(connection, table)
-    except exc.NoSuchTableError:
-        raise changed(table, ["it is gone: create it again as it was"]) from None
-    types = types_of(connection, now)
-    reasons = []
-    for name, kind in then:
-        if name not in now:
-            reasons.append(f'it has no column "{name}" any more: add it, or give it its name back')
-        elif not holds(types[name], kind):
-            reasons.append(f'its column "{name}" is {types[name]}, and the rows are written for {kind}')
-    if reasons:
-        raise changed(table, reasons)
-    return now
-
-
-def changed(table: sa.Table, reasons: Iterable[str]) -> ConfigurationError:
-    return ConfigurationError(
-        f"table {table.fullname} was changed while the query ran: {'; '.join(reasons)}. Change it back"
-    )
 
 
 def _copy(kind: TypeEngine[Any]) -> TypeEngine[Any]:
@@ -630,14 +514,14 @@ class InsertTransaction(RowTransaction):
         self._values: Values[SqlAlchemyColumn] = Values(
             context.schema, columns, f"{label}: {self.who}", rounding=backend.merge.rounds
         )
-        with self.explained():
-            self.connection = backend.engine.connect()
-            try:
+        try:
+            with self.explained():
+                self.connection = backend.engine.connect()
                 self._transaction = self.connection.begin()
                 staging.create(self.connection, checkfirst=False)
-            except BaseException:
-                self.connection.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def explained(self) -> AbstractContextManager[None]:
         return self._backend.in_words(self._where)

@@ -730,9 +730,9 @@ MUTANTS = (
     ),
     Mutant(
         "SqlAlchemySink: a staging table that was moved keeps its rows",
-        "sinks/sqlalchemy",
-        "        for table in self._tables(target, staging, ()):\n            connection.execute(table.delete())\n",
-        "",
+        "sinks/sql",
+        'self.execute(connection, f"DELETE FROM {self.quote(schema, name)}")',
+        "pass",
         SQLALCHEMY,
     ),
     Mutant(

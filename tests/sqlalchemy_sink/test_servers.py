@@ -273,7 +273,7 @@ def test_a_type_that_changes_before_the_decision_is_refused(numbers: Server) -> 
     sink.check(NUMBERS)
     committable = numbers.pre_commit(sink, NUMBERS, [(1, 1.25)])
     altered(numbers, "decimal(5,1)")
-    with pytest.raises(ConfigurationError, match=r'column "v" is .*\(5, 1\), and the rows are written for DOUBLE'):
+    with pytest.raises(ConfigurationError, match=r'column "v" was DOUBLE PRECISION and is .*\(5, 1\): change it'):
         numbers.commit(sink, committable)
     sink.abort(committable.transaction)
     assert numbers.run("SELECT * FROM t") == []
@@ -296,7 +296,9 @@ def test_a_type_that_changes_after_the_decision_stops_the_query_until_it_is_chan
     if restarted:
         sink = numbers.sink("t")
     [outcome] = sink.commit_all(Checkpoint("job", "l1", 0), [committable])
-    assert re.search(r'column "v" is .*Change it back\. .*its rows are safe in the staging table', why_unknown(outcome))
+    assert re.search(
+        r'column "v" was .*: change it back\. .*its rows are safe in the staging table', why_unknown(outcome)
+    )
     altered(numbers, "double precision")
     assert sink.commit_all(Checkpoint("job", "l1", 0), [committable]) == [CommitOutcome.COMMITTED]
     assert numbers.run("SELECT * FROM t") == [(1, 1.25)]

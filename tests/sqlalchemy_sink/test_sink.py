@@ -17,12 +17,12 @@ import pytest
 import sqlalchemy as sa
 
 from sinks import Checkpoint, CommitOutcome, Committable, TransactionContext
-from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, SinkError, TransactionBlocked
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.sqlalchemy.backend import SqlAlchemyBackend
 from sinks.sqlalchemy.types import SqlAlchemyColumn
 from sinks.testing.table import context, why_unknown
-from sinks.transaction import CommitState, Fingerprint, TransactionId, token
+from sinks.transaction import CommitState, Fingerprint, TransactionId
 
 ORDERS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
 STOCK = pa.schema(
@@ -217,7 +217,7 @@ def test_all_mismatches_are_told_at_once(db: Play) -> None:
 
 
 def test_an_upsert_needs_a_unique_index(db: Play) -> None:
-    with pytest.raises(ConfigurationError, match=r"upsert by \(id\) needs a primary key or unique index"):
+    with pytest.raises(ConfigurationError, match=r"upsert by \(id\) needs a unique index"):
         db.sink(mode="upsert", keys=["id"]).check(ORDERS)
     db.run("CREATE UNIQUE INDEX by_id ON orders (id)")
     db.sink(mode="upsert", keys=["id"]).check(ORDERS)
@@ -569,26 +569,3 @@ def test_a_locked_database_blocks_for_a_bounded_time(db: Play) -> None:
     other.execute("ROLLBACK")
     other.close()
     assert db.commit(sink, committable) == [CommitOutcome.COMMITTED]
-
-
-def test_what_two_phase_of_an_earlier_version_has_prepared(db: Play) -> None:
-    """What it committed is committed; of what it left in doubt is told what to do."""
-    sink = db.sink()
-    sink.check(ORDERS)
-    committed, prepared = ({"xid": f"tpc_0123456789_0123456789_{n:020}"} for n in range(2))
-    row = committed["xid"], token("job"), "l1", token("orders"), 0, True
-    db.run(
-        "INSERT INTO tpc_ledger (transaction_id, job, lineage, sink, checkpoint, committed) VALUES (?, ?, ?, ?, ?, ?)",
-        *row,
-    )
-    assert sink.owns("job", committed)
-    assert sink.owns("job", prepared)
-    first, second = db.commit(
-        sink, *(Committable(one).of("orders", 0, Fingerprint(1)) for one in (committed, prepared))
-    )
-    assert first == CommitOutcome.COMMITTED
-    assert "let the program that prepared it start once more" in why_unknown(second)
-    with pytest.raises(CommittedError):
-        sink.abort(committed)
-    with pytest.raises(ConfigurationError, match="let the program that prepared it"):
-        sink.abort(prepared)
