@@ -105,7 +105,7 @@ class CheckpointCoordinator:
             Listeners(job, [self.statistics, *listeners]),
             self._clock,
             _spool(job, storage, config),
-            self._heartbeat,
+            lambda generation, batch: self._heartbeat.begin(generation, batch.query),
         )
         """For tools, while no query runs: it is not for several threads."""
         self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery ends before the batch tells the rest

@@ -26,16 +26,16 @@ def ask(protocol: CheckpointProtocol) -> tuple[Complete | None, Mapping[Particip
     if claim.address is None:
         protocol.claim_generation()
         fence = protocol.fence
-    rounds = protocol.load()
-    if not rounds:
+    newest = protocol.load()
+    if newest is None:
         return None, {}
     try:
-        permit = fence.permit(Complete(rounds))
+        permit = fence.permit(newest)
     except Superseded as error:
         raise Superseded(
             f"another driver, or a restore, of job {protocol.job!r} has started just now; look again"
         ) from error
-    permit, errors = protocol.ask(permit)
+    permit, errors = protocol.commit_once(permit)
     return permit.complete, errors
 
 
@@ -73,6 +73,6 @@ def accept_loss(protocol: CheckpointProtocol, participants: Sequence[Participant
     for one in accepted:
         if one.outcome == CommitState.UNKNOWN.value:
             protocol.abort_quietly(protocol.sinks[one.sink], one.transaction)
-    permit, _ = protocol.ask(permit)
+    permit, _ = protocol.commit_once(permit)
     protocol.newest = permit.complete
     return permit.complete

@@ -25,7 +25,6 @@ from coordinator.errors import (
     Superseded,
     reason,
 )
-from coordinator.heartbeat import Heartbeat
 from coordinator.listener import Listeners, Step
 from coordinator.protocol import consistency, decisions
 from coordinator.protocol.batch import Acks, MicroBatch, Sink, TopicIds
@@ -64,9 +63,9 @@ class CheckpointProtocol:
         listeners: Listeners,
         clock: Clock,
         spool: Spool | None = None,
-        heartbeat: Heartbeat | None = None,
+        on_start: Callable[[int, MicroBatch], None] = lambda generation, batch: None,
     ) -> None:
-        """`spool` keeps rows for replays; `heartbeat` gives signs while a query runs."""
+        """`spool` keeps rows for replays; `on_start` is called at each start of a query, with its first batch."""
         self.job = job
         self.sinks = sinks
         self.store = store
@@ -77,23 +76,23 @@ class CheckpointProtocol:
         self.fence = Fence(store)
         self.newest: Complete | None = None
         """As this driver knows it."""
-        self._spool, self._heartbeat = spool, heartbeat
+        self._spool, self._on_start = spool, on_start
         self.run_id: str | None = None
         """Of the query's run that this driver was started by."""
-        self._visible: dict[str, Complete] = {}
+        self._visible_parts: dict[str, Complete] = {}
         """Each sink's part of the newest checkpoint with rows for it that this run has made visible."""
         self._predecessors: Mapping[str, int] | None = None
         """As in `Record`."""
         self._topic_ids: TopicIds = ()
         """R19: those that the next checkpoint has to find."""
-        self._agreed = False
+        self._may_abort = False
         """What storage, Spark and the sinks remember fits together (R15). Until then nothing is aborted (R16)."""
         self._checked: dict[str, pa.Schema] = {}
         self._evolved: dict[str, pa.Schema] = {}
-        self._asked: dict[str, tuple[float, float]] = {}
+        self._commit_times: dict[str, tuple[float, float]] = {}
         """When each sink was asked for the outcomes of the newest checkpoint: begin of the first, end of the last."""
         self._outages = Outages(job, clock)
-        self._writers = writers(sinks)
+        self._dead_letter_writers = writers(sinks)
         """Of the sinks that the tasks of another one write."""
         self._sweeper = Sweeper(job, sinks, config.sweep_interval, listeners, clock, self._outages)
 
@@ -103,10 +102,10 @@ class CheckpointProtocol:
             if batch.run_id != self.run_id:
                 call = self._start(batch, self.config.heartbeat_interval)  # 1. recover, with 2. before it commits
             else:
-                call = self._what_is_asked(batch)  # 2. write, finish, skip, or refuse
+                call = self._answer_call(batch)  # 2. write, finish, skip, or refuse
             if self._sweeper.due:
                 self.sweep()  # 3. presumed abort
-            self._see_through(call, batch)
+            self._write_or_finish(call, batch)
         except Exception as error:
             self._require_not_superseded(batch, error)
             raise
@@ -118,16 +117,16 @@ class CheckpointProtocol:
                 self.fence.require_newest("go on")
                 started, n = batch.run_id == self.run_id, batch.facts.checkpoint_id
                 if started and (self.newest is None or self.newest.checkpoint_id < n):
-                    self._require_remembered(batch)
+                    self._require_not_set_back(batch)
             except (Superseded, StorageBehind) as cause:
                 raise cause from error
             except Exception:
                 logger.debug("it cannot be told whether another driver is the cause", exc_info=True)
 
-    def _see_through(self, call: Call, batch: MicroBatch) -> None:
+    def _write_or_finish(self, call: Call, batch: MicroBatch) -> None:
         if call is Call.WRITE:
-            self._topic_ids = self._same_topics(batch)
-            record = self._read_from_them(self._pre_commit(batch), batch)  # 4.-5. phase one
+            self._topic_ids = self._require_same_topics(batch)
+            record = self._with_topic_ids(self._pre_commit(batch), batch)  # 4.-5. phase one
             permit = self.decide(record)  # 6.-7. THE COMMIT POINT
             decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
             self._delete_older_records(permit)
@@ -144,10 +143,10 @@ class CheckpointProtocol:
         newest may be what they remember the job by (R15)."""
         self.newest = visible
         parts = self._parts(visible)
-        self._visible |= parts
+        self._visible_parts |= parts
         for name in parts:
             try:
-                self.sinks[name].purge(self._about(visible.checkpoint_id))
+                self.sinks[name].purge(self._checkpoint(visible.checkpoint_id))
             except Exception:
                 logger.warning("sink %r could not purge old proofs; it is asked again", name, exc_info=True)
         if self._spool:
@@ -163,8 +162,7 @@ class CheckpointProtocol:
         until it gives one."""
         self.fence = Fence(self.store)
         self.claim_generation(next_sign, self.sinks)
-        if self._heartbeat:
-            self._heartbeat.begin(self.fence.generation, batch.query)
+        self._on_start(self.fence.generation, batch)
         call = self.load_and_commit(batch)
         self._topic_ids = self.newest.record.topic_ids if self.newest and not self.config.adopt else ()
         if not self.newest:
@@ -176,7 +174,7 @@ class CheckpointProtocol:
             Step.GUARANTEED, exactly_once=self.guarantee.exactly_once, weaknesses=self.guarantee.weaknesses
         )
         self.run_id = batch.run_id
-        return self._agree(call, batch)
+        return self._accept_call(call, batch)
 
     def recover(self) -> None:
         """Without a query. With no checkpoint in storage nothing is swept, since that storage may be the wrong one."""
@@ -197,8 +195,8 @@ class CheckpointProtocol:
     def claim_generation(self, next_sign: float = 0.0, sinks: Iterable[str] = ()) -> None:
         """Become the newest driver; as `CheckpointStore.claim_generation`."""
         self.open_sinks()
-        self._agreed = False
-        self._visible.clear()
+        self._may_abort = False
+        self._visible_parts.clear()
         self._checked.clear()
         self._evolved.clear()
         self._sweeper.make_due()
@@ -212,8 +210,7 @@ class CheckpointProtocol:
         if self.config.exactly_once:  # before the records: what is committed by then has one
             doing = "tell what is committed"
             remembered = self._ask_sinks(doing, lambda sink: sink.committed_checkpoints(self.job), batch)
-        stored = self.load()
-        newest = Complete(stored) if stored else None
+        newest = self.load()
         call = self._compare_memories(remembered, newest, batch)
         loaded, rounds = (newest.checkpoint_id, len(newest.rounds)) if newest else (-1, 0)
         rows = newest.record.rows if newest else {}
@@ -252,12 +249,12 @@ class CheckpointProtocol:
         call = decisions.on_call(batch.facts, newest, adopt=adopt, reloaded=True) if batch else Call.SKIP
         if newest and remembered:
             older = [at for at in retained if at[0] < newest.checkpoint_id]
-            self._commit_again(remembered, older, (), batch)
+            self._commit_what_is_back(remembered, older, (), batch)
         if newest:
-            self._agreed = True
+            self._may_abort = True
         return call
 
-    def _commit_again(
+    def _commit_what_is_back(
         self,
         remembered: consistency.Memories,
         retained: Sequence[tuple[int, int]],
@@ -288,8 +285,8 @@ class CheckpointProtocol:
                 except ConfigurationError:
                     raise
                 except Exception as error:
-                    rounds = self.load()
-                    pending = Complete(rounds).only(name) if rounds else None
+                    newest = self.load()
+                    pending = newest.only(name) if newest else None
                     if pending is None or not pending.named:
                         if batch:
                             self._check_schemas(batch)  # tells what is wrong with the set-up, if it is that
@@ -301,10 +298,10 @@ class CheckpointProtocol:
                         raise decisions.still_asked(pending, dict.fromkeys(pending.named, error), waited) from error
         return answers
 
-    def load(self) -> tuple[Record, ...]:
+    def load(self) -> Complete | None:
         rounds = self.store.load_newest()
         decisions.require_sinks(rounds, self.sinks)
-        return rounds
+        return Complete(rounds) if rounds else None
 
     def reload_newest(self) -> Complete | None:
         """The newest complete checkpoint, committed as far as it can be; read again if another driver has gone on."""
@@ -324,17 +321,19 @@ class CheckpointProtocol:
             self.newest = None
 
     # ------------------------------------------------------------------ 2. what is asked
-    def _what_is_asked(self, batch: MicroBatch) -> Call:
+    def _answer_call(self, batch: MicroBatch) -> Call:
         call = decisions.on_call(batch.facts, self.newest, adopt=self.config.adopt, reloaded=False)
-        return self._agree(self.load_and_commit(batch) if call is Call.RELOAD else call, batch)  # R9: it may be old
+        return self._accept_call(
+            self.load_and_commit(batch) if call is Call.RELOAD else call, batch
+        )  # R9: it may be old
 
-    def _agree(self, call: Call, batch: MicroBatch) -> Call:
+    def _accept_call(self, call: Call, batch: MicroBatch) -> Call:
         """The last that may refuse a batch with nothing written or aborted."""
         if call is Call.SKIP:  # R12: done only with the same input
             decisions.require_same_offsets(batch.facts, self.store.get(batch.facts.checkpoint_id, 0))
         if call is Call.WRITE:
             self._check_schemas(batch)
-        self._agreed = True
+        self._may_abort = True
         return call
 
     def _check_schemas(self, batch: MicroBatch) -> None:
@@ -346,7 +345,7 @@ class CheckpointProtocol:
 
     def _schema(self, batch: MicroBatch, name: str) -> pa.Schema:
         """Of the rows that a sink gets."""
-        return dead_letters.SCHEMA if name in self._writers else batch.schema(self.sinks[name])
+        return dead_letters.SCHEMA if name in self._dead_letter_writers else batch.schema(self.sinks[name])
 
     def _evolve(self, batch: MicroBatch) -> None:
         """After the commit of what is complete and a sweep, since what is pre-committed locks its table; and a wait for
@@ -362,7 +361,7 @@ class CheckpointProtocol:
 
     # ------------------------------------------------------------------ 3. sweep
     def sweep(self) -> None:
-        if self._agreed:
+        if self._may_abort:
             self._sweeper.sweep(self.fence, records_exist=self.newest is not None)
 
     @property
@@ -446,7 +445,7 @@ class CheckpointProtocol:
                 self._spool.spooling(lineage, n, name) if self._spool else None,
             )
             for name, sink in self.sinks.items()
-            if name not in self._writers and (replays is None or name in replays)
+            if name not in self._dead_letter_writers and (replays is None or name in replays)
         }
         ended: dict[str, float] = {}
 
@@ -454,17 +453,17 @@ class CheckpointProtocol:
             ended[name] = self.clock.monotonic()
 
         acks = batch.run(tasks, has_ended)
-        ended |= {dead: ended[name] for dead, name in self._writers.items() if name in ended}
+        ended |= {dead: ended[name] for dead, name in self._dead_letter_writers.items() if name in ended}
         return Acks(acks, ended)
 
-    def _lost_parts(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, Replay]:
+    def _replays(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, Replay]:
         """By sink whose tasks write them, what is lost. R17: with what the records say of its dead letters, also of
         those that were given up."""
         lost, found = complete.lost(), dict[str, Replay]()
         for name, sink in self.sinks.items():
             dead = sink.dead_letters.name if sink.dead_letters else None
             own, letters = (frozenset(subtask for one, subtask in lost if one == wanted) for wanted in (name, dead))
-            if name not in self._writers and own | letters:
+            if name not in self._dead_letter_writers and own | letters:
                 named = [c for record in complete.rounds for c in record.committables if c.sink == dead]
                 refused = {c.subtask: c.refused for c in named}
                 whole = complete.record.partitions.get(name) == 1
@@ -482,17 +481,17 @@ class CheckpointProtocol:
             participants=len(acks.committables),
             rows=rows,
             bytes=acks.bytes,
-            dead_lettered={name: rows[dead] for dead, name in self._writers.items() if rows.get(dead)},
+            dead_lettered={name: rows[dead] for dead, name in self._dead_letter_writers.items() if rows.get(dead)},
             transactions={name: len(acks.of(name)) for name in self.sinks},
             ended=acks.ended,
         )
-        self._require_remembered(batch)
+        self._require_not_set_back(batch)
         for name, sink in self.sinks.items():
             if isinstance(sink, Validating) and (committables := acks.of(name)):
-                sink.validate_all(self._about(n), committables)
+                sink.validate_all(self._checkpoint(n), committables)
         self.listeners.tell(Step.VALIDATED, n)
 
-    def _require_remembered(self, batch: MicroBatch) -> None:
+    def _require_not_set_back(self, batch: MicroBatch) -> None:
         """R15, before the batch is decided: what this driver has made visible is still there, and nobody else's, as far
         as the sinks can tell. After a failover that lost nothing but commits it is in doubt again, and committed as by
         a restart."""
@@ -506,10 +505,10 @@ class CheckpointProtocol:
             except StorageBehind:
                 self.fence.require_newest("go on")  # another driver, maybe of a savepoint that was restored
                 raise
-            newest = self._visible.get(name)
+            newest = self._visible_parts.get(name)
             if remembered is not None and newest and consistency.missing(remembered, newest):
                 older = [at for at in self.store.ids() if at[0] < newest.checkpoint_id]
-                self._commit_again({name: remembered}, older, [newest], batch)
+                self._commit_what_is_back({name: remembered}, older, [newest], batch)
 
     def _record(
         self, batch: MicroBatch, acks: Acks, partitions: Mapping[str, int], started: int, number: int = 0
@@ -532,20 +531,20 @@ class CheckpointProtocol:
             planned_at=batch.facts.planned_at,
             predecessors=self._predecessors,
             batch_rows=batch.rows,
-            dead_letters=self._writers,
+            dead_letters=self._dead_letter_writers,
             row_hash=batch.row_hash,
         )
 
-    def _read_from_them(self, record: Record, batch: MicroBatch) -> Record:
+    def _with_topic_ids(self, record: Record, batch: MicroBatch) -> Record:
         """Ids never come again, so topics that have theirs before and after the tasks are what the tasks have read."""
         try:
-            self._topic_ids = self._same_topics(batch)
+            self._topic_ids = self._require_same_topics(batch)
         except Exception:
             self._abort(record.committables)
             raise
         return replace(record, topic_ids=tuple(self._topic_ids))
 
-    def _same_topics(self, batch: MicroBatch) -> TopicIds:
+    def _require_same_topics(self, batch: MicroBatch) -> TopicIds:
         """R19. Where nobody tells, the query goes on, and what was known last is compared with what is told next."""
         doing = "tell the ids of its topics"
         try:
@@ -609,9 +608,9 @@ class CheckpointProtocol:
         n, started = permit.complete.checkpoint_id, self.clock.monotonic()
         pending = permit.complete.pending()
         by_sink = Counter(sink for sink, _ in pending)
-        self._asked = {}
+        self._commit_times = {}
         self.listeners.tell(Step.COMMITTING, n, participants=len(pending), transactions=by_sink)
-        permit, errors = self.ask(permit)
+        permit, errors = self.commit_once(permit)
         tries = 1
         self._tell_outages(errors)
         while errors:
@@ -620,7 +619,7 @@ class CheckpointProtocol:
                 raise decisions.still_asked(permit.complete, errors, waited) from next(iter(errors.values()))
             self.listeners.tell(Step.ASKING_AGAIN, n, tries=tries, errors=errors)
             self.sweep()  # R7: what is in the way may be an orphan
-            permit, errors = self.ask(permit)
+            permit, errors = self.commit_once(permit)
             self._tell_outages(errors)
             tries += 1
         decisions.require_known(permit.complete)
@@ -636,7 +635,7 @@ class CheckpointProtocol:
             [holding] = sink.audit(self.job, [complete.part(name)], quick=True).holdings
             if holding.unexpected:
                 self.fence.require_newest("write what is lost again")  # a newer driver may have done it just now
-                self._agreed = False
+                self._may_abort = False
                 raise consistency.replayed_before(name, holding.unexpected, complete, self.store.storage.uri)
 
     def _tell_outages(self, errors: Mapping[Participant, Exception]) -> None:
@@ -660,7 +659,7 @@ class CheckpointProtocol:
             now = self.clock.monotonic()
         return True
 
-    def ask(self, permit: CommitPermit) -> tuple[CommitPermit, Mapping[Participant, Exception]]:
+    def commit_once(self, permit: CommitPermit) -> tuple[CommitPermit, Mapping[Participant, Exception]]:
         """Ask once for every outcome that is not final, which commits; and who could not answer."""
         complete = permit.complete
         decisions.require_own(complete, self.sinks)
@@ -674,11 +673,11 @@ class CheckpointProtocol:
             begin = self.clock.monotonic()
             answers: Sequence[CommitOutcome | Exception]
             try:
-                about = self._about(complete.checkpoint_id)
+                about = self._checkpoint(complete.checkpoint_id)
                 answers = sink.notify_checkpoint_complete(about, [complete.named[p] for p in asked])
             except Exception as error:
                 answers = [error] * len(asked)
-            self._asked[name] = self._asked.get(name, (begin,))[0], self.clock.monotonic()
+            self._commit_times[name] = self._commit_times.get(name, (begin,))[0], self.clock.monotonic()
             final = not any(isinstance(answer, Exception) for answer in answers)
             for participant, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Exception):
@@ -691,32 +690,32 @@ class CheckpointProtocol:
         """Write what the external system has lost again, until all of the checkpoint is visible."""
         while complete.lost():
             complete = self.commit(self._replay(complete, batch), batch)
-        self.listeners.tell(Step.COMMITTED, complete.checkpoint_id, asked=self._asked)
+        self.listeners.tell(Step.COMMITTED, complete.checkpoint_id, asked=self._commit_times)
         return complete
 
     def _replay(self, complete: Complete, batch: MicroBatch) -> CommitPermit:
         """Write the lost participants again, and decide them as the next round."""
         n, number, lost = complete.checkpoint_id, complete.next_round, complete.lost()
         self.fence.require_newest("replay")  # R6: only the newest driver does
-        self._require_not_replaced(complete)
+        self._require_alone(complete)
         self._check_schemas(batch)
         self._evolve(batch)  # a table that was set back lacks what was altered for these rows
         reasons = {f"{sink}/{subtask}": complete.outcomes[sink, subtask].reason for sink, subtask in sorted(lost)}
         logger.warning("checkpoint %d: writing lost transactions again: %s", n, reasons)
         by_sink = Counter(sink for sink, _ in lost)
         self.listeners.tell(Step.REPLAYING, n, lost=reasons, round=number, transactions=by_sink)
-        spooled = self._spool.rows_of(complete, lost, self._writers) if self._spool else {}
+        spooled = self._spool.rows_of(complete, lost, self._dead_letter_writers) if self._spool else {}
         if not spooled:
             decisions.require_known_hash(complete.record, batch.row_hash, lost)
         then = complete.record.partitions
         partitions = {
             name: then[name]
             if spooled or then.get(name) == 1
-            else batch.partitions(self.sinks[self._writers.get(name, name)])
+            else batch.partitions(self.sinks[self._dead_letter_writers.get(name, name)])
             for name in by_sink
         }
         decisions.require_same_layout(complete.record, partitions, lost)  # R13: the same layout
-        replays = self._lost_parts(complete, spooled)
+        replays = self._replays(complete, spooled)
         started, acks = self.clock.milliseconds(), self._pre_commit_again(batch, complete, replays)
         try:
             decisions.require_same_rows(lost, {(ack.sink, ack.subtask): ack for ack in acks.all if ack.committable})
@@ -726,7 +725,7 @@ class CheckpointProtocol:
         self.listeners.tell(Step.REPLAY_PRE_COMMITTED, n)
         return self.decide(self._record(batch, acks, partitions, started, number), complete)
 
-    def _require_not_replaced(self, complete: Complete) -> None:
+    def _require_alone(self, complete: Complete) -> None:
         """R15: a driver with a copy of this storage aborts what is pre-committed here, and writes it by itself."""
         for name in {sink for sink, _ in complete.lost()} if self.config.exactly_once else ():
             remembered, n = self.sinks[name].committed_checkpoints(self.job), complete.checkpoint_id
@@ -747,6 +746,6 @@ class CheckpointProtocol:
                 raise decisions.refused_again(batch.facts.checkpoint_id, blocked[-1])
             self.sweep()  # R8: an orphan may hold the lock
 
-    def _about(self, checkpoint_id: int) -> Checkpoint:
+    def _checkpoint(self, checkpoint_id: int) -> Checkpoint:
         oldest = max(0, checkpoint_id - self.config.retained_checkpoints)
         return Checkpoint(self.job, self.store.lineage, checkpoint_id, oldest)

@@ -119,13 +119,6 @@ class Record:
                 )
             )
 
-    def to_bytes(self) -> bytes:
-        return seal(self.to_json())
-
-    @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Record:
-        return cls.from_json(unseal(data, where), where)
-
 
 @dataclass(frozen=True)
 class SignOfLife:
@@ -141,7 +134,7 @@ class SignOfLife:
     now: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Without `now`, which readers before it do not take here."""
+        """Without `now`, which claims and requests have not."""
         return {name: value for name, value in vars(self).items() if name != "now"}
 
 
@@ -415,7 +408,7 @@ class CheckpointStore:
     # ------------------------------------------------------------------ records
     def put(self, record: Record) -> bool:
         """Put-if-absent. True also if what is there is this very record (a put that was retried)."""
-        key, data = self._record_key(record.checkpoint_id, record.round), record.to_bytes()
+        key, data = self._record_key(record.checkpoint_id, record.round), seal(record.to_json())
         won = self._calls.put_if_absent(key, data) or self._calls.get(key) == data
         if won:
             with suppress(StorageError):  # else retention does it
@@ -428,11 +421,15 @@ class CheckpointStore:
         data = self._calls.get(key)
         if data is None:
             return None
-        record = Record.from_bytes(data, self._where(key))
-        self._require_own(vars(record), key)
+        record = self._record_in(data, key)
         if (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, number):
             raise CorruptRecord(f"{self._where(key)} is the record of another checkpoint: it was copied or renamed.")
         return record
+
+    def _record_in(self, data: bytes, key: str) -> Record:
+        body = unseal(data, self._where(key))
+        self._require_own(body, key)
+        return Record.from_json(body, self._where(key))
 
     def load_newest(self) -> tuple[Record, ...]:
         """The newest complete record and its replay records in order; () if there is none (R9: read again when
@@ -501,8 +498,7 @@ class CheckpointStore:
         for key in [*self._calls.list(f"{self._root}/loss"), *replays]:
             try:
                 if (data := self._calls.get(key)) is not None:
-                    record = Record.from_bytes(data, self._where(key))
-                    self._require_own(vars(record), key)
+                    record = self._record_in(data, key)
                     if record.accepted:
                         found[record.lineage, record.checkpoint_id, record.round] = record
             except (CheckpointError, StorageError) as error:
@@ -512,7 +508,7 @@ class CheckpointStore:
     def _keep_loss(self, record: Record) -> None:
         if record.accepted:
             name = f"{record.lineage}.{record.checkpoint_id:020d}.{record.round:06d}"
-            self._calls.put_if_absent(f"{self._root}/loss/{name}", record.to_bytes())
+            self._calls.put_if_absent(f"{self._root}/loss/{name}", seal(record.to_json()))
 
     def _record_key(self, checkpoint_id: int, number: int) -> str:
         return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{number:06d}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from coordinator.errors import CheckpointError
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Sink
-from coordinator.protocol.decisions import Call, Complete
+from coordinator.protocol.decisions import Call
 from coordinator.protocol.fence import Fence
 from coordinator.protocol.protocol import CheckpointProtocol
 from sinks.errors import SinkError
@@ -58,7 +58,7 @@ class TwoProcessProtocol(CheckpointProtocol):
         fence.require_newest("replay")  # R6
         self._check_schemas(batch)
         self._evolve(batch)
-        [replay] = self._lost_parts(newest, {}).values()
+        [replay] = self._replays(newest, {}).values()
         return replace(found, round=newest.next_round, replay=replay)
 
     def conclude(self, prepared: Prepared, batch: MicroBatch) -> None:
@@ -74,13 +74,13 @@ class TwoProcessProtocol(CheckpointProtocol):
         self.store.follow_newest_claim()
         self.fence, self._predecessors = Fence(self.store, prepared.generation), prepared.predecessors
         self.fence.require_newest("complete")
-        if rounds := self.load():
-            self.newest = Complete(rounds)
+        if newest := self.load():
+            self.newest = newest
             if self.newest.checkpoint_id == prepared.checkpoint_id:
                 self.newest = self.commit(self.fence.permit(self.newest), batch)  # tells what is lost
             else:
-                self._visible = self._parts(self.newest)
-        self._see_through(self._what_is_asked(batch), batch)
+                self._visible_parts = self._parts(self.newest)
+        self._write_or_finish(self._answer_call(batch), batch)
         self.sweep()  # what tasks that died have left: another batch may not come
 
     def _setup(self) -> str:

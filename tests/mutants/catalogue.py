@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant(
         "rows that another driver has written are not looked for before a replay (R15)",
         "coordinator",
-        "        self._require_not_replaced(complete)\n",
+        "        self._require_alone(complete)\n",
         "",
         MEMORIES,
     ),
@@ -242,7 +242,7 @@ MUTANTS = (
     Mutant(
         "a topic that was made anew while the tasks ran (R19)",
         "coordinator",
-        "self._read_from_them(self._pre_commit(batch), batch)",
+        "self._with_topic_ids(self._pre_commit(batch), batch)",
         "replace(self._pre_commit(batch), topic_ids=self._topic_ids)",
         PROTOCOL,
     ),
@@ -298,7 +298,7 @@ MUTANTS = (
     Mutant(
         "an external system that is set back under the query (R15)",
         "coordinator",
-        "        self._require_remembered(batch)\n        for",
+        "        self._require_not_set_back(batch)\n        for",
         "        for",
         MEMORIES,
     ),
@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant(
         "a start that is refused sweeps (R16)",
         "coordinator",
-        "        if self._agreed:",
+        "        if self._may_abort:",
         "        if True:",
         MEMORIES,
     ),
@@ -696,7 +696,7 @@ MUTANTS = (
     Mutant(
         "a failover that lost only commits stops the query (R15)",
         "coordinator",
-        "self._commit_again({name: remembered}, older, [newest], batch)",
+        "self._commit_what_is_back({name: remembered}, older, [newest], batch)",
         "raise consistency.external_system_behind(name, remembered, newest)",
         MEMORIES,
     ),
@@ -1040,7 +1040,7 @@ MUTANTS = (
     Mutant(
         "a sink is not asked to purge",
         "coordinator",
-        "self.sinks[name].purge(self._about(visible.checkpoint_id))",
+        "self.sinks[name].purge(self._checkpoint(visible.checkpoint_id))",
         "pass",
         PROTOCOL,
     ),
@@ -1193,8 +1193,8 @@ MUTANTS = (
     Mutant(
         "format: who decides sweeps before",
         "coordinator",
-        "self._see_through(self._what_is_asked(batch), batch)",
-        "self._see_through([self._what_is_asked(batch), self.sweep()][0], batch)",
+        "self._write_or_finish(self._answer_call(batch), batch)",
+        "self._write_or_finish([self._answer_call(batch), self.sweep()][0], batch)",
         FORMAT,
     ),
     Mutant(
