@@ -20,7 +20,7 @@ from benchmarks.measure import Contender, rounds, table
 from benchmarks.shapes import SHAPES, Shape
 from benchmarks.spark import CORES
 from coordinator.spark import arrow
-from coordinator.spark.arrow import Passage
+from coordinator.spark.arrow import RowTransfer
 from sinks.task import with_row_hash
 
 SECTIONS = ("throughput", "memory")
@@ -47,7 +47,7 @@ def under_sparks_limit(df: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def bounded(df: DataFrame) -> Iterator[DataFrame]:
-    with Passage().through({"": df}, allowed=True) as frames:
+    with RowTransfer().frames({"": df}, allowed=True) as frames:
         yield frames[""]
 
 

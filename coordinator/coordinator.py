@@ -25,7 +25,7 @@ from coordinator.protocol.waiting import Clock
 from coordinator.requests import Requests, place_for
 from coordinator.savepoints import Savepoint, take_savepoint
 from coordinator.savepoints.model import opened
-from coordinator.spark.arrow import Passage
+from coordinator.spark.arrow import RowTransfer
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.preflight import require_packages, require_workers, tell_of_sockets
@@ -84,7 +84,7 @@ class CheckpointCoordinator:
         self._clock = clock or Clock()
         self.statistics = CheckpointStatisticsTracker(job, self._clock, list(self.sinks))
         """Of this driver's checkpoints."""
-        store = CheckpointStore(open_storage(storage), job, told=self.statistics.storage_called)
+        store = CheckpointStore(open_storage(storage), job, on_call=self.statistics.storage_called)
         self.history = CheckpointHistory(store, config.history_size)
         self.statistics.reporters += [self.history, *open_telemetry(self.statistics)]
         self._requests = Requests(store, self._take_asked, lambda: self.protocol.fence.require_newest("do a request"))
@@ -114,7 +114,7 @@ class CheckpointCoordinator:
         self._lifecycle = QueryLifecycle(job, self._clock, config.min_pause)
         self._one_at_a_time = threading.RLock()
         self._ready = False
-        self._passage = Passage(config.rows_on_driver)
+        self._transfer = RowTransfer(config.rows_on_driver)
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
         self._stop_metrics = _nothing
@@ -153,7 +153,7 @@ class CheckpointCoordinator:
         from pyspark.sql import is_remote
 
         shared = len(self._made_of[1]) > 1
-        batch = batch_of(df, batch_id, self.config.checkpoint_location, self._passage, shared=shared)
+        batch = batch_of(df, batch_id, self.config.checkpoint_location, self._transfer, shared=shared)
         self._lifecycle.require_errors_passed_on(batch)
         try:
             if not is_remote():

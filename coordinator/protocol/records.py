@@ -191,11 +191,11 @@ class CheckpointStore:
         storage: CheckpointStorage,
         job: str,
         lineage: str = "",
-        told: Callable[[str, float], None] | None = None,
+        on_call: Callable[[str, float], None] | None = None,
     ) -> None:
-        """`told`: as in `TimedStorage`."""
+        """`on_call`: as in `TimedStorage`."""
         self.storage = storage
-        self._calls = TimedStorage(storage, told) if told else storage
+        self._calls = TimedStorage(storage, on_call) if on_call else storage
         self.job = job
         self._root = token(job)
         self._lineage = lineage

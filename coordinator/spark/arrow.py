@@ -30,7 +30,7 @@ BATCH_BYTES = 64 * 2**20
 """Of the values in a record batch, as Spark's own limit is since 4.1."""
 
 
-class Passage:
+class RowTransfer:
     """The way of one query's rows into Python."""
 
     def __init__(self, rows_on_driver: int = 0) -> None:
@@ -44,7 +44,7 @@ class Passage:
         """By the id of a run, which may be of another query: whether the user's Python functions run in its jobs."""
 
     @contextmanager
-    def through(self, hashed: Mapping[str, DataFrame], allowed: bool) -> Iterator[Mapping[str, DataFrame]]:
+    def frames(self, hashed: Mapping[str, DataFrame], allowed: bool) -> Iterator[Mapping[str, DataFrame]]:
         """What to collect of each while this lasts. `allowed`: whether Spark's limit may be off meanwhile."""
         session = next(iter(hashed.values())).sparkSession
         limit = _row_limit(session) if allowed and not self.limited_by_spark else None

@@ -14,7 +14,7 @@ from coordinator import guarantee
 from coordinator.errors import CheckpointError
 from coordinator.protocol.batch import Query, Sink, TopicIds
 from coordinator.spark import arrow
-from coordinator.spark.arrow import Passage
+from coordinator.spark.arrow import RowTransfer
 from coordinator.spark.checkpoint_location import facts_in, open_location
 from coordinator.spark.dataframe import DataFrameBatch
 from coordinator.spark.internals import INTERRUPTED, StreamExecution, executed_plan, partition_count
@@ -47,8 +47,8 @@ class SparkBatch(DataFrameBatch):
     from its offset log in the checkpointLocation, where Spark has written them before it calls foreachBatch.
     """
 
-    def __init__(self, df: DataFrame, batch_id: int, passage: Passage, *, shared: bool = False) -> None:
-        super().__init__(df, passage, shared=shared)
+    def __init__(self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False) -> None:
+        super().__init__(df, transfer, shared=shared)
         self._job_tag = f"checkpoint-{batch_id}-{uuid.uuid4()}"
         calling = StreamExecution.calling(df.sparkSession)
         if calling is None:
@@ -118,7 +118,7 @@ class SparkBatch(DataFrameBatch):
         return True
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
-        known = self._passage.python_before
+        known = self._transfer.python_before
         if self.run_id not in known:
             plans = [self._execution.executed_plan]
             plans += [executed_plan(self._written(task.sink)) for task in tasks.values() if task.sink.transform]

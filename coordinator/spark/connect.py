@@ -20,7 +20,7 @@ import pyarrow as pa
 from coordinator import guarantee
 from coordinator.errors import CheckpointError
 from coordinator.protocol.batch import MicroBatch, Sink
-from coordinator.spark.arrow import Passage
+from coordinator.spark.arrow import RowTransfer
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.spark.classic import SparkBatch
 from coordinator.spark.dataframe import DataFrameBatch
@@ -37,13 +37,13 @@ _home: SparkSession | None = None
 knows of no query."""
 
 
-def batch_of(df: DataFrame, batch_id: int, location: str | None, passage: Passage, *, shared: bool) -> MicroBatch:
+def batch_of(df: DataFrame, batch_id: int, location: str | None, transfer: RowTransfer, *, shared: bool) -> MicroBatch:
     """The batch, in the kind of session that this process has. `location`: the query's checkpointLocation."""
     from pyspark.sql import is_remote
 
     if is_remote() and location:
-        return ConnectBatch(df, batch_id, location, passage, shared=shared)
-    return SparkBatch(df, batch_id, passage, shared=shared)
+        return ConnectBatch(df, batch_id, location, transfer, shared=shared)
+    return SparkBatch(df, batch_id, transfer, shared=shared)
 
 
 class ConnectBatch(DataFrameBatch):
@@ -54,10 +54,12 @@ class ConnectBatch(DataFrameBatch):
     jobs carry the query's run id as a tag.
     """
 
-    def __init__(self, df: DataFrame, batch_id: int, location: str, passage: Passage, *, shared: bool = False) -> None:
+    def __init__(
+        self, df: DataFrame, batch_id: int, location: str, transfer: RowTransfer, *, shared: bool = False
+    ) -> None:
         from pyspark.errors import AnalysisException
 
-        super().__init__(df, passage, shared=shared)
+        super().__init__(df, transfer, shared=shared)
         session = df.sparkSession
         try:
             metadata, log = _read(df, location, "metadata", f"offsets/{batch_id}")

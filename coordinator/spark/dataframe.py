@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from coordinator.protocol.batch import Sink, TopicIds
 from coordinator.spark import small
-from coordinator.spark.arrow import Passage, setting
+from coordinator.spark.arrow import RowTransfer, setting
 from coordinator.spark.internals import arrow_schema
 from coordinator.spark.small import Cancelled, OneParticipant
 from sinks.errors import LargeRow
@@ -32,10 +32,10 @@ class DataFrameBatch(ABC):
 
     row_hash = ROW_HASH
 
-    def __init__(self, df: DataFrame, passage: Passage, *, shared: bool = False) -> None:
+    def __init__(self, df: DataFrame, transfer: RowTransfer, *, shared: bool = False) -> None:
         """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout.
-        `passage`: of all batches of the run."""
-        self._df, self._passage, self._shared = df, passage, shared
+        `transfer`: of all batches of the run."""
+        self._df, self._transfer, self._shared = df, transfer, shared
         self._on_driver: OneParticipant | None = None
         self.rows: int | None = None
 
@@ -49,23 +49,23 @@ class DataFrameBatch(ABC):
             if len(tasks) > 1:  # else two executors may compute a partition, each for a sink, with other rows
                 self.rows = self._df.count()
             hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
-            few, self._passage.last_rows = self._are_few(tasks), None
+            few, self._transfer.last_rows = self._are_few(tasks), None
             acks = self._write_on_driver(hashed, tasks, ended) if few else None
             if acks is None:
                 first = all(task.exactly_once and not task.replay for task in tasks.values())  # may refuse large rows
-                with self._passage.through(hashed, first and self._may_lift_limit(tasks)) as frames:
+                with self._transfer.frames(hashed, first and self._may_lift_limit(tasks)) as frames:
                     calls = [partial(_collect, frames[name], task, ended) for name, task in tasks.items()]
                     acks = self._side_by_side(calls)
-                self._passage.limited_by_spark |= any(isinstance(ack.error, LargeRow) for ack in acks)
-            self._passage.last_rows = sum(ack.fingerprint.rows for ack in acks)
+                self._transfer.limited_by_spark |= any(isinstance(ack.error, LargeRow) for ack in acks)
+            self._transfer.last_rows = sum(ack.fingerprint.rows for ack in acks)
             if len(tasks) == 1 and not any(task.sink.transform or task.replay for task in tasks.values()):
-                self.rows = self._passage.last_rows
+                self.rows = self._transfer.last_rows
             return acks
 
     def _are_few(self, tasks: Mapping[str, SinkTask]) -> bool:
         """Whether the rows of the one sink are worth a try to fetch them: there were few the last time."""
         [task, *others] = tasks.values()
-        last, most = self._passage.last_rows, self._passage.rows_on_driver
+        last, most = self._transfer.last_rows, self._transfer.rows_on_driver
         written = [sink for sink in (task.sink, task.sink.dead_letters) if sink]
         able = self._may_write_on_driver() and all(
             isinstance(one, DriverWriting) and one.writes_on_driver for one in written
@@ -79,7 +79,7 @@ class DataFrameBatch(ABC):
         """None if tasks have to: nothing was written then, or it was rolled back."""
         [(name, task)] = tasks.items()
         try:
-            batches = small.rows_of(hashed[name], self._passage.rows_on_driver)
+            batches = small.rows_of(hashed[name], self._transfer.rows_on_driver)
             if batches is None:
                 return None
             self._on_driver = OneParticipant(task, batches)

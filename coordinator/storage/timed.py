@@ -10,11 +10,11 @@ from coordinator.storage.base import CheckpointStorage
 
 
 class TimedStorage(CheckpointStorage):
-    """`told` gets the name of each call and its seconds, also of one that failed, in the thread that made it. Who
+    """`on_call` gets the name of each call and its seconds, also of one that failed, in the thread that made it. Who
     opened the storage closes it."""
 
-    def __init__(self, storage: CheckpointStorage, told: Callable[[str, float], None]) -> None:
-        self.uri, self._storage, self._told = storage.uri, storage, told
+    def __init__(self, storage: CheckpointStorage, on_call: Callable[[str, float], None]) -> None:
+        self.uri, self._storage, self._on_call = storage.uri, storage, on_call
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -22,7 +22,7 @@ class TimedStorage(CheckpointStorage):
         try:
             yield
         finally:
-            self._told(name, time.perf_counter() - began)
+            self._on_call(name, time.perf_counter() - began)
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
         with self._timed("put"):

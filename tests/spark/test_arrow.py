@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.spark import arrow
-from coordinator.spark.arrow import Passage
+from coordinator.spark.arrow import RowTransfer
 from examples.custom_sink import FileSink
 from sinks.dead_letters import Refusal, letters
 from sinks.errors import SchemaMismatch
@@ -63,7 +63,7 @@ def test_rows_of_all_types_arrive_as_they_are(spark: SparkSession) -> None:
     values = spark.createDataFrame([(None if p is None else json.dumps(p),) for p in parts], "text string")
     df = values.select(functions.from_json("text", ALL_TYPES).alias("all")).select("all.*")
     hashed = with_row_hash(df)
-    with Passage().through({"sink": hashed}, allowed=True) as frames:
+    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
         assert spark.conf.get(arrow.MAX_BYTES) == arrow.UNLIMITED
         assert frames["sink"].collect() == hashed.collect()
     assert spark.conf.get(arrow.MAX_BYTES, None) is None
@@ -149,7 +149,7 @@ def hash_of(spark: SparkSession, row: str) -> int:
 
 def test_columns_that_are_never_null_stay_so(spark: SparkSession) -> None:
     hashed = with_row_hash(spark.range(3).selectExpr(*REQUIRED))
-    with Passage().through({"sink": hashed}, allowed=True) as frames:
+    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
         assert frames["sink"].drop(HASH_COLUMN).schema == hashed.drop(HASH_COLUMN).schema
 
 
@@ -166,7 +166,7 @@ def test_columns_that_are_never_null_stay_so(spark: SparkSession) -> None:
 def test_large_rows_leave_their_contents_behind(spark: SparkSession, large: str) -> None:
     """Each of 1 MB: in one record batch of 10,000 rows they would be 1 GB."""
     hashed = with_row_hash(spark.range(0, 1000, 1, 1).selectExpr("id", large))
-    with Passage().through({"sink": hashed}, allowed=True) as frames:
+    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
         [(rows, size)] = batches_of(frames["sink"])
         assert frames["sink"].where(f"{HASH_COLUMN} IS NULL").count() == 1000
     assert rows == 1000
@@ -176,7 +176,7 @@ def test_large_rows_leave_their_contents_behind(spark: SparkSession, large: str)
 def test_rows_just_small_enough_fill_a_record_batch(spark: SparkSession) -> None:
     share = arrow.BATCH_BYTES // 10_000
     hashed = with_row_hash(spark.range(0, 10_000, 1, 1).selectExpr("id", f"repeat('x', {share - 8 - 8 - 4}) AS v"))
-    with Passage().through({"sink": hashed}, allowed=True) as frames:
+    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
         [(rows, size)] = batches_of(frames["sink"])
         assert frames["sink"].where(f"{HASH_COLUMN} IS NULL").count() == 0
     assert rows == 10_000
@@ -196,7 +196,7 @@ def test_rows_whose_size_cannot_be_told_keep_sparks_limit(
     spark: SparkSession, df: Callable[[SparkSession], DataFrame]
 ) -> None:
     hashed = with_row_hash(df(spark))
-    with Passage().through({"sink": hashed}, allowed=True) as frames:
+    with RowTransfer().frames({"sink": hashed}, allowed=True) as frames:
         assert spark.conf.get(arrow.MAX_BYTES, None) is None
         assert frames["sink"] is hashed
 
@@ -206,7 +206,7 @@ def test_what_users_have_set_stays(spark: SparkSession, key: str, value: str) ->
     hashed = with_row_hash(spark.range(3))
     with arrow.setting(spark, key, value):
         before = spark.conf.get(arrow.MAX_BYTES)
-        with Passage().through({"sink": hashed}, allowed=True):
+        with RowTransfer().frames({"sink": hashed}, allowed=True):
             assert spark.conf.get(arrow.MAX_BYTES) == before
 
 

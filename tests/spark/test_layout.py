@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from coordinator.spark.arrow import Passage
+from coordinator.spark.arrow import RowTransfer
 from coordinator.spark.classic import SparkBatch
 from examples.custom_sink import FileSink
 from sinks.task import SinkTask
@@ -22,11 +22,14 @@ def test_the_recorded_layout_is_the_one_that_a_replay_compares(spark: Any, tmp_p
 
     def each(df: Any, n: int) -> None:
         counts = df.groupBy((df.value % 7).alias("key")).count()
-        acks = SparkBatch(counts, n, Passage(), shared=True).run(
+        acks = SparkBatch(counts, n, RowTransfer(), shared=True).run(
             {s.name: SinkTask(s, "job", "aa", n, 1) for s in sinks}, lambda _: None
         )
         seen.append(
-            (sum(ack.sink == "a" for ack in acks), SparkBatch(counts, n, Passage(), shared=True).partitions(sinks[0]))
+            (
+                sum(ack.sink == "a" for ack in acks),
+                SparkBatch(counts, n, RowTransfer(), shared=True).partitions(sinks[0]),
+            )
         )
 
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1000).load()
