@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import Enum
@@ -45,6 +45,17 @@ class Replay(str, Enum):
 
     RECOMPUTE = "recompute"
     SPOOL = "spool"
+
+
+_LEAST = {
+    "tolerable_failed_checkpoints": 0,
+    "min_pause": 0,
+    "retained_checkpoints": 2,  # the newest and its predecessor
+    "request_poll_interval": 0,
+    "verify_interval": 0,
+    "history_size": 0,
+    "rows_on_driver": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -116,49 +127,35 @@ class CheckpointConfig:
             if value is not None or "None" not in str(each.type):
                 kind = str(each.type).removesuffix(" | None")
                 object.__setattr__(self, each.name, _KINDS[kind](value, each.name))
-        for name in (
-            "tolerable_failed_checkpoints",
-            "request_poll_interval",
-            "verify_interval",
-            "history_size",
-            "rows_on_driver",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, not {getattr(self, name):g}")
-        if self.retained_checkpoints < 2:
-            raise ValueError(
-                f"retained_checkpoints must be >= 2 (the newest and its predecessor), not {self.retained_checkpoints}"
-            )
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, not {getattr(self, name):g}")
         for name in ("interval", "timeout", "commit_timeout", "sweep_interval", "heartbeat_interval"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0 seconds, not {value:g}")
-        if self.min_pause < 0:
-            raise ValueError(f"min_pause must be 0 seconds or more, not {self.min_pause:g}")
+        if problem := next(self._problems(), None):
+            raise ValueError(problem)
+
+    def _problems(self) -> Iterator[str]:
         if self.max_concurrent_checkpoints != 1:
-            raise ValueError(
+            yield (
                 f"max_concurrent_checkpoints must be 1, not {self.max_concurrent_checkpoints}: Spark hands over a batch"
                 " again, for a replay, only as long as foreachBatch has not returned from it"
             )
-        self._check_replay()
-        self._check_texts()
         if self.unaligned:
-            raise ValueError(
+            yield (
                 "unaligned must be False: a micro-batch ends at the same barrier on all partitions, so there is no "
                 "alignment to wait for and nothing in flight to store"
             )
-
-    def _check_texts(self) -> None:
+        if self.replay is Replay.SPOOL and not self.exactly_once:
+            yield "replay='spool' is for transactions that are decided and lost; AT_LEAST_ONCE has none"
+        if self.spool_dir and self.replay is not Replay.SPOOL:
+            yield "spool_dir is where replay='spool' keeps rows; without that it is not used"
         if self.require not in (None, "exactly-once"):
-            raise ValueError(f"require must be 'exactly-once' or nothing, not {self.require!r}")
+            yield f"require must be 'exactly-once' or nothing, not {self.require!r}"
         address = self.metrics_address
         if address and not (re.fullmatch(r"([^\s/]+:)?\d{1,5}", address) and int(address.split(":")[-1]) < 1 << 16):
-            raise ValueError(f"metrics_address must be PORT or HOST:PORT, not {address!r}")
-
-    def _check_replay(self) -> None:
-        if self.replay is Replay.SPOOL and not self.exactly_once:
-            raise ValueError("replay='spool' is for transactions that are decided and lost; AT_LEAST_ONCE has none")
-        if self.spool_dir and self.replay is not Replay.SPOOL:
-            raise ValueError("spool_dir is where replay='spool' keeps rows; without that it is not used")
+            yield f"metrics_address must be PORT or HOST:PORT, not {address!r}"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CheckpointConfig:

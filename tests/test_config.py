@@ -30,7 +30,7 @@ def test_times(given: Any, seconds: float) -> None:
         ({"commit_timeout": float("inf")}, "commit_timeout must be a finite number of seconds, not inf"),
         ({"commit_timeout": 0}, "commit_timeout must be more than 0"),
         ({"sweep_interval": 0}, "sweep_interval must be more than 0"),
-        ({"min_pause": -1}, "min_pause must be 0 seconds or more"),
+        ({"min_pause": -1}, "min_pause must be >= 0, not -1"),
         ({"tolerable_failed_checkpoints": -1}, "must be >= 0, not -1"),
         ({"retained_checkpoints": 1}, "must be >= 2"),
         ({"mode": "at most once"}, "mode must be one of ['EXACTLY_ONCE', 'AT_LEAST_ONCE'], not 'at most once'"),
