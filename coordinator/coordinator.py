@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 logger = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    pass
 
 
 class CheckpointCoordinator:
@@ -236,8 +241,35 @@ class CheckpointCoordinator:
         """Save the newest checkpoint in `target`, a storage. From any thread: it waits for the batch under way, and the
         next batch waits for it. Without a running query, or before its first batch, say which `checkpoint_location` it
         has. Raises `SavepointError`, `InDoubtError`, `StorageError`."""
+        return self._take_savepoint(target, location=checkpoint_location)
+
+    def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
+        """Take a savepoint, and stop the query there: no further checkpoint becomes complete."""
+        return self._take_savepoint(target, stops=query)
+
+    def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
+        """`stop_with_savepoint`, then `cancel`."""
+        savepoint = self.stop_with_savepoint(query, target)
+        self.cancel(query)
+        return savepoint
+
+    def _take_savepoint(
+        self,
+        target: str | CheckpointStorage,
+        *,
+        location: str | None = None,
+        begin: Callable[[], None] = _nothing,
+        stops: Query | None = None,
+    ) -> Savepoint:
+        """Between two batches, where `begin` is called, which may raise to refuse. `stops`: the query to stop there."""
         with opened(target) as storage, self._one_at_a_time:
-            return self._save(storage, checkpoint_location)
+            begin()
+            savepoint = self._save(storage, location)
+            if stops:
+                self._lifecycle.hold()
+        if stops:
+            self.stop(stops)
+        return savepoint
 
     def _save(self, target: CheckpointStorage, location: str | None = None) -> Savepoint:
         location = location or self._lifecycle.location or self.config.checkpoint_location
@@ -247,10 +279,7 @@ class CheckpointCoordinator:
         if newest is None:
             raise SavepointError(f"job {self.job!r} has no complete checkpoint in {storage.uri} yet")
         decisions.require_visible(newest)
-
-        def confirm() -> None:  # another driver may have written there meanwhile
-            self.protocol.fence.require_newest("take a savepoint")
-
+        confirm = partial(self.protocol.fence.require_newest, "take a savepoint")  # another driver may have written
         confirm()
         return take_savepoint(
             target,
@@ -261,24 +290,6 @@ class CheckpointCoordinator:
             confirm,
         )
 
-    def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
-        """Take a savepoint, and stop the query there: no further checkpoint becomes complete."""
-        return self._save_and_stop(query, target, _nothing)
-
-    def cancel_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
-        """`stop_with_savepoint`, then `cancel`."""
-        savepoint = self.stop_with_savepoint(query, target)
-        self.cancel(query)
-        return savepoint
-
-    def _save_and_stop(self, query: Query, target: str | CheckpointStorage, begin: Callable[[], None]) -> Savepoint:
-        with opened(target) as storage, self._one_at_a_time:
-            begin()
-            savepoint = self._save(storage)
-            self._lifecycle.hold()
-        self.stop(query)
-        return savepoint
-
     def _take_asked(self, how: str, target: str | None, begin: Callable[[], None]) -> dict[str, Any]:
         """What an operator has asked for; `begin` is called between two batches, and may raise to refuse."""
         place, query = place_for(target, [self.config.savepoint_dir] if self.config.savepoint_dir else []), self.query
@@ -288,11 +299,7 @@ class CheckpointCoordinator:
                 raise SavepointError("the query has ended, or was started again, since this was asked for: ask again")
             begin()
 
-        if how == "trigger":
-            with opened(place) as storage, self._one_at_a_time:
-                begin_with_it()
-                return self._save(storage).summary()
-        savepoint = self._save_and_stop(query, place, begin_with_it)
+        savepoint = self._take_savepoint(place, begin=begin_with_it, stops=None if how == "trigger" else query)
         if how == "cancel":
             self.protocol.fence.require_newest("cancel")  # which claims a generation
             self.cancel(query)
@@ -394,10 +401,6 @@ class CheckpointCoordinator:
                 raise stopped_by.with_traceback(None) from (None if cause and "\n" in str(cause) else cause)
         if failed:
             raise failed
-
-
-def _nothing() -> None:
-    pass
 
 
 def _spool(job: str, storage: str | CheckpointStorage, config: CheckpointConfig) -> Spool | None:

@@ -322,7 +322,7 @@ def test_a_cancel_may_take_as_long_as_the_request_holds(job: Job, target: str, m
     """The driver has ended its query, and commits what was complete."""
     monkeypatch.setattr(requests, "_INSIST", 0.5)
     store = store_of(job.storage)
-    with job.coordinator(config={"savepoint_dir": target, "contact_interval": 0}) as coordinator:
+    with job.coordinator(config={"savepoint_dir": target, "request_poll_interval": 0}) as coordinator:
         job.quiet(1).run(coordinator)
         waiting = asking(job.storage, "cancel", holds=60)
         eventually(lambda: bool(store.notes("request")))
