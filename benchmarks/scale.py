@@ -27,7 +27,7 @@ from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
 from sinks.testing.conformance import example_input
 
-READING = ("status", "history", "checkpoints list", "checkpoints show", "losses", "in-doubt list")
+READING = ("status", "history", "checkpoints show", "in-doubt list", "resolve", "verify --quick", "savepoint list")
 COMMANDS = ("--version", *READING)
 
 

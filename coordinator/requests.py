@@ -20,7 +20,7 @@ from typing import Any
 
 from coordinator.errors import CheckpointError, SavepointError, StorageBehind, Superseded, reason
 from coordinator.heartbeat import Driver, State, look_for_driver
-from coordinator.operate.wording import duration, of_driver
+from coordinator.operate.text import duration, of_driver
 from coordinator.protocol.encoding import fitting, understood
 from coordinator.protocol.records import CheckpointStore, SignOfLife
 from coordinator.storage import StorageError

@@ -16,7 +16,7 @@ from rich.text import Text
 from coordinator import __version__
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, Location, opened, say, show
 from coordinator.coordinator import CheckpointCoordinator
-from coordinator.operate.three_memories import side_by_side
+from coordinator.operate.memories import side_by_side
 from coordinator.spark.preflight import advice_on_sockets, package_problems
 from coordinator.storage import CheckpointStorage, MissingStorage
 from sinks.diagnosis import Finding, Severity, compare_clocks
@@ -55,8 +55,7 @@ def doctor(
         },
     )
     severities = [finding.severity for _, finding in found]
-    if not as_json:
-        say(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)")
+    say(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)")
     bad = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
     if any(finding.severity in bad for _, finding in found):
         raise typer.Exit(FOUND)

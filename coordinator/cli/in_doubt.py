@@ -9,34 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.output import (
-    FOUND,
-    JOB_FILE,
-    USAGE,
-    AsJson,
-    Columns,
-    Fence,
-    Job,
-    Yes,
-    confirm,
-    duration,
-    fail,
-    of_missing_storage,
-    opened,
-    runnable,
-    say,
-    show,
-)
-from coordinator.cli.status import driver_json, newest_json
+from coordinator.cli import output
+from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Columns, Job, Yes, confirm, fail, opened, say, show
+from coordinator.cli.status import state_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Superseded
 from coordinator.operate.in_doubt import Decision, Pending, Seen, look, remedies
-from coordinator.operate.three_memories import set_back
-from coordinator.operate.wording import of_driver, of_newest
+from coordinator.operate.memories import set_back
+from coordinator.operate.text import duration, of_driver, of_newest
 from coordinator.protocol import operators
 from coordinator.protocol.protocol import CheckpointProtocol
-from coordinator.storage import MissingStorage
-from sinks.base import Sink
 from sinks.progress import progress
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, shown
 
@@ -49,23 +31,35 @@ Chosen = Annotated[
 Break = Annotated[bool, typer.Option("--break-decision", help="With --yes: also act against a recorded decision.")]
 
 
+Fence = Annotated[
+    bool,
+    typer.Option(
+        "--fence", help="Claim a new generation first: a running driver of this job stops at its next checkpoint."
+    ),
+]
+
+
 @app.command("list")
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """List the transactions in doubt of all sinks. Changes nothing. Exit code 0 if there are none, or only those that a
     running driver will resolve itself (open)."""
     with opened(job, missing_storage=True) as coordinator:
-        seen = _look(coordinator.protocol)
-        about = {"job": coordinator.job} | driver_json(seen.driver) | newest_json(seen.rounds)
-        about |= {"transactions": [one.to_json() for one in seen.found], "errors": seen.errors}
+        seen = look(coordinator.protocol.store, coordinator.sinks)
+        about = {"job": coordinator.job} | state_of(seen.driver, seen.rounds)
+        about |= {"transactions": [pending.to_json() for pending in seen.found], "errors": seen.errors}
         show(about, as_json, transactions=_TRANSACTIONS)
-        if not as_json:
-            _say(coordinator, seen)
-        other_memories = set_back(coordinator.protocol.store, coordinator.sinks)
-        for memory in other_memories:
-            say(memory)
-        missing = isinstance(coordinator.protocol.store.storage, MissingStorage)
-        left = any(one.decision is not Decision.OPEN for one in seen.found)
-        if missing or other_memories or seen.errors or left:
+        _say_errors(seen)
+        told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
+        if told and not seen.found:
+            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
+        missing = output.of_missing_storage(coordinator)
+        say(missing or of_driver(seen.driver))
+        if not missing:
+            say(of_newest(seen.rounds))
+        say_remedies(coordinator, seen)
+        was_set_back = say_set_back(coordinator)
+        left = any(pending.decision is not Decision.OPEN for pending in seen.found)
+        if missing or was_set_back or seen.errors or left:
             raise typer.Exit(FOUND)
 
 
@@ -82,10 +76,10 @@ def commit(
 ) -> None:
     """Commit transactions. A decided one, which a record names, is committed with its whole checkpoint, as at the next
     start of the query. Committing any other doubles its rows, so the command asks first."""
-    _require_one(chosen, all_decided)
+    _require_choice(chosen, all_decided)
     with opened(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol
-        wanted = _choose(_look(protocol), chosen, Decision.COMMIT)
+        wanted = _choose(look(protocol.store, protocol.sinks), chosen, Decision.COMMIT)
         if strangers := [one for one in wanted if one.decision is not Decision.COMMIT]:
             confirm(
                 f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
@@ -109,10 +103,10 @@ def abort(
 ) -> None:
     """Abort transactions. Orphans are safe to abort. Transactions of the newest driver (open, stranded) need --fence,
     which shuts that driver out. Aborting a decided one, which a record names, loses rows, so the command asks first."""
-    _require_one(chosen, all_orphans)
+    _require_choice(chosen, all_orphans)
     with opened(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol
-        missing = of_missing_storage(coordinator)
+        missing = output.of_missing_storage(coordinator)
         if missing:
             say(missing)
         elif fence:
@@ -122,7 +116,8 @@ def abort(
                 "fence",
                 given=yes,
             )
-        seen = _look(protocol, protocol.store.claim_generation() if fence and not missing else None)
+        claimed = protocol.store.claim_generation() if fence and not missing else None
+        seen = look(protocol.store, protocol.sinks, claimed)
         wanted = _choose(seen, chosen, Decision.ORPHAN)
         undecided = [one for one in wanted if one.decision in (Decision.OPEN, Decision.STRANDED)]
         if undecided and fence:
@@ -147,29 +142,15 @@ def abort(
                 "lose",
                 given=break_decision and yes,
             )
-        results = []
-        with progress("abort", len(wanted), "transactions") as advance:
-            for one in wanted:
-                try:
-                    protocol.sinks[one.sink].abort(one.about.transaction)
-                    results.append((one, "aborted"))
-                except Exception as error:
-                    results.append((one, f"failed: {error}"))
-                advance(1)
-        touched = [one for one, _ in results]
-        left = [one for one in seen.found if one not in touched] if all_orphans else []
+        results = list(_abort(protocol, wanted))
+        left = [one for one in seen.found if one not in wanted] if all_orphans else []
+        say_remedies(coordinator, replace(seen, found=left), "Not touched: ")
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
-        if not as_json:
-            say_left(coordinator, replace(seen, found=left), "Not touched: ")
         if any(one.decision is Decision.STRANDED for one in left):
             raise typer.Exit(FOUND)
 
 
-def _look(protocol: CheckpointProtocol, claimed: int | None = None) -> Seen:
-    return look(protocol.store, protocol.sinks, claimed)
-
-
-def _require_one(chosen: list[str] | None, all_of_them: bool) -> None:
+def _require_choice(chosen: list[str] | None, all_of_them: bool) -> None:
     if bool(chosen) == all_of_them:
         fail("Name transactions (IDs of `coordinator in-doubt list`), or give the option for all.", USAGE)
 
@@ -215,14 +196,24 @@ def _commit_strangers(protocol: CheckpointProtocol, wanted: list[Pending]) -> It
     for one in wanted:
         if one.decision is Decision.COMMIT:
             continue
-        sink: Sink = protocol.sinks[one.sink]
         committable = Committable(one.about.transaction, sink=one.sink, subtask=one.about.subtask or 0)
         about = Checkpoint(protocol.job, protocol.store.lineage, one.about.checkpoint or 0)
         try:
-            (outcome,) = sink.notify_checkpoint_complete(about, [committable])
+            (outcome,) = protocol.sinks[one.sink].notify_checkpoint_complete(about, [committable])
         except Exception as error:
             outcome = error
         yield one, f"failed: {outcome}" if isinstance(outcome, Exception) else _told(outcome)
+
+
+def _abort(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
+    with progress("abort", len(wanted), "transactions") as advance:
+        for one in wanted:
+            try:
+                protocol.sinks[one.sink].abort(one.about.transaction)
+                yield one, "aborted"
+            except Exception as error:
+                yield one, f"failed: {error}"
+            advance(1)
 
 
 def _told(outcome: CommitOutcome) -> str:
@@ -245,28 +236,23 @@ _TRANSACTIONS: Columns = {
 }
 
 
-def _say(coordinator: CheckpointCoordinator, seen: Seen) -> None:
-    _say_errors(seen)
-    if not seen.found:
-        told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
-        if told:
-            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
-    if missing := of_missing_storage(coordinator):
-        say(missing)
-    else:
-        say(of_driver(seen.driver))
-        say(of_newest(seen.rounds))
-    say_left(coordinator, seen)
-
-
-def say_left(coordinator: CheckpointCoordinator, seen: Seen, before: str = "") -> None:
+def say_remedies(coordinator: CheckpointCoordinator, seen: Seen, before: str = "") -> None:
     """What becomes of each kind, and the command for it."""
     wrong = ""
     if not seen.rounds:
         wrong = f" (Be sure of the storage: {coordinator.protocol.store.storage.uri} holds no checkpoint of the job.)"
     for remedy in remedies(seen):
         unsure = wrong if remedy.decision is Decision.STRANDED else ""
-        say(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {runnable(remedy.command)}{unsure}")
+        command = output.runnable(remedy.command)
+        say(f"{before}{remedy.count} {remedy.decision.value}: {remedy.what}: {command}{unsure}")
+
+
+def say_set_back(coordinator: CheckpointCoordinator) -> bool:
+    """Whether a sink remembers other checkpoints than storage; says which."""
+    sentences = set_back(coordinator.protocol.store, coordinator.sinks)
+    for sentence in sentences:
+        say(sentence)
+    return bool(sentences)
 
 
 def _say_errors(seen: Seen) -> None:
@@ -281,7 +267,7 @@ def _report(
     nothing: str,
     left: Sequence[Pending] = (),
 ) -> None:
-    if not results and not as_json:
+    if not results:
         say(nothing)
     show(
         {

@@ -19,10 +19,7 @@ from rich.text import Text
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.jobfile import JobFileError, load_job
-from coordinator.operate.wording import ago as ago
-from coordinator.operate.wording import by_sink as by_sink
-from coordinator.operate.wording import duration as duration
-from coordinator.operate.wording import time_of as time_of
+from coordinator.operate.text import ago
 from coordinator.storage import MissingStorage, StorageError, storages_as_found
 from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
@@ -44,26 +41,14 @@ Job = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output instead of tables.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for a confirmation.")]
-Fence = Annotated[
-    bool,
-    typer.Option(
-        "--fence", help="Claim a new generation first: a running driver of this job stops at its next checkpoint."
-    ),
-]
 Location = Annotated[
     str | None,
     typer.Option("--checkpoint-location", help="Spark's checkpointLocation, to compare it as well."),
 ]
-Last = Annotated[int, typer.Option("--last", "-n", min=1, help="How many to show.")]
 JOB_FILE = "job.toml"
 _place: ContextVar[str] = ContextVar("place", default=JOB_FILE)
 _PATIENCE = 8.0
 """Seconds in which a command has to reach a sink's system."""
-
-
-def console() -> Console:
-    """Standard output, found anew for each command; where nobody looks, as wide as a table gets: nothing is folded."""
-    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, soft_wrap=False)
 
 
 def say(text: str) -> None:
@@ -128,26 +113,29 @@ Columns = Mapping[str, str | Callable[[Any], object]]
 """Of a table, by title: a key of each entry, or what is shown of it."""
 
 
-def show(about: Any, as_json: bool, **tables: Columns) -> None:
-    """What a command has found: as JSON, or each of its lists that `tables` names, where it is not empty; `self` is the
-    list that is all of it. No header where all titles are blank."""
+def show(about: Any, as_json: bool, *, facts: Mapping[str, Any] | None = None, **tables: Columns) -> None:
+    """The result of a command: as JSON, or the `facts` of it, one in a line, and each of its lists that `tables` names;
+    `self` is the list that is all of it."""
     if as_json:
         typer.echo(json.dumps(about, indent=2, default=str))
         return
-    for key, columns in tables.items():
-        table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(map(str.strip, columns)))
-        for title in columns:
-            table.add_column(title, overflow="fold")
-        for row in about if key == "self" else about[key]:
-            cells = [row[one] if isinstance(one, str) else one(row) for one in columns.values()]
-            table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in cells))
-        if table.row_count:
-            console().print(table)
+    if facts:
+        _print(facts.items(), {"": lambda fact: fact[0], " ": lambda fact: _fact(*fact)})
+    for name, columns in tables.items():
+        _print(about if name == "self" else about[name], columns)
 
 
-def show_facts(about: Mapping[str, Any], as_json: bool) -> None:
-    """As `show`, one fact in each line."""
-    show(about if as_json else about.items(), as_json, self={"": lambda fact: fact[0], " ": lambda fact: _fact(*fact)})
+def _print(rows: Iterable[Any], columns: Columns) -> None:
+    """Nothing of an empty table; no header where all titles are blank."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(map(str.strip, columns)))
+    for title in columns:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        cells = [row[column] if isinstance(column, str) else column(row) for column in columns.values()]
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in cells))
+    if table.row_count:
+        wide = None if sys.stdout.isatty() else 10_000  # where nobody looks nothing is folded
+        Console(width=wide, highlight=False, soft_wrap=False).print(table)
 
 
 def _fact(name: str, value: Any) -> str:

@@ -6,30 +6,16 @@ import getpass
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.checkpoints import LOSSES, losses_of
-from coordinator.cli.in_doubt import say_left
-from coordinator.cli.output import (
-    FOUND,
-    JOB_FILE,
-    USAGE,
-    AsJson,
-    Job,
-    Yes,
-    ago,
-    confirm,
-    fail,
-    opened,
-    runnable,
-    say,
-    show,
-)
+from coordinator.cli.in_doubt import say_remedies, say_set_back
+from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, Yes, confirm, fail, opened, runnable, say, show
+from coordinator.cli.status import LOSSES, losses_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.in_doubt import look
-from coordinator.operate.three_memories import set_back
+from coordinator.operate.text import ago
 from coordinator.protocol import operators
 from coordinator.protocol.decisions import Complete, Participant
 from sinks.transaction import CommitOutcome, CommitState
@@ -62,12 +48,9 @@ def resolve(
         if not store.load_newest():
             fail(f"Job {store.job!r} has no checkpoint in {store.storage.uri}; see `coordinator in-doubt list`.")
         seen = look(store, coordinator.sinks)
-        decided = {(one.sink, one.named.subtask) for one in seen.found if one.named}
         complete, errors = operators.ask(coordinator.protocol)
         assert complete
-        other_memories = set_back(coordinator.protocol.store, coordinator.sinks)
-        for memory in other_memories:
-            say(memory)
+        was_set_back = say_set_back(coordinator)
         if accept_loss:
             if not why:
                 fail("Give the reason: --why TEXT. It is stored with the checkpoint.", USAGE)
@@ -85,20 +68,47 @@ def resolve(
             operators.accept_loss(coordinator.protocol, chosen, who=who or _login(), why=why)
             complete, errors = operators.ask(coordinator.protocol)
             assert complete
-        committed_now = [p for p in decided if complete.outcomes.get(p) == CommitOutcome.COMMITTED]
-        cannot_tell = _unanswered(coordinator, complete, errors) if errors else ""
-        _show(
-            complete,
-            {f"{sink}/{subtask}": str(error) for (sink, subtask), error in errors.items()},
-            len(committed_now),
-            cannot_tell,
-            as_json,
-        )
-        undecided = [one for one in seen.found if not one.named]
-        if not as_json:
-            say_left(coordinator, replace(seen, found=undecided), "Not touched: ")
-        if errors or _missing(complete) or (other_memories and not accept_loss):
+        about = _about(complete, errors)
+        decided = {(pending.sink, pending.named.subtask) for pending in seen.found if pending.named}
+        about["committed_now"] = sum(complete.outcomes.get(each) == CommitOutcome.COMMITTED for each in decided)
+        count, visible = len(complete.named), about["visible"]
+        known = f"{visible} of {count} participants are visible" if visible or not errors else "see below"
+        say(f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: {known}.")
+        if about["committed_now"]:
+            say(f"Committed {about['committed_now']} now.")
+        columns = {name: name for name in ("participant", "outcome", "rows", "reason")}
+        show(about, as_json, given_up=LOSSES, participants=columns)
+        if errors:
+            say(_unanswered(coordinator, complete, errors))
+        elif about["participants"]:
+            _say_choices(complete, [f"{sink}/{subtask}" for sink, subtask in _missing(complete)])
+        undecided = [pending for pending in seen.found if not pending.named]
+        say_remedies(coordinator, replace(seen, found=undecided), "Not touched: ")
+        if errors or _missing(complete) or (was_set_back and not accept_loss):
             raise typer.Exit(FOUND)
+
+
+def _about(complete: Complete, errors: Mapping[Participant, Exception]) -> dict[str, Any]:
+    """JSON of the checkpoint. `participants`: those that are not visible."""
+    hidden = [
+        {
+            "participant": f"{sink}/{subtask}",
+            "outcome": outcome.state.value if outcome else "cannot tell",
+            "reason": outcome.reason if outcome else str(errors.get((sink, subtask), "")),
+            "rows": committable.fingerprint.rows,
+            "transaction": dict(committable.transaction),
+        }
+        for (sink, subtask), committable in complete.named.items()
+        if (outcome := complete.outcomes.get((sink, subtask))) != CommitOutcome.COMMITTED
+    ]
+    return {
+        "job": complete.record.job,
+        "checkpoint": complete.checkpoint_id,
+        "offsets": list(complete.record.offsets),
+        "visible": len(complete.named) - len(hidden),
+        "participants": hidden,
+        "given_up": losses_of(complete.rounds),
+    }
 
 
 def _unanswered(coordinator: CheckpointCoordinator, complete: Complete, errors: Mapping[Participant, Exception]) -> str:
@@ -129,45 +139,6 @@ def _chosen(complete: Complete, wanted: list[str]) -> list[Participant]:
 
 def _login() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
-
-
-def _show(complete: Complete, errors: Mapping[str, str], committed_now: int, cannot_tell: str, as_json: bool) -> None:
-    participants = [
-        {
-            "participant": f"{sink}/{subtask}",
-            "outcome": outcome.state.value if outcome else "cannot tell",
-            "reason": outcome.reason if outcome else errors.get(f"{sink}/{subtask}", ""),
-            "rows": committable.fingerprint.rows,
-            "transaction": dict(committable.transaction),
-        }
-        for (sink, subtask), committable in complete.named.items()
-        for outcome in [complete.outcomes.get((sink, subtask))]
-    ]
-    hidden = [one for one in participants if one["outcome"] != CommitState.COMMITTED.value]
-    losses = losses_of(complete.rounds)
-    if as_json:
-        about = {
-            "job": complete.record.job,
-            "checkpoint": complete.checkpoint_id,
-            "offsets": list(complete.record.offsets),
-            "participants": participants,
-            "committed_now": committed_now,
-            "given_up": [f"{one['sink']}/{one['subtask']}" for one in losses],
-        }
-        show(about, as_json)
-        return
-    visible = len(participants) - len(hidden)
-    known = f"{visible} of {len(participants)} participants are visible" if visible or not errors else "see below"
-    say(f"Checkpoint {complete.checkpoint_id}, complete {ago(complete.record.completed_at)}: {known}.")
-    if committed_now:
-        say(f"Committed {committed_now} now.")
-    keys = ("participant", "outcome", "rows", "reason")
-    found = {"given_up": losses, "participants": hidden}
-    show(found, as_json, given_up=LOSSES, participants={key: key for key in keys})
-    if cannot_tell:
-        say(cannot_tell)
-    elif hidden:
-        _say_choices(complete, [f"{sink}/{subtask}" for sink, subtask in _missing(complete)])
 
 
 def _say_choices(complete: Complete, missing: Sequence[str]) -> None:

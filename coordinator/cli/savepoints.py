@@ -7,30 +7,12 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.output import (
-    JOB_FILE,
-    USAGE,
-    AsJson,
-    Job,
-    Yes,
-    ago,
-    confirm,
-    fail,
-    opened,
-    say,
-    say_bad,
-    show,
-    show_facts,
-)
+from coordinator.cli.output import JOB_FILE, USAGE, AsJson, Job, Yes, confirm, fail, opened, say, say_bad, show
 from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
+from coordinator.operate.text import ago
 from coordinator.requests import ask_driver
-from coordinator.savepoints import (
-    Savepoint,
-    describe_savepoint,
-    dispose_savepoint,
-    restore_savepoint,
-)
+from coordinator.savepoints import describe_savepoint, dispose_savepoint, restore_savepoint
 from coordinator.savepoints.model import full_address, look_for_savepoints
 from coordinator.storage.uris import redacted, within, without_secrets
 
@@ -87,7 +69,7 @@ def trigger(
                 given=yes,
             )
             about = coordinator.trigger_savepoint(_storage(coordinator, target), location).summary()
-        show_facts(about, as_json)
+        show(about, as_json, facts=about)
 
 
 @app.command("list")
@@ -98,7 +80,7 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
         bad: list[str] = []
         found = [one.summary() for one in look_for_savepoints(storage, bad) if one.job == coordinator.job]
         say_bad(bad)
-        if not found and not as_json:
+        if not found:
             say(f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.")
         show(
             found,
@@ -117,7 +99,8 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
 def show_(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """Show what is in a savepoint."""
     with opened(job, missing_storage=True) as coordinator:
-        show_facts(describe_savepoint(full_address(savepoint, _roots(coordinator))).summary(), as_json)
+        about = describe_savepoint(full_address(savepoint, _roots(coordinator))).summary()
+        show(about, as_json, facts=about)
 
 
 @app.command()
@@ -153,7 +136,7 @@ def restore(
             "restore",
             given=yes,
         )
-        restored: Savepoint = restore_savepoint(
+        restored = restore_savepoint(
             full_address(savepoint, _roots(coordinator)),
             checkpoint_location,
             storage=coordinator.protocol.store.storage,
@@ -163,7 +146,8 @@ def restore(
             allow_later_checkpoints=allow_later_checkpoints,
         )
         lineage = coordinator.protocol.store.newest_claim().lineage
-        show_facts(restored.summary() | {"lineage": lineage, "checkpoint_location": checkpoint_location}, as_json)
+        about = restored.summary() | {"lineage": lineage, "checkpoint_location": checkpoint_location}
+        show(about, as_json, facts=about)
         say(f"Start the query with option('checkpointLocation', {checkpoint_location!r}).")
 
 

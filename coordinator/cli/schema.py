@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -52,40 +52,40 @@ def diff(
             fail(f"the job has no sink {sink!r}; there are {', '.join(coordinator.sinks)}", USAGE)
         chosen = coordinator.sinks if sink is None else {sink: coordinator.sinks[sink]}
         dead = writers(coordinator.sinks)
-        asked = {
-            name: one.schema_diff(dead_letters.SCHEMA if name in dead else wanted)
-            if isinstance(one, SchemaEvolving)
+        diffs = {
+            name: each.schema_diff(dead_letters.SCHEMA if name in dead else wanted)
+            if isinstance(each, SchemaEvolving)
             else None
-            for name, one in chosen.items()
+            for name, each in chosen.items()
         }
-    found = {name: answer for name, answer in asked.items() if answer is not None}
-    if as_json:
-        show({name: asdict(answer) for name, answer in found.items()}, as_json)
-    else:
-        changes = [{"sink": name} | vars(change) for name, answer in found.items() for change in answer.changes]
-        show(changes, as_json, self=_CHANGES)
-        _say(found)
-    for name in asked.keys() - found.keys():
-        say(f"sink {name}: its target has no columns to compare")
-    if any(answer.changes or answer.unfit for answer in found.values()):
+    about = {
+        "changes": [{"sink": name} | vars(change) for name, diff in diffs.items() if diff for change in diff.changes],
+        "unfit": [{"sink": name, "reason": reason} for name, diff in diffs.items() if diff for reason in diff.unfit],
+        "notes": [{"sink": name, "note": note} for name, diff in diffs.items() for note in _notes(diff)],
+    }
+    show(about, as_json, changes=_CHANGES)
+    for note in about["notes"]:
+        say(f"sink {note['sink']}: {note['note']}")
+    for unfit in about["unfit"]:
+        say(f"sink {unfit['sink']}, no statement mends: {unfit['reason']}")
+    if about["changes"] or about["unfit"]:
         raise typer.Exit(FOUND)
 
 
 _CHANGES: Columns = {
     **{name: name for name in ("sink", "statement", "locks")},
-    "writes all rows anew": lambda one: Text("yes", "yellow") if one["rewrites"] else "no",
-    "run by": lambda one: "the sink" if one["automatic"] else f'you, or schema_evolution="{one["step"]}"',
+    "writes all rows anew": lambda change: Text("yes", "yellow") if change["rewrites"] else "no",
+    "run by": lambda change: "the sink" if change["automatic"] else f'you, or schema_evolution="{change["step"]}"',
 }
 
 
-def _say(found: dict[str, SchemaDiff]) -> None:
-    for name, answer in found.items():
-        for note in answer.notes:
-            say(f"sink {name}: {note}")
-        for reason in answer.unfit:
-            say(f"sink {name}, no statement mends: {reason}")
-        if not answer.changes and not answer.unfit:
-            say(f"sink {name}: its target takes these rows as it is")
+def _notes(diff: SchemaDiff | None) -> Iterable[str]:
+    if diff is None:
+        yield "its target has no columns to compare"
+    else:
+        yield from diff.notes
+        if not diff.changes and not diff.unfit:
+            yield "its target takes these rows as it is"
 
 
 _DDL = re.compile(r"\s*(?:`([^`]+)`|([^\s`,]+))\s*:?\s+([a-z_]+(?: day to second)?(?:\([\d, ]+\))?)\s*(?:,|$)", re.I)

@@ -4,42 +4,60 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import typer
 
-from coordinator.cli.checkpoints import losses_of, say_losses
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, opened, say, say_bad, show, time_of
+from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Columns, Job, opened, say, say_bad, show
 from coordinator.heartbeat import Driver, State, look_for_driver
-from coordinator.operate.wording import of_driver, of_newest
+from coordinator.operate.text import of_driver, of_newest, time_of
 from coordinator.protocol.records import Record, jobs_in
 
 
 def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
-    """Show whether a driver runs, why the last one ended, how old the newest checkpoint is, and what was given up.
-    Exit code 1 if no driver runs."""
+    """Show whether a driver runs, why the last one ended, how old the newest checkpoint is, and everything that was
+    given up with `resolve --accept-loss` since the job began. Exit code 1 if no driver runs."""
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         bad: list[str] = []
         driver, newest, losses = look_for_driver(store, bad), store.load_newest(), losses_of(store.losses(bad))
-        say_bad(bad)
         others = [] if driver else jobs_in(store.storage)
-    about = {"job": store.job, "storage": store.storage.uri} | driver_json(driver) | newest_json(newest)
-    show(about | {"losses": losses}, as_json)
-    if not as_json:
-        say(f"Job {store.job!r} in {store.storage.uri}")
-        say(of_driver(driver, others))
-        say(of_newest(newest))
-        say_losses(losses)
+    say_bad(bad)
+    say(f"Job {store.job!r} in {store.storage.uri}")
+    say(of_driver(driver, others))
+    say(of_newest(newest))
+    if losses:
+        rows = sum(loss["rows"] for loss in losses)
+        say(f"Given up by operators: {len(losses)} participant(s), {rows:,} row(s).")
+    about = {"job": store.job, "storage": store.storage.uri} | state_of(driver, newest)
+    show(about | {"losses": losses}, as_json, losses=LOSSES)
     if driver is None or driver.state is not State.RUNNING:
         raise typer.Exit(FOUND)
 
 
-def driver_json(driver: Driver | None) -> dict[str, Any]:
-    if driver is None:
-        return {"driver": None}
-    return {
-        "driver": {
+LOSSES: Columns = {
+    "given up at": "at",
+    **{name: name for name in ("checkpoint", "sink", "subtask", "rows", "outcome", "who", "why")},
+    "offsets": lambda loss: ", ".join(loss["offsets"]),
+}
+
+
+def losses_of(records: Sequence[Record]) -> list[dict[str, Any]]:
+    return [
+        asdict(accepted)
+        | {"lineage": record.lineage, "checkpoint": record.checkpoint_id, "round": record.round}
+        | {"at": time_of(record.completed_at), "offsets": list(record.offsets)}
+        for record in records
+        for accepted in record.accepted
+    ]
+
+
+def state_of(driver: Driver | None, newest: Sequence[Record]) -> dict[str, Any]:
+    """JSON of the driver and of the newest checkpoint, which are None if there is none."""
+    about: dict[str, Any] = {"driver": None, "newest_checkpoint": None}
+    if driver:
+        about["driver"] = {
             "state": driver.state.value,
             "generation": driver.generation,
             "who": driver.sign.who,
@@ -48,14 +66,11 @@ def driver_json(driver: Driver | None) -> dict[str, Any]:
             "clock": driver.clock,
             "ended": driver.sign.ended,
         }
-    }
-
-
-def newest_json(rounds: Sequence[Record]) -> dict[str, Any]:
-    if not rounds:
-        return {"newest_checkpoint": None}
-    at = rounds[0].completed_at
-    age = time.time() - at / 1000
-    return {
-        "newest_checkpoint": {"checkpoint": rounds[0].checkpoint_id, "completed_at": time_of(at), "age": age},
-    }
+    if newest:
+        at = newest[0].completed_at
+        about["newest_checkpoint"] = {
+            "checkpoint": newest[0].checkpoint_id,
+            "completed_at": time_of(at),
+            "age": time.time() - at / 1000,
+        }
+    return about

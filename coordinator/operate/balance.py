@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from coordinator.operate.three_memories import of_sink
+from coordinator.operate.memories import of_sink
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.records import CheckpointStore, Record

@@ -48,6 +48,11 @@ class Pending:
         text = json.dumps([self.sink, dict(self.about.transaction)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
+    @property
+    def age(self) -> float:
+        """Seconds by the system's clock, 0 if that is not known."""
+        return self.about.age or 0.0
+
     def meant_by(self, text: str) -> bool:
         """Whether an operator's argument is this one's id, or a name that the external system shows."""
         return text == self.id or text in [str(value) for value in self.about.transaction.values()]

@@ -62,6 +62,10 @@ class CheckpointStatistics:
     offsets_from: tuple[str, ...] = ()
     offsets_to: tuple[str, ...] = ()
 
+    @property
+    def sinks(self) -> list[str]:
+        return sorted({*self.rows, *self.transactions, *self.replayed, *self.aborted})
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"status": self.status.value}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import mean, quantiles
 from typing import Any
 
-from coordinator.operate.wording import by_sink
+from coordinator.operate.text import by_sink
 from coordinator.statistics.model import PHASES, CheckpointStatistics, Status
 
 
@@ -18,6 +18,7 @@ def remarks(one: CheckpointStatistics) -> str:
     said += [f"asked {one.commit_retries} times again"] if one.commit_retries else []
     said += [f"written again: {by_sink(one.replayed)}"] if one.replayed else []
     said += [f"orphans aborted: {by_sink(one.aborted)}"] if one.aborted else []
+    said += [f"dead letters: {by_sink(one.dead_lettered)}"] if any(one.dead_lettered.values()) else []
     return "; ".join(said)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.errors import CheckpointError, reason
-from coordinator.operate.wording import duration
+from coordinator.operate.text import duration
 from coordinator.storage import StorageError
 from sinks.errors import SinkError
 

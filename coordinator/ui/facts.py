@@ -19,8 +19,8 @@ from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.operate.balance import take_balance
 from coordinator.operate.in_doubt import Seen, look, remedies
-from coordinator.operate.three_memories import set_back
-from coordinator.operate.wording import by_sink, duration, of_driver, of_newest
+from coordinator.operate.memories import set_back
+from coordinator.operate.text import by_sink, duration, of_driver, of_newest
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.records import CheckpointStore, jobs_in
 from coordinator.savepoints.model import Savepoint, look_for_savepoints

@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.errors import reason
 from coordinator.operate.balance import COLUMNS
 from coordinator.operate.in_doubt import Decision, Pending, remedies
-from coordinator.operate.wording import ago, by_sink, duration, of_driver, of_newest, time_of
+from coordinator.operate.text import ago, by_sink, duration, of_driver, of_newest, time_of
 from coordinator.statistics.model import PHASES, Status
 from coordinator.statistics.summary import remarks, summarized
 from coordinator.ui.facts import JobFacts, counts, key_of, latest, pace, waterfall
@@ -51,7 +51,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _ON_A_PAGE = 50
-_BARS = 60
 
 
 def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
@@ -59,12 +58,11 @@ def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
     app = Flask("coordinator.ui")
     app.config["TRUSTED_HOSTS"] = _HOSTS
     _make_ready(app)
-    tabs = _Tabs(facts)
 
     @app.context_processor
     def _of_all() -> dict[str, Any]:
         of_job = {"job": facts.job, "place": facts.storage.uri, "job_option": f"--job {job_file}"}
-        return {"tabs": TABS, "tab": "", **of_job}
+        return {"tabs": TABS, "tab": "", "facts": facts, **of_job}
 
     @app.get("/")
     @app.get("/<tab>")
@@ -72,11 +70,14 @@ def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
         if tab not in TABS:
             raise NotFound("there is no such page")
         name = tab.replace("-", "_") or "overview"
-        return render_template(f"{name}.html", **{"tab": tab} | getattr(tabs, name)(request.args))
+        return render_template(f"{name}.html", tab=tab, **_paged(facts, request.args) if tab == "history" else {})
 
     @app.get("/history/<key>")
     def _checkpoint(key: str) -> str:
-        return render_template("checkpoint.html", tab="history", **tabs.checkpoint(key))
+        statistics = facts.one(key)
+        if statistics is None:
+            raise NotFound("this try of a checkpoint is not kept (any more)")
+        return render_template("checkpoint.html", tab="history", one=statistics)
 
     @app.errorhandler(Exception)
     def _failed(error: Exception) -> tuple[str, int]:
@@ -93,106 +94,15 @@ def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
     return app
 
 
-class _Tabs:
-    """What each template is given."""
-
-    def __init__(self, facts: JobFacts) -> None:
-        self._facts = facts
-
-    def overview(self, query: Mapping[str, str]) -> dict[str, Any]:
-        facts, found = self._facts, self._facts.tries()
-        tries = found.value
-        driver, newest = facts.driver(), facts.newest()
-        return {
-            "notices": facts.notices(),
-            "driver": driver.value,
-            "driver_text": driver.trouble or of_driver(driver.value),
-            "newest_text": newest.trouble or of_newest(newest.value),
-            "under_way": facts.under_way(),
-            "doing": facts.doing(),
-            "counts": counts(tries),
-            "latest": latest(tries),
-            "tries": len(tries),
-            "pace": pace(tries[:_BARS]),
-            "bars": list(reversed(tries[:_BARS])),
-            "longest": max((one.duration for one in tries[:_BARS]), default=0) or 1,
-        }
-
-    def history(self, query: Mapping[str, str]) -> dict[str, Any]:
-        found = self._facts.tries()
-        wanted = query.get("status", "")
-        tries = [one for one in found.value if wanted in ("", one.status.value)]
-        number = int(query["page"]) if re.fullmatch(r"\d{1,6}", query.get("page", "")) else 1
-        pages = max(1, -(-len(tries) // _ON_A_PAGE))
-        number = min(max(number, 1), pages)
-        return {
-            "trouble": found.trouble,
-            "shown_tries": tries[(number - 1) * _ON_A_PAGE : number * _ON_A_PAGE],
-            "wanted": wanted,
-            "number": number,
-            "pages": pages,
-            "phases": PHASES,
-            "under_way": None if wanted or number > 1 else self._facts.under_way(),
-        }
-
-    def checkpoint(self, key: str) -> dict[str, Any]:
-        one = self._facts.one(key)
-        if one is None:
-            raise NotFound("this try of a checkpoint is not kept (any more)")
-        return {
-            "one": one,
-            "bars": waterfall(one),
-            "sinks": sorted({*one.rows, *one.transactions, *one.replayed, *one.aborted}),
-            "participants": self._facts.participants(one),
-        }
-
-    def summary(self, query: Mapping[str, str]) -> dict[str, Any]:
-        found = self._facts.tries()
-        about = summarized(found.value)
-        return {"trouble": found.trouble, "tries": len(found.value), "status": about.pop("status"), "spreads": about}
-
-    def in_doubt(self, query: Mapping[str, str]) -> dict[str, Any]:
-        found = self._facts.in_doubt()
-        seen, memories = found.value or (None, [])
-        own, own_age = self._facts.own_in_doubt()
-        pending: list[Pending] = sorted(seen.found, key=lambda one: -(one.about.age or 0)) if seen else []
-        return {
-            "trouble": found.trouble,
-            "pending": pending,
-            "memories": memories,
-            "errors": dict(seen.errors) if seen else {},
-            "remedies": remedies(seen) if seen else [],
-            "systems": {name: sink.system for name, sink in self._facts.sinks.items()},
-            "own": own,
-            "own_age": own_age,
-        }
-
-    def savepoints(self, query: Mapping[str, str]) -> dict[str, Any]:
-        return {
-            "found": self._facts.savepoints(),
-            "has_place": bool(self._facts.config.savepoint_dir),
-            "runs": self._facts.runs,
-        }
-
-    def guarantee(self, query: Mapping[str, str]) -> dict[str, Any]:
-        promise, source = self._facts.promise()
-        known = bool(self._facts.driver().value or self._facts.newest().value)
-        return {"promise": promise, "source": source, "given_up": self._facts.given_up(), "known_job": known}
-
-    def balance(self, query: Mapping[str, str]) -> dict[str, Any]:
-        found = self._facts.balance()
-        return {"found": found, "balance": found.value, "columns": COLUMNS}
-
-    def jobs(self, query: Mapping[str, str]) -> dict[str, Any]:
-        return {"found": self._facts.jobs()}
-
-    def configuration(self, query: Mapping[str, str]) -> dict[str, Any]:
-        return {
-            "settings": self._facts.settings(),
-            "sinks": list(self._facts.sinks.values()),
-            "how": self._facts.how_sinks_write(),
-            "versions": self._facts.versions(),
-        }
+def _paged(facts: JobFacts, query: Mapping[str, str]) -> dict[str, Any]:
+    """What of the history is on the page that is asked for."""
+    wanted = query.get("status", "")
+    tries = [each for each in facts.tries().value if wanted in ("", each.status.value)]
+    pages = max(1, -(-len(tries) // _ON_A_PAGE))
+    number = int(query["page"]) if re.fullmatch(r"\d{1,6}", query.get("page", "")) else 1
+    number = min(max(number, 1), pages)
+    shown_tries = tries[(number - 1) * _ON_A_PAGE : number * _ON_A_PAGE]
+    return {"shown_tries": shown_tries, "wanted": wanted, "number": number, "pages": pages}
 
 
 def _make_ready(app: Flask) -> None:
@@ -200,11 +110,15 @@ def _make_ready(app: Flask) -> None:
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.finalize = lambda value: printable(value) if type(value) is str else value
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.globals |= {"Status": Status, "key_of": key_of, "command": _command}
+    functions = (key_of, latest, counts, pace, waterfall, remedies, summarized)
+    app.jinja_env.globals |= {each.__name__: each for each in functions}
+    app.jinja_env.globals |= {"Status": Status, "PHASES": PHASES, "COLUMNS": COLUMNS, "command": _command}
     app.jinja_env.filters |= {
         "ago": ago,
         "by_sink": by_sink,
         "clock": _clock,
+        "newest_text": of_newest,
+        "driver_text": of_driver,
         "number": "{:,}".format,
         "pretty": _pretty,
         "rate": _rate,

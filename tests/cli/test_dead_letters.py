@@ -17,13 +17,11 @@ def test_counts_and_the_newest_letters(tmp_path: Path) -> None:
         tmp_path, f'{place}/good.db"\ntable = "good"\n{dead}{place}/dead.db"\ntable = "dead"\ncreate_table = true'
     )
     job.input = [batch(number, by_client=None, by_server=False) for number in range(3)]
-    assert "has no dead letters" in cli("dead-letters", "list", "--job", str(job.file)).stderr
     job.run()
-    found = job.json("dead-letters", "list")["checkpoints"]
+    found = job.json("history")["checkpoints"]
     counts = [len(ids([tables], bad=True)) for tables in job.input]
-    assert [(one["checkpoint"], one["sink"], one["dead_letters"]) for one in found] == [
-        (number, "good", count) for number, count in enumerate(counts)
-    ]
+    assert [one["dead_lettered"] for one in found] == [{"good": count} for count in counts]
+    assert f"dead letters: good {counts[0]}" in cli("history", "--job", str(job.file)).stdout
     newest = job.json("dead-letters", "show", "-n", "2")["dead_letters"]
     assert [one["checkpoint"] for one in newest] == [2, 2]
     assert json.loads(newest[0]["row"])["name"] is None

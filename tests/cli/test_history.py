@@ -24,8 +24,3 @@ def test_history(file_job: Job) -> None:
     ]
     assert "recovery 0." in table
     assert len(file_job.json("history", "--last", "1")["checkpoints"]) == 1
-    summary = file_job.cli("history", "--summary")
-    assert "The last 3: 2 completed, 1 restored." in summary.stderr
-    assert [line.split()[0] for line in summary.stdout.splitlines()[1:]] == [
-        *("took", "prepare", "validate", "decide", "commit")
-    ]

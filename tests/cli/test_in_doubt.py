@@ -72,7 +72,7 @@ def test_reading_claims_no_generation(pg_job: Job) -> None:
     store = CheckpointStore(open_storage((pg_job.folder / "checkpoints").as_uri()), "orders")
     assert store.newest_generation() == 1
     pg_job.cli("in-doubt", "list", code=1)
-    pg_job.cli("checkpoints", "list")
+    pg_job.cli("checkpoints", "show")
     pg_job.cli("resolve")
     assert store.newest_generation() == 1
 

@@ -117,7 +117,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(JobFileError, match=says) as raised:
         load_job(place)
     assert "s3cret" not in str(raised.value)
-    assert cli("checkpoints", "list", "--job", place, code=2).stdout == ""
+    assert cli("status", "--job", place, code=2).stdout == ""
 
 
 def test_a_python_file_with_a_coordinator_or_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_a_process_of_its_own_needs_no_spark(file_job: Job) -> None:
     file_job.run(1)
     (file_job.folder / "pyspark.py").write_text("raise RuntimeError('Spark was imported')\n")
     path = os.pathsep.join([str(file_job.folder), str(ROOT)])
-    for command in (["checkpoints", "list"], ["in-doubt", "list"], ["resolve"]):
+    for command in (["checkpoints", "show"], ["in-doubt", "list"], ["resolve"]):
         done = run(*command, COORDINATOR_JOB=str(file_job.file), PYTHONPATH=path)
         assert done.returncode == 0, done.stderr + done.stdout
 

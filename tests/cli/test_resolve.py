@@ -43,7 +43,7 @@ def test_the_job_goes_on_without_what_was_accepted(file_job: Job, file_rows: Cal
     with pytest.raises(ReplayMismatch, match="coordinator resolve"):
         run(file_job, changed)
     told = file_job.json("resolve", code=1)
-    assert set(told) == {"job", "checkpoint", "offsets", "participants", "committed_now", "given_up"}
+    assert set(told) == {"job", "checkpoint", "offsets", "visible", "participants", "committed_now", "given_up"}
     (lost,) = [one for one in told["participants"] if one["outcome"] == "lost"]
     assert (told["checkpoint"], lost["participant"], lost["rows"]) == (1, "files/0", INPUT[1][0].num_rows)
 
@@ -51,8 +51,8 @@ def test_the_job_goes_on_without_what_was_accepted(file_job: Job, file_rows: Cal
     refused = file_job.cli("resolve", "--accept-loss", "all", "--why", "source is gone", code=3)
     assert f"WITHOUT {lost['rows']} row(s)" in refused.stderr
     told = file_job.json("resolve", "--accept-loss", "files/0", "--why", "source is gone", "--who", "ann", "--yes")
-    assert told["given_up"] == ["files/0"]
-    assert {one["outcome"] for one in told["participants"]} == {"committed"}
+    assert [(loss["sink"], loss["subtask"]) for loss in told["given_up"]] == [("files", 0)]
+    assert (told["visible"], told["participants"]) == (2, [])
 
     (accepted,) = file_job.json("checkpoints", "show")["accepted"]
     assert accepted["at"].startswith("20")

@@ -39,7 +39,7 @@ def test_of_a_stopped_query_and_back(file_job: Job, file_rows: Callable[[], list
     with load_job(str(file_job.file)) as coordinator:
         LocalQuery(place, INPUT).run(coordinator)
     assert file_rows() == ids()
-    (first, *_) = file_job.json("checkpoints", "list")["checkpoints"]
+    first = file_job.json("checkpoints", "show", str(taken["checkpoint"]))
     assert first["restored_from"] == taken["id"]
 
     file_job.cli("savepoint", "dispose", taken["uri"], code=3)

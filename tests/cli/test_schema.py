@@ -63,12 +63,12 @@ def test_statements_and_who_runs_them(tmp_path: Path, pg_database: str, evolutio
     )
     with psycopg.connect(pg_database, autocommit=True) as connection:
         connection.execute("CREATE TABLE orders (id int, amount double precision)")
-        found = job.json("schema", "diff", "id bigint, amount date, note string", code=1)["orders"]
+        found = job.json("schema", "diff", "id bigint, amount date, note string", code=1)
         assert [(c["column"], c["rewrites"], c["automatic"]) for c in found["changes"]] == [
             ("note", False, by[0]),
             ("id", True, by[1]),
         ]
-        assert ["amount" in reason for reason in found["unfit"]] == [True]
+        assert ["amount" in each["reason"] for each in found["unfit"]] == [True]
         shown = job.cli("schema", "diff", "id bigint, amount date, note string", "--sink", "orders", code=1)
         assert "ADD COLUMN IF NOT EXISTS" in shown.stdout
         assert 'no statement mends: column "amount"' in shown.stderr

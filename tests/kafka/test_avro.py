@@ -364,9 +364,10 @@ def test_the_diff_shows_both_schemas_and_the_registrys_word(subject: Avro, tmp_p
         f'type = "kafka"\nbootstrap_servers = "{subject.kafka.bootstrap}"\ntopic = "{subject.topic}"\n'
         f'value_format = "avro"\nschema_registry = "{subject.url}"\nschema_evolution = "add"',
     )
-    found = job.json("schema", "diff", "key string, id bigint, note string", code=1)[subject.topic]
+    found = job.json("schema", "diff", "key string, id bigint, note string", code=1)
     assert [(change["column"], change["automatic"]) for change in found["changes"]] == [("id", False), ("note", True)]
-    assert "the registry refuses the new schema, by its compatibility FULL" in found["unfit"]
+    reason = "the registry refuses the new schema, by its compatibility FULL"
+    assert {"sink": subject.topic, "reason": reason} in found["unfit"]
     shown = job.cli("schema", "diff", "id int, note string", code=1)
     assert "add the field note" in shown.stdout
     assert f"version 1, schema {subject.client.get_latest_version(subject.name).schema_id}: {text(ID)}" in shown.stderr
