@@ -41,21 +41,21 @@ def require_not_ahead(memories: Memories, newest: Complete, storage: str) -> Non
             raise StorageBehind(
                 f"checkpoint storage {storage} ends with checkpoint {newest.checkpoint_id}, but sink {sink!r} has rows "
                 f"up to checkpoint {ahead}: storage is older by {ahead - newest.checkpoint_id} checkpoint(s), and "
-                "starting now would write their rows again. Restore the newer storage, and the checkpointLocation that "
-                "belongs to it; if they are gone, set the target back to the same checkpoint. Nothing was changed."
+                "starting now would write their rows again. Restore the newer storage and its checkpointLocation. If "
+                "they are gone, set the target back to the same checkpoint. Nothing was changed."
             )
 
 
-def replayed_before(sink: str, unnamed: Sequence[str], complete: Complete, storage: str) -> StorageBehind:
-    """`unnamed`: what the sink has committed of the checkpoint beside what the records name."""
+def replayed_before(sink: str, unexpected: Sequence[str], complete: Complete, storage: str) -> StorageBehind:
+    """`unexpected`: transactions of the checkpoint that the sink has committed, and no record names."""
     lost = [f"{name}/{subtask}" for name, subtask in complete.lost() if name == sink]
     return StorageBehind(
         f"checkpoint {complete.checkpoint_id} has lost transactions ({', '.join(lost)}), but sink {sink!r} has rows of "
-        f"it that no record names ({', '.join(unnamed)}): checkpoint storage {storage} was set back to before the lost "
-        "ones were written again, or a driver with a copy of it runs at the same time (or somebody committed others by "
-        "hand), and writing them once more would double rows. Stop the other driver, or restore the newer storage. If "
-        "it is gone, and the rows of what is lost are all in the target, go on without writing them: coordinator "
-        "resolve --accept-loss SINK/SUBTASK. Nothing was written or aborted."
+        f"it that no record names ({', '.join(unexpected)}). Either checkpoint storage {storage} was set back to "
+        "before the lost ones were written again, or a driver with a copy of it runs now, or somebody committed "
+        "orphans by hand. To write the lost ones again would double rows. Stop the other driver, or restore the newer "
+        "storage. If that is gone, and the target has all rows of the lost transactions, go on without writing them: "
+        "coordinator resolve --accept-loss SINK/SUBTASK. Nothing was written or aborted."
     )
 
 
@@ -82,17 +82,17 @@ def require_one_history(
     other, newest = found
     if other in before:
         raise StorageBehind(
-            f"this lineage began with a savepoint of checkpoint {before[other]}, but sink {sink!r} has rows of the one "
-            f"before, {other}, up to checkpoint {newest}: going on would write them again. Restore a savepoint that is "
-            "as new; or see that the older job has ended, remove its later rows from the target, and restore again, "
-            "with allow_later_checkpoints=True. Nothing of this start was made visible."
+            f"this lineage began with a savepoint of checkpoint {before[other]}, but sink {sink!r} has rows of the "
+            f"earlier lineage {other} up to checkpoint {newest}: going on would write them again. Restore a savepoint "
+            "that is as new. Or make sure that the old job has ended, remove its later rows from the target, and "
+            "restore again with allow_later_checkpoints=True. Nothing of this start was made visible."
         )
     raise StorageBehind(
         f"sink {sink!r} has rows of lineage {other} of this job, up to checkpoint {newest}, which checkpoint storage "
-        f"{storage} does not know: a savepoint was restored since, and this storage was set back to before, or is "
-        "another one; or a second job of this name, with a storage of its own, writes there. Going on would write rows "
-        "again. Restore the newer storage, and the checkpointLocation that belongs to it; give a second job a name of "
-        "its own. Nothing of this start was made visible."
+        f"{storage} does not know. Either a savepoint was restored since, and this storage is older or another one. Or "
+        "a second job of this name, with its own storage, writes there. Going on would write rows again. Restore the "
+        "newer storage and its checkpointLocation, or give the second job another name. Nothing of this start was made "
+        "visible."
     )
 
 
@@ -102,10 +102,10 @@ def require_alone(sink: str, memory: Mapping[str, int] | None, lineage: str, che
     newest = (memory or {}).get(lineage, -1)
     if newest >= checkpoint_id:
         raise StorageBehind(
-            f"sink {sink!r} has rows of this lineage up to checkpoint {newest}, where this driver was about to write "
-            f"those of checkpoint {checkpoint_id}: another driver, with a copy of checkpoint storage {storage}, runs "
-            "at the same time and has written them. Stop one of the two, and go on with the storage that is ahead, and "
-            "its checkpointLocation. A copy that is meant for another job needs a job name of its own."
+            f"sink {sink!r} has rows of this lineage up to checkpoint {newest}, but this driver was about to write "
+            f"checkpoint {checkpoint_id}: another driver, with a copy of checkpoint storage {storage}, runs at the "
+            "same time and has written it. Stop one of the two, and go on with the newer storage and its "
+            "checkpointLocation. If the copy is for another job, give that job another name."
         )
 
 
@@ -117,8 +117,8 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
             if base.rows.get(sink) and before.get(other) == n > newest:
                 raise ExternalSystemBehind(
                     f"checkpoint storage {storage} begins with savepoint {base.restored_from}, of checkpoint "
-                    f"{n}, but the system of sink {sink!r} ends with checkpoint {newest} of the lineage before, "
-                    f"{other}: the system was set back since, and going on would leave rows out. Restore its newer "
+                    f"{n}, but the target of sink {sink!r} ends with checkpoint {newest} of the earlier lineage "
+                    f"{other}: the target was set back since, and going on would leave rows out. Restore its newer "
                     "state, or restore a savepoint of that checkpoint. Nothing was aborted."
                 )
 
@@ -156,11 +156,11 @@ def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Co
     has = f"ends with checkpoint {newest}" if newest >= 0 else "has nothing of this lineage"
     rows = sum(committable.fingerprint.rows for committable in named)
     return ExternalSystemBehind(
-        f"the system of sink {sink!r} {has}, but checkpoint {part.checkpoint_id} was complete and visible, with "
-        f"{rows} row(s) of this sink: the system is older than checkpoint storage (restored from a backup, failed over "
-        "to a replica that lagged behind, or emptied), and going on would leave these rows out. Restore the newer "
-        "state of the system; or set storage and checkpointLocation back to the same checkpoint, by a backup or a "
-        f"savepoint, and start again: the later input is then written again. Nothing was aborted.",
+        f"the target of sink {sink!r} {has}, but checkpoint {part.checkpoint_id} was complete and visible, with {rows} "
+        "row(s) of this sink: the target is older than checkpoint storage (restored from a backup, failed over to a "
+        "replica that lagged, or emptied), and going on would leave these rows out. Restore the newer state of the "
+        "target. Or set storage and checkpointLocation back to the same checkpoint, by a backup or a savepoint, and "
+        "start again: that writes the later input again. Nothing was aborted.",
         [dict(committable.transaction) for committable in named],
     )
 

@@ -119,11 +119,11 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
         if not reloaded:
             return Call.RELOAD
         raise QueryNotAdopted(
-            f"Spark asks for batch {n}, but checkpoint storage holds no checkpoint of this job. Either the storage was "
-            "wiped or points elsewhere (restore it, or rows may be doubled), or the query ran without this coordinator "
-            "before: then start once with CheckpointConfig(adopt=True). Or your function "
-            "around the coordinator left out the batches before, or kept their errors: hand over each, empty ones too. "
-            f"Then, if the targets have nothing of this job, have Spark hand them over again: {hand_over_again(0)}."
+            f"Spark asks for batch {n}, but checkpoint storage holds no checkpoint of this job. If the storage was "
+            "wiped or is another one, restore it: going on may double rows. If the query ran without this coordinator "
+            "until now, start once with CheckpointConfig(adopt=True). If your function around the coordinator left out "
+            "batches or caught their errors, let it hand over every batch, also empty ones. Then, if the targets have "
+            f"no rows of this job, make Spark hand them over again: {hand_over_again(0)}."
         )
     c = newest.record
     if batch.query_id != c.query_id:
@@ -138,10 +138,10 @@ def on_call(batch: BatchFacts, newest: Complete | None, *, adopt: bool, reloaded
         raise CheckpointGap(
             f"Spark asks for batch {n}, but the newest complete checkpoint in storage is {c.checkpoint_id}: "
             f"{n - c.checkpoint_id - 1} checkpoint(s) are missing. Storage is older than Spark's checkpointLocation: "
-            "restore the storage that belongs to it. Or StreamingCheckpointManager.repartition has added a batch "
-            "of its own there, which Spark hands to no sink; that is not supported. Or your function around "
-            "the coordinator left them out, or kept their errors: it has to hand over each batch, empty ones too. "
-            "Then, if nothing of them is in the targets, have Spark hand them over again: "
+            "restore the storage that belongs to it. Or StreamingCheckpointManager.repartition has added a batch to "
+            "it, which is not supported, because Spark hands that batch to no sink. Or your function around the "
+            "coordinator left batches out or caught their errors: let it hand over every batch, also empty ones. Then, "
+            "if the targets have none of their rows, make Spark hand them over again: "
             f"{hand_over_again(c.checkpoint_id + 1)}."
         )
     if n == c.checkpoint_id + 1:
@@ -158,8 +158,8 @@ def require_none_lost(newest: Complete) -> None:
         n = newest.checkpoint_id
         raise InDoubtError(
             f"checkpoint {n} has lost transactions, but Spark has moved on to batch {n + 1}. "
-            f"Roll Spark's commit log back to batch {n - 1} (delete commits/{n} in the checkpointLocation) to have "
-            "them written again.",
+            f"To write them again, roll Spark's commit log back to batch {n - 1}: delete commits/{n} in the "
+            "checkpointLocation.",
             [dict(committable.transaction) for committable in lost.values()],
         )
 
@@ -168,25 +168,26 @@ def hand_over_again(n: int) -> str:
     """How a person gets Spark to hand over batch `n` again."""
     return (
         f"delete commits/{n}, and the later files of commits/ and offsets/, in Spark's checkpointLocation, each with "
-        f"its hidden checksum (.{n}.crc), if it has one"
+        f"its hidden checksum file (.{n}.crc) if there is one"
     )
 
 
 def called_twice(n: int, job: str) -> CheckpointError:
     return CheckpointError(
-        f"the coordinator of job {job!r} was called twice for batch {n}, with different DataFrames. It is one "
-        "checkpoint, complete with the rows of the first call; those of the second ARE MISSING in the targets. To get "
-        "them: hand the second DataFrame to a second coordinator, under a job name of its own, and start the query "
-        "once with CheckpointConfig(adopt=True) for that one. After that, call a coordinator once a batch: each sink "
-        "can be given what it is to write, by its transform=."
+        f"the coordinator of job {job!r} was called twice for batch {n}, with different DataFrames. The "
+        "checkpoint is complete with the rows of the first call. The rows of the second ARE MISSING in the targets. To "
+        "write them, hand the second DataFrame to a second coordinator with another job name, and start the query once "
+        "with CheckpointConfig(adopt=True) for that one. From then on call each coordinator once for each batch; "
+        "transform= gives a sink its own rows."
     )
 
 
 def swallowed(n: int, job: str, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"batch {n} failed, and Spark takes it for done, since the function that calls the coordinator of job {job!r} "
-        f"has kept the error: {type(error).__name__}: {error}. Rows of it are missing. Let the errors of the "
-        f"coordinator pass. To have Spark hand the batch over again: {hand_over_again(n)}, and start the query again."
+        f"batch {n} failed, but Spark takes it for done, because the function that calls the coordinator of job "
+        f"{job!r} caught the error: {type(error).__name__}: {error}. Rows of the batch are missing. Do not catch "
+        f"errors of the coordinator. To make Spark hand the batch over again: {hand_over_again(n)}, and start the "
+        "query again."
     )
 
 
@@ -198,14 +199,14 @@ def require_same_offsets(batch: BatchFacts, record: Record | None) -> None:
     elif (record.offsets, record.query_id) != (batch.offsets, batch.query_id):
         known = f"has other offsets: {', '.join(record.offsets)}"
     elif batch.planned_at and record.planned_at not in (0, batch.planned_at):
-        known = "is of a batch that Spark planned at another time: files and timers of this one may be others"
+        known = "is of a batch that Spark planned at another time: its files and timers may differ"
     else:
         return
     raise CheckpointLocationMismatch(
         f"batch {batch.checkpoint_id} is complete in storage, but its record {known}; Spark now reads "
         f"{', '.join(batch.offsets)}. "
-        "Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?). Restore the "
-        "newest checkpointLocation; counting this batch as done would lose its rows."
+        "Spark's checkpointLocation is older than the checkpoint storage (restored from a backup?). Restore the newest "
+        "checkpointLocation. To take this batch for done would lose its rows."
     )
 
 
@@ -216,26 +217,26 @@ def require_same_topics(n: int, before: TopicIds, now: TopicIds) -> None:
     replaced = sorted({topic for then, ids in pairs for topic in then.keys() & ids if then[topic] != ids[topic]})
     if replaced:
         raise SourceReplaced(
-            f"batch {n} goes on in {', '.join(map(repr, replaced))} at the offsets of a topic that is gone: it was "
-            "deleted and made anew (its id is another one), so that the first records of the new one would never be "
-            "read. The batch was not completed. To read the new topic from its beginning, start the query under a new "
-            "job name and with a new checkpointLocation. If it holds the old records under the old offsets (a copy, "
-            "another cluster), or what it has before them is not wanted, start once with CheckpointConfig(adopt=True)."
+            f"topic {', '.join(map(repr, replaced))} was deleted and created again (it has another id), and batch {n} "
+            "would read the new one at the offsets of the old: its first records would never be read. The batch was "
+            "not completed. To read the new topic from its beginning, start the query under a new job name and with a "
+            "new checkpointLocation. If it has the old records at the old offsets (a copy, another cluster), or nobody "
+            "needs its first records, start once with CheckpointConfig(adopt=True)."
         )
 
 
 def require_known(complete: Complete) -> None:
-    """When nobody is left to ask. Raises `InDoubtError` where an outcome is unknown, or held for no reason."""
+    """When all sinks have answered. Raises `InDoubtError` if an outcome is unknown, or held for no reason."""
     named, outcomes = complete.named, complete.outcomes
     unknown = [p for p in named if p in outcomes and outcomes[p].state is CommitState.UNKNOWN]
     if unknown:
         raise InDoubtError(
             _list(
-                f"checkpoint {complete.checkpoint_id} is complete, and asking again does not help with these:",
+                f"checkpoint {complete.checkpoint_id} is complete, but the outcome of these transactions is unknown:",
                 [f"{describe(p, named[p])}: {outcomes[p].reason}" for p in unknown],
-                "Do what each of them says (where nobody can tell what became of a transaction: commit it in the "
-                "external system, or roll it back for good), and start the query again: it asks again and goes on from "
-                "what it finds. To go on whatever became of them: coordinator resolve.",
+                "Do what each line says. If it names no step, commit the transaction in the external system, or roll "
+                "it back for good. Then start the query again: it asks again. To go on without them: coordinator "
+                "resolve.",
             ),
             [dict(named[p].transaction) for p in unknown],
         )
@@ -243,7 +244,7 @@ def require_known(complete: Complete) -> None:
     if held and not complete.lost():
         raise InDoubtError(
             _list(
-                f"checkpoint {complete.checkpoint_id}: held for a lost sibling that is not there:",
+                f"checkpoint {complete.checkpoint_id}: the sink answers HELD, but no transaction is lost:",
                 [describe(p, named[p]) for p in held],
                 "This is a defect of the sink; its `commit_all` may answer HELD only beside LOST.",
             ),
@@ -255,11 +256,11 @@ def still_asked(complete: Complete, errors: Mapping[Participant, Exception], wai
     named = complete.named
     return InDoubtError(
         _list(
-            f"checkpoint {complete.checkpoint_id} is complete; within {waited:.0f} s it could not be made visible, or "
-            "nobody could tell that it is:",
+            f"checkpoint {complete.checkpoint_id} is complete, but {waited:.0f} s later it is still not known to be "
+            "visible:",
             [f"{describe(p, named[p])}: {error}" for p, error in errors.items()],
-            "Nothing is lost: start the query again when the external system answers, and it commits them. (A larger "
-            "CheckpointConfig.commit_timeout waits longer.)",
+            "Nothing is lost. Start the query again when the external system answers: it commits them. A larger "
+            "CheckpointConfig.commit_timeout waits longer.",
         ),
         [dict(named[p].transaction) for p in errors],
     )
@@ -271,10 +272,10 @@ def require_same_layout(record: Record, partitions: Mapping[str, int], lost: Ite
         then, now = record.partitions.get(sink), partitions.get(sink)
         if then != now:
             raise ReplayMismatch(
-                f"checkpoint {record.checkpoint_id} of sink {sink!r} was written in {then} partitions, the batch now "
-                f"has {now}, so its lost transactions cannot be written again partition by partition. Start the query "
-                f"with the settings of then: the same spark.sql.shuffle.partitions, spark.default.parallelism / number "
-                f"of cores and spark.sql.files.maxPartitionBytes, to get {then} partitions. Nothing was changed.",
+                f"checkpoint {record.checkpoint_id} of sink {sink!r} was written in {then} partitions, and the batch "
+                f"now has {now}: its lost transactions cannot be written again, because that works only partition by "
+                "partition. Start the query with the earlier spark.sql.shuffle.partitions, spark.default.parallelism "
+                f"or cores, and spark.sql.files.maxPartitionBytes, to get {then} partitions. Nothing was changed.",
                 [dict(c.transaction) for c in record.committables if c.sink == sink],
             )
 
@@ -284,18 +285,18 @@ def require_known_hash(record: Record, known: str, lost: Mapping[Participant, Co
     if record.row_hash != known:
         raise ReplayMismatch(
             _list(
-                f"lost transactions cannot be replayed, because their rows were hashed by another way of writing or "
-                f"version of this library ({record.row_hash!r}; known here: {known!r}):",
+                "lost transactions cannot be replayed, because their rows were hashed differently "
+                f"({record.row_hash!r}; here: {known!r}), by another version or another way of writing:",
                 [describe(p, c) for p, c in lost.items()],
-                "Start the query as it was written then (foreachBatch or format), with that version, until this "
-                "checkpoint is visible. Nothing was changed.",
+                "Start the query as before (foreachBatch or format) with that version until this checkpoint is "
+                "visible. Nothing was changed.",
             ),
             [dict(c.transaction) for c in lost.values()],
         )
 
 
 def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Participant, Ack]) -> None:
-    """A replay must write what was lost, to the row."""
+    """A replay must write exactly the lost rows."""
     different = [
         f"{describe(p, c)}: {c.fingerprint.rows} rows (hash {c.fingerprint.hash:016x}) then, "
         f"{acks[p].fingerprint.rows} rows (hash {acks[p].fingerprint.hash:016x}) now"
@@ -309,23 +310,23 @@ def require_same_rows(lost: Mapping[Participant, Committable], acks: Mapping[Par
             _list(
                 "lost transactions cannot be replayed, because the batch now has other rows in their partitions:",
                 different,
-                "Make the query deterministic (no current time, random numbers or changing lookups before the sink; a "
-                "source that still holds the data; the columns of then) and start it again, or have rows kept from now "
-                "on: replay='spool'. Nothing was changed. To go on without them: coordinator resolve.",
+                "Make the query deterministic and start it again: no current time, random numbers or changing lookups "
+                "before the sink, the same columns, and a source that still has the data. From now on replay='spool' "
+                "can keep the rows. Nothing was changed. To go on without them: coordinator resolve.",
             ),
             [dict(c.transaction) for c in lost.values()],
         )
 
 
 def refused_again(checkpoint: int, error: Exception) -> Exception:
-    """A row that a replay could not write was good when its checkpoint was decided, or is another one."""
+    """A row that a replay cannot write was good when its checkpoint was decided, or is a different row."""
     if not isinstance(error, BadValue):
         return error
     return BadValue(
-        f"{error}\nThis was a replay of checkpoint {checkpoint}, which is decided: rows that were taken then have been "
-        "rolled back from outside. If the table or topic takes less than it did, change that back and start the query "
-        "again. If the query gives other rows each time, have them kept from now on: replay='spool'. Nothing was "
-        "changed. To go on without them: coordinator resolve."
+        f"{error}\nThis was a replay of checkpoint {checkpoint}, which is decided: the target had accepted these rows, "
+        "and somebody rolled them back. If the table or topic was made stricter since, undo that and start the query "
+        "again. If the query gives other rows each time, use replay='spool' from now on. Nothing was changed. To go on "
+        "without them: coordinator resolve."
     )
 
 
@@ -338,7 +339,7 @@ def accept(complete: Complete, chosen: Iterable[Participant], who: str, why: str
             state = outcome.state.value if outcome else "not known" if committable else "not there"
             raise CheckpointError(
                 f"sink {participant[0]!r}, subtask {participant[1]} of checkpoint {complete.checkpoint_id} is {state}: "
-                "only what is lost, or whose fate nobody can tell, can be given up"
+                "only lost and unknown transactions can be given up"
             )
         accepted.append(
             Acceptance(
@@ -371,9 +372,9 @@ def require_own(complete: Complete, sinks: Mapping[str, Sink]) -> None:
         sink = sinks.get(committable.sink)
         if sink and not sink.owns(complete.record.job, committable.transaction):
             raise CorruptRecord(
-                f"the record of checkpoint {complete.checkpoint_id} of job {complete.record.job!r} names what is no "
-                f"transaction of this job and sink: {describe(participant, committable)}. Somebody has altered it. "
-                "Restore it from a backup of the storage. Nothing was committed or aborted."
+                f"the record of checkpoint {complete.checkpoint_id} of job {complete.record.job!r} was altered: "
+                f"{describe(participant, committable)} is no transaction of this job and sink. Restore the record from "
+                "a backup of the storage. Nothing was committed or aborted."
             )
 
 

@@ -138,7 +138,7 @@ def test_a_record_that_names_what_is_not_of_the_job(pg_job: Job) -> None:
         body["committables"][0]["transaction"] = {"gid": "somebody elses"}
         put(storage, newest, seal(body))
     result = pg_job.cli("resolve", code=1)
-    assert "names what is no transaction of this job and sink" in result.output
+    assert "is no transaction of this job and sink" in result.output
     assert "somebody elses" in result.output
 
 

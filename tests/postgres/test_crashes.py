@@ -89,7 +89,7 @@ def test_a_server_that_freezes_holds_nobody_up(
         started.append(time.monotonic())
 
     try:
-        with pytest.raises(InDoubtError, match="could not be made visible"):
+        with pytest.raises(InDoubtError, match="is still not known to be visible"):
             run(tmp_path, sink, input, At(Step.COMMITTING, freeze), commit_timeout=1)
         assert time.monotonic() - started[0] < 60
     finally:

@@ -39,4 +39,6 @@ def test_the_recorded_layout_is_the_one_that_a_replay_compares(spark: Any, tmp_p
     finally:
         query.stop()
     then, now = seen[0]
-    assert then == now, f"recorded {then}, a replay sees {now}: 'written in {then} partitions, the batch now has {now}'"
+    assert then == now, (
+        f"recorded {then}, a replay sees {now}: 'written in {then} partitions, and the batch now has {now}'"
+    )
