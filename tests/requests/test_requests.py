@@ -400,7 +400,7 @@ def test_a_request_whose_put_storage_did_not_answer_is_withdrawn(job: Job, targe
                 raise StorageError(self.uri, key, "no answer")
             return done
 
-    with job.coordinator(config={"savepoint_dir": target} | FAST | {"contact_interval": 60}) as coordinator:
+    with job.coordinator(config={"savepoint_dir": target} | FAST | {"request_poll_interval": 60}) as coordinator:
         job.quiet(1).run(coordinator)
         with pytest.raises(SavepointError, match=r"no answer.* The request is withdrawn if .*savepoint list"):
             ask_driver(store_of(Unanswered(job.storage)), "stop")
