@@ -18,8 +18,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,17 @@ class SinkConformance(SinkContract):
         self.unpickled(code, driver.said)
         assert code == 0, clause.broken(f"the driver {when} ended with {code}; it said:\n{driver.said}")
 
+    def fails_with(self, run: Callable[[], None], kind: type[Exception], words: str, who: str) -> None:
+        """The driver has to stop with an error of this kind that has these words."""
+        error: Exception | None = None
+        try:
+            run()
+        except Exception as raised:
+            error = raised
+        expected = isinstance(error, kind) and words in str(error)
+        seen = f"{who} ended with {error!r} and not with {kind.__name__} {words!r}"
+        assert expected, Clause.EXACTLY_ONCE.broken(seen)
+
     def finish(self, sink: Sink, folder: Path, input: Sequence[Partitions], when: str) -> None:
         """Start the job undisturbed; whatever happened before, every row is visible once and nothing is in doubt."""
         self.ended(self.driver(sink, folder, input), f"started {when}")
@@ -243,7 +255,9 @@ class SinkConformance(SinkContract):
         input = example_input()
         for after in (False, True):
             driver = self.driver(Hooked(sink, method, nth=2, after=after), tmp_path, input)
-            code = driver.run()  # 0: a sink that commits as a whole has no `commit` of one to die in
+            code = driver.run()
+            self.unpickled(code, driver.said)
+            # 0: a sink that commits as a whole has no `commit` of one to die in
             assert code in (0, KILLED), Clause.EXACTLY_ONCE.broken(
                 f"a driver that was to die {'after' if after else 'before'} {method} ended with {code}; it said:\n"
                 f"{driver.said}"
@@ -319,8 +333,12 @@ class SinkConformance(SinkContract):
         self.killed(self.driver(sink, tmp_path, input, listeners=[complete]), "when checkpoint 0 was complete")
         self.roll_back_one(sink)
         changed = [[rows(5000, 7), rows(6000, 8), rows(7000, 9), rows(0, 0)], *input[1:]]
-        with pytest.raises(InDoubtError, match="replayed"):
-            self.driver(sink, tmp_path, changed).run_here()
+        self.fails_with(
+            self.driver(sink, tmp_path, changed).run_here,
+            InDoubtError,
+            "replayed",
+            "a driver whose replay has other rows",
+        )
         self.finish(sink, tmp_path, input, "after a replay of other rows was refused")
 
     @pytest.mark.parametrize("until", ["write", "pre_commit", "validate_all"])
@@ -336,7 +354,8 @@ class SinkConformance(SinkContract):
             self.driver(sink, tmp_path, input).run_here()
 
         zombie = Hooked(sink, until, hook=other_driver)
-        coordinator = CheckpointCoordinator(self.job, [zombie], storage, CheckpointConfig(commit_timeout=30))
-        with coordinator, pytest.raises(Exception, match="Two drivers" if until == "validate_all" else "."):
-            LocalQuery(folder, input).run(coordinator)
+        words = "Two drivers" if until == "validate_all" else ""
+        with CheckpointCoordinator(self.job, [zombie], storage, CheckpointConfig(commit_timeout=30)) as coordinator:
+            run = partial(LocalQuery(folder, input).run, coordinator)
+            self.fails_with(run, Exception, words, f"a zombie that is stopped before {until}, and superseded,")
         self.exactly_once(sink, input, f"after a zombie came back to {until}")

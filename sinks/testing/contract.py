@@ -9,5 +9,5 @@ from sinks.testing.two_phases import TwoPhases
 from sinks.testing.values import Values
 
 
-class SinkContract(Faults, Options, Outcomes, Values, TwoPhases):
+class SinkContract(Faults, Options, Values, Outcomes, TwoPhases):
     """The tests without a process that dies: some seconds for a sink into files."""

@@ -108,6 +108,18 @@ class Faults(SinkTests):
     def _fail(self) -> None:
         raise self.outage
 
+    def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, sink: Sink) -> None:
+        before = self.leftovers(sink)
+        transaction = self.begun(sink)
+        self.write(sink, transaction, rows(0, 5))
+        committable = self.sealed(sink, transaction, 5)
+        self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
+        self.sweep(sink, Clause.ROLLBACK_AFTER, "after pre_commit, then rollback")
+        self.expect_no_leftovers(sink, "after pre_commit, then rollback", before)
+        states = {outcome.state.name for outcome in self.outcomes(sink, committable, clause=Clause.ROLLBACK_AFTER)}
+        assert states <= {"LOST", "UNKNOWN"}, Clause.ROLLBACK_AFTER.broken(f"commit after it answers {states}")
+        self.expect_rows(sink, Clause.ROLLBACK_AFTER, "after pre_commit, then rollback")
+
     def test_a_task_fails_inside_pre_commit_and_rolls_back(self, sink: Sink) -> None:
         first = self.begun(sink)
         self.write(sink, first, rows(0, 2))

@@ -308,6 +308,11 @@ class SinkTests:
         with Clause.IN_DOUBT.kept("in_doubt"):
             return [dict(identity) for identity in sink.in_doubt(job or self.job)]
 
+    def memory(self, sink: Sink, job: str = "") -> Mapping[str, int] | None:
+        self.open(sink)
+        with Clause.MEMORY.kept("committed_checkpoints"):
+            return sink.committed_checkpoints(job or self.job)
+
     def sweep(self, sink: Sink, clause: Clause, when: str) -> None:
         """Abort what is in doubt; then nothing is."""
         for identity in self.doubts(sink):
@@ -328,6 +333,8 @@ class SinkTests:
         expected = Counter(_text(committable.transaction) for committable in committables)
         lacks, more = sorted((expected - listed).elements()), sorted((listed - expected).elements())
         told = [f"lacks {_few(lacks)}"] * bool(lacks) + [f"lists {_few(more)} beside what it should"] * bool(more)
+        if lacks and len(lacks) == len(more):
+            told = [f"lists {_few(more)} for what pre_commit answered {_few(lacks)}; {_unlike(lacks[0], more[0])}"]
         assert listed == expected, clause.broken(f"{when}, `in_doubt` {', and '.join(told)}")
 
     def expect_no_leftovers(
@@ -364,6 +371,14 @@ def _hashable(value: Any) -> Any:
 
 def _text(identity: Mapping[str, Any]) -> str:
     return json.dumps(dict(identity), sort_keys=True, default=repr)
+
+
+def _unlike(one: str, other: str) -> str:
+    here, there = json.loads(one), json.loads(other)
+    unlike = [name for name in {**here, **there} if here.get(name, ...) != there.get(name, ...)]
+    return ", ".join(
+        f"{name!r} is {there.get(name, 'missing')!r} instead of {here.get(name, 'missing')!r}" for name in unlike
+    )
 
 
 def _few(texts: Sequence[str]) -> str:

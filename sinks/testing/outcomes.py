@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sinks.base import Sink
 from sinks.errors import CommittedError
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SinkTests, closed_later, copy_of, rows
+from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
 
 EACH_PART: list[dict[str, Any]] = [
@@ -73,50 +76,43 @@ class Outcomes(SinkTests):
         self.expect_rows(sink, Clause.ABORT_COMMITTED, "after commit, then abort", rows(0, 5))
         self.commit(sink, committable, clause=Clause.ABORT_COMMITTED, when="after commit, then abort")
 
-    # ------------------------------------------------------------------ never seen
-    def test_commit_of_what_was_never_seen_is_no_success_and_no_proof(self, sink: Sink) -> None:
-        context = self.context(sink)
-        never = self.never_seen(sink, context)
-        (outcome,) = self.outcomes(sink, never, clause=Clause.NOT_FOUND)
-        assert outcome.state in (CommitState.UNKNOWN, CommitState.LOST), Clause.NOT_FOUND.broken(
-            f"commit of a transaction that never was answers {outcome}"
-        )
-        assert outcome.reason, Clause.COMMIT_OUTCOME.broken(f"{outcome.state.name} without a reason")
-        self.expect_rows(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
-        self.expect_doubts(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
-        if outcome.state is CommitState.LOST:
-            self._stays_lost(sink, context, Clause.LOST_PROOF)
-
-    def _stays_lost(self, sink: Sink, context: Any, clause: Clause) -> None:
-        """A sink that makes a loss final may call it one: what comes late under this name is refused."""
-        transaction = self.begun(sink, context)
-        try:
-            sink.write(transaction, rows(0, 5).to_batches()[0])
-            committable = sink.snapshot_state(transaction).of(sink.name, 0, Fingerprint(5))
-        except Exception:
-            self.rollback(sink, transaction)
-        else:
-            (outcome,) = self.outcomes(sink, committable)
-            assert outcome.state is CommitState.LOST, clause.broken(
-                f"a transaction that never was is told LOST; when its task pre-commits then, commit answers {outcome}"
-            )
-        self.expect_rows(sink, clause, "when the task of a transaction comes after that was told LOST")
-
-    def test_abort_of_what_was_never_seen_is_no_error_and_no_commit(self, sink: Sink) -> None:
-        other = self.pre_committed(sink, rows(10, 2), subtask=1)
-        context = self.context(sink)
-        never = self.never_seen(sink, context)
-        for when in ("of a transaction that never was", "of it again"):
-            self.abort(sink, never, Clause.ABORT_UNSEEN, when)
-        self.expect_doubts(sink, Clause.ABORT_UNSEEN, "after abort of a transaction that never was", other)
-        (outcome,) = self.outcomes(sink, never, clause=Clause.ABORT_UNSEEN)
-        assert outcome.state in (CommitState.UNKNOWN, CommitState.LOST), Clause.ABORT_UNSEEN.broken(
-            f"then commit answers {outcome}"
-        )
-        if outcome.state is CommitState.LOST:
-            self._stays_lost(sink, context, Clause.ABORT_UNSEEN)
-
     # ------------------------------------------------------------------ names
+    def test_two_attempts_of_one_subtask_are_told_apart(self, sink: Sink) -> None:
+        winner, loser = (self.pre_committed(sink, rows(0, 5)) for _ in range(2))
+        assert dict(winner.transaction) != dict(loser.transaction), Clause.NAMES.broken(
+            f"two attempts are both {dict(winner.transaction)}"
+        )
+        self.abort(sink, loser)
+        self.commit(sink, winner, clause=Clause.ABORT, when="after an abort of its other attempt")
+        self.expect_rows(sink, Clause.ABORT, "with one attempt aborted, the other committed", rows(0, 5))
+
+    @pytest.mark.parametrize("loser", ["is stopped", "goes on", "is killed"])
+    def test_two_attempts_of_one_subtask_are_open_at_once(self, sink: Sink, loser: str) -> None:
+        """Spark's speculation. Whatever becomes of the slow one, the rows of the other are visible, once."""
+        self.needs(Ability.SIDE_BY_SIDE)
+        fast, slow = copy_of(sink), copy_of(sink)
+        one, other = self.begun(slow, slot=0), self.begun(fast, slot=1, attempt=0)
+        for first in (0, 10):
+            self.write(slow, one, rows(first, 5))
+            self.write(fast, other, rows(first, 5))
+        winner = self.sealed(fast, other, 10, clause=Clause.NAMES)
+        self.close(fast)
+        when = f"when another attempt of the same subtask {loser}"
+        if loser == "is stopped":
+            self.rollback(slow, one)
+        if loser == "goes on":
+            late = self.sealed(slow, one, 10, clause=Clause.NAMES)
+            self.expect_doubts(sink, Clause.IN_DOUBT, when, winner, late)
+            self.abort(sink, late)
+        if loser != "is killed" or Ability.TELL_OPEN not in self.cannot:
+            self.expect_doubts(sink, Clause.NAMES, when, winner)
+        self.commit(sink, winner, clause=Clause.NAMES, when=when)
+        self.expect_rows(sink, Clause.NAMES, when, rows(0, 5), rows(10, 5))
+        if loser == "is killed":
+            self.rollback(slow, one)
+        self.close(slow)
+        self.expect_rows(sink, Clause.NAMES, f"{when}, at the end", rows(0, 5), rows(10, 5))
+
     def test_transactions_are_told_apart_by_each_part_of_their_names(self, sink: Sink) -> None:
         """As of drivers and tasks that died, all in doubt at once."""
         self.begun_and_rolled_back(sink)
@@ -185,41 +181,6 @@ class Outcomes(SinkTests):
         self.expect_rows(sink, Clause.NAMES, f"when a zombie has gone on from before {until}", rows(100, 4))
 
     # ------------------------------------------------------------------ in doubt
-    def test_two_attempts_of_one_subtask_are_told_apart(self, sink: Sink) -> None:
-        winner, loser = (self.pre_committed(sink, rows(0, 5)) for _ in range(2))
-        assert dict(winner.transaction) != dict(loser.transaction), Clause.NAMES.broken(
-            f"two attempts are both {dict(winner.transaction)}"
-        )
-        self.abort(sink, loser)
-        self.commit(sink, winner, clause=Clause.ABORT, when="after an abort of its other attempt")
-        self.expect_rows(sink, Clause.ABORT, "with one attempt aborted, the other committed", rows(0, 5))
-
-    @pytest.mark.parametrize("loser", ["is stopped", "goes on", "is killed"])
-    def test_two_attempts_of_one_subtask_are_open_at_once(self, sink: Sink, loser: str) -> None:
-        """Spark's speculation. Whatever becomes of the slow one, the rows of the other are visible, once."""
-        self.needs(Ability.SIDE_BY_SIDE)
-        fast, slow = copy_of(sink), copy_of(sink)
-        one, other = self.begun(slow, slot=0), self.begun(fast, slot=1, attempt=0)
-        for first in (0, 10):
-            self.write(slow, one, rows(first, 5))
-            self.write(fast, other, rows(first, 5))
-        winner = self.sealed(fast, other, 10, clause=Clause.NAMES)
-        self.close(fast)
-        when = f"when another attempt of the same subtask {loser}"
-        if loser == "is stopped":
-            self.rollback(slow, one)
-        if loser == "goes on":
-            late = self.sealed(slow, one, 10, clause=Clause.NAMES)
-            self.expect_doubts(sink, Clause.NAMES, when, winner, late)
-            self.abort(sink, late)
-        if loser != "is killed" or Ability.TELL_OPEN not in self.cannot:
-            self.expect_doubts(sink, Clause.NAMES, when, winner)
-        self.commit(sink, winner, clause=Clause.NAMES, when=when)
-        self.expect_rows(sink, Clause.NAMES, when, rows(0, 5), rows(10, 5))
-        if loser == "is killed":
-            self.rollback(slow, one)
-        self.close(slow)
-        self.expect_rows(sink, Clause.NAMES, f"{when}, at the end", rows(0, 5), rows(10, 5))
 
     @pytest.mark.parametrize("other", ["conformance-2", "conformanc", "CONFORMANCE", "other job/ü", "%", "_"])
     def test_in_doubt_lists_no_other_jobs_transactions(self, sink: Sink, other: str) -> None:
@@ -259,7 +220,7 @@ class Outcomes(SinkTests):
         for at, (job, one, _, _, left) in enumerate(made):
             alike = f"beside job and sink {(theirs, ours)[at]!r}, for {(ours, theirs)[at]!r}"
             self.expect_doubts(one, Clause.IN_DOUBT_JOB, alike, left, job=job)
-            told = one.committed_checkpoints(job)
+            told = self.memory(one, job)
             assert not told or told == {LINEAGE: at}, Clause.MEMORY.broken(f"{alike}, it tells {told}")
         job, one, *_, left = made[0]
         self.commit(one, left, clause=Clause.IN_DOUBT_JOB)
@@ -270,15 +231,6 @@ class Outcomes(SinkTests):
         self.commit(other, done, left, clause=Clause.PURGE, when=when)
         (outcome,) = self.outcomes(other, gone, clause=Clause.PURGE)
         assert outcome.state is CommitState.LOST, Clause.PURGE.broken(f"{when}, commit of what was aborted: {outcome}")
-
-    def test_the_longest_names(self, sink: Sink) -> None:
-        one, job = closed_later(self.named(sink, "s" * 100)), "j" * 100
-        parts: dict[str, Any] = {"checkpoint": 10**9, "subtask": 10**5, "generation": 10**4}
-        context = self.context(one, job=job, slot=0, task_attempt=10**12, **parts)
-        length = len(context.transaction_id)
-        made = self.pre_committed(one, rows(0, 2), context)
-        self.expect_doubts(one, Clause.NAMES, f"with a name of {length} characters", made, job=job)
-        self.commit(one, made, clause=Clause.NAMES, when=f"with a name of {length} characters")
 
     def test_in_doubt_changes_nothing(self, sink: Sink) -> None:
         made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
@@ -293,6 +245,58 @@ class Outcomes(SinkTests):
             self.close(copy)
         self.commit(sink, *made, clause=Clause.IN_DOUBT_READS)
         self.expect_rows(sink, Clause.IN_DOUBT_READS, "after commit", *(rows(10 * p, 2) for p in range(len(made))))
+
+    def test_the_longest_names(self, sink: Sink) -> None:
+        one, job = closed_later(self.named(sink, "s" * 100)), "j" * 100
+        parts: dict[str, Any] = {"checkpoint": 10**9, "subtask": 10**5, "generation": 10**4}
+        context = self.context(one, job=job, slot=0, task_attempt=10**12, **parts)
+        length = len(context.transaction_id)
+        made = self.pre_committed(one, rows(0, 2), context)
+        self.expect_doubts(one, Clause.NAMES, f"with a name of {length} characters", made, job=job)
+        self.commit(one, made, clause=Clause.NAMES, when=f"with a name of {length} characters")
+
+    # ------------------------------------------------------------------ never seen
+    def test_commit_of_what_was_never_seen_is_no_success_and_no_proof(self, sink: Sink) -> None:
+        context = self.context(sink)
+        never = self.never_seen(sink, context)
+        (outcome,) = self.outcomes(sink, never, clause=Clause.NOT_FOUND)
+        assert outcome.state in (CommitState.UNKNOWN, CommitState.LOST), Clause.NOT_FOUND.broken(
+            f"commit of a transaction that never was answers {outcome}"
+        )
+        assert outcome.reason, Clause.COMMIT_OUTCOME.broken(f"{outcome.state.name} without a reason")
+        self.expect_rows(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
+        self.expect_doubts(sink, Clause.NOT_FOUND, "after commit of a transaction that never was")
+        if outcome.state is CommitState.LOST:
+            self._stays_lost(sink, context, Clause.LOST_PROOF)
+
+    def _stays_lost(self, sink: Sink, context: Any, clause: Clause) -> None:
+        """A sink that makes a loss final may call it one: what comes late under this name is refused."""
+        transaction = self.begun(sink, context)
+        try:
+            sink.write(transaction, rows(0, 5).to_batches()[0])
+            committable = sink.snapshot_state(transaction).of(sink.name, 0, Fingerprint(5))
+        except Exception:
+            self.rollback(sink, transaction)
+        else:
+            (outcome,) = self.outcomes(sink, committable)
+            assert outcome.state is CommitState.LOST, clause.broken(
+                f"a transaction that never was is told LOST; when its task pre-commits then, commit answers {outcome}"
+            )
+        self.expect_rows(sink, clause, "when the task of a transaction comes after that was told LOST")
+
+    def test_abort_of_what_was_never_seen_is_no_error_and_no_commit(self, sink: Sink) -> None:
+        other = self.pre_committed(sink, rows(10, 2), subtask=1)
+        context = self.context(sink)
+        never = self.never_seen(sink, context)
+        for when in ("of a transaction that never was", "of it again"):
+            self.abort(sink, never, Clause.ABORT_UNSEEN, when)
+        self.expect_doubts(sink, Clause.ABORT_UNSEEN, "after abort of a transaction that never was", other)
+        (outcome,) = self.outcomes(sink, never, clause=Clause.ABORT_UNSEEN)
+        assert outcome.state in (CommitState.UNKNOWN, CommitState.LOST), Clause.ABORT_UNSEEN.broken(
+            f"then commit answers {outcome}"
+        )
+        if outcome.state is CommitState.LOST:
+            self._stays_lost(sink, context, Clause.ABORT_UNSEEN)
 
     # ------------------------------------------------------------------ proofs
     def test_purge_removes_nothing_that_is_still_asked_for(self, sink: Sink) -> None:
@@ -313,7 +317,7 @@ class Outcomes(SinkTests):
         for one, another in zip(done, gone, strict=True):
             self.commit(sink if one.sink == sink.name else other, one)
             self.abort(sink if one.sink == sink.name else other, another)
-        memory = sink.committed_checkpoints(self.job)
+        memory = self.memory(sink)
         task = copy_of(sink)
         is_open = None if Ability.SIDE_BY_SIDE in self.cannot else self.begun(task, checkpoint=12)
         if is_open is not None:
@@ -326,9 +330,8 @@ class Outcomes(SinkTests):
                 waiting.append(task.snapshot_state(is_open).of(sink.name, 0, Fingerprint(1)))
         self.expect_rows(sink, Clause.PURGE, "after purge", *tables)
         self.expect_doubts(sink, Clause.PURGE, "after purge", *waiting)
-        assert sink.committed_checkpoints(self.job) == memory, Clause.PURGE.broken(
-            f"committed_checkpoints was {memory}, and is {sink.committed_checkpoints(self.job)}"
-        )
+        after = self.memory(sink)
+        assert after == memory, Clause.PURGE.broken(f"committed_checkpoints was {memory}, and is {after}")
         (first, *others), (lost, *more) = done, gone
         for purged, never in ((first, CommitState.LOST), (lost, CommitState.COMMITTED)):
             (outcome,) = self.outcomes(sink, purged, clause=Clause.PURGE)
@@ -390,3 +393,78 @@ class Outcomes(SinkTests):
         )
         self.commit(sink, *made, clause=Clause.ASK_AGAIN)
         self.expect_rows(sink, Clause.ASK_AGAIN, "asked again", *(rows(10 * p, 2) for p in range(3)))
+
+    def test_a_transaction_of_no_rows(self, sink: Sink) -> None:
+        self.needs(Ability.EMPTY)
+        empty = [self.sealed(sink, self.begun(sink, subtask=n), 0, n) for n in range(2)]
+        self.abort(sink, empty[0], Clause.PRE_COMMIT_EMPTY)
+        self.commit(sink, empty[1], clause=Clause.PRE_COMMIT_EMPTY)
+        self.expect_rows(sink, Clause.PRE_COMMIT_EMPTY, "after its commit")
+        self.expect_doubts(sink, Clause.PRE_COMMIT_EMPTY, "after one abort and one commit")
+
+    # ------------------------------------------------------------------ a job that starts again
+    def test_a_sink_made_anew_ends_what_the_former_one_pre_committed(self, sink: Sink) -> None:
+        task = copy_of(sink)
+        made = [self.pre_committed(task, rows(10 * p, 2), subtask=p) for p in range(3)]
+        self.close(sink)
+        with Clause.MADE_ANEW.kept("its constructor, called with the same arguments,"):
+            anew = self.made_anew(sink)
+        when = "in a sink that is made anew by its constructor"
+        self.expect_doubts(anew, Clause.MADE_ANEW, when, *made)
+        self.abort(anew, made[0], Clause.MADE_ANEW, when)
+        self.commit(anew, *made[1:], clause=Clause.MADE_ANEW, when=when)
+        self.expect_rows(anew, Clause.MADE_ANEW, when, rows(10, 2), rows(20, 2))
+        here, there = self.memory(sink), self.memory(anew)
+        assert here == there, Clause.MADE_ANEW.broken(f"{when}, committed_checkpoints are {there}, not {here}")
+
+    def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
+        """Nobody can tell (None) before the first commit, if the system keeps nothing by itself."""
+        if type(sink).committed_checkpoints is Sink.committed_checkpoints:
+            pytest.skip("this sink does not override `committed_checkpoints`: its system keeps no memory")
+
+        def expect(expected: Mapping[str, int], when: str, job: str = self.job, of: Sink = sink) -> None:
+            told = self.memory(of, job) or {}
+            assert told == expected, Clause.MEMORY.broken(f"{when}, it tells {told} instead of {expected}")
+
+        expect({}, "on an empty target")
+        one, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2))
+        expect({}, "after pre_commit")
+        self.abort(sink, other)
+        expect({}, "after abort")
+        self.commit(sink, one)
+        if self.memory(sink) is None:
+            pytest.skip("this sink's system keeps no memory of committed checkpoints")
+        expect({LINEAGE: 9}, "with checkpoint 9 visible")
+        expect({}, "with another job's checkpoint visible", "conformance-2")
+        expect({}, "with another sink's checkpoint visible", of=self.sibling(sink))
+        again = self.pre_committed(sink, rows(5, 5), subtask=1, checkpoint=10)
+        self.abort(sink, again)
+        expect({LINEAGE: 9}, "after an abort of checkpoint 10")
+        self.commit(sink, self.pre_committed(sink, rows(20, 1), checkpoint=10))
+        expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible")
+        self.commit(sink, self.pre_committed(sink, rows(30, 1), lineage="feedbeef", checkpoint=100))
+        told = dict(self.memory(sink) or {})
+        assert told in ({"feedbeef": 100}, {LINEAGE: 10, "feedbeef": 100}), Clause.MEMORY.broken(
+            f"with checkpoint 100 of another lineage visible, too, it tells {told}"
+        )
+
+    def test_settings_that_changed_before_the_commit(self, sink: Sink) -> None:
+        others = self.set_otherwise(sink)
+        if not others:
+            pytest.skip("this kit names no other settings: it does not override `set_otherwise`")
+        done: list[pa.Table] = []
+        for number, other in enumerate(map(closed_later, others)):
+            table = rows(10 * number, 5)
+            made = self.pre_committed(sink, table)
+            with suppress(Exception):
+                other.open()
+                other.check(SCHEMA)
+            (answer,) = self.answers(other, made)
+            when = f"written by {sink!r}, its commit by {other!r} answers {answer}"
+            lost = isinstance(answer, CommitOutcome) and answer.state is CommitState.LOST
+            assert not lost, Clause.SETTINGS.broken(when)
+            if answer == CommitOutcome.COMMITTED:
+                self.expect_rows(sink, Clause.SETTINGS, when, *done, table)
+            self.commit(sink, made, clause=Clause.SETTINGS, when=f"with its former settings, after those of {other!r}")
+            done.append(table)
+            self.expect_rows(sink, Clause.SETTINGS, when, *done)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from sinks.base import Sink
 from sinks.errors import ConfigurationError
 from sinks.testing.clauses import Ability, Clause
-from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, forget, rows
-from sinks.transaction import CommitOutcome, CommitState, Committable, Fingerprint
+from sinks.testing.kit import SCHEMA, SinkTests, closed_later, copy_of, forget, rows
+from sinks.transaction import Committable
 
 
 def at_least_once(test: Any) -> Any:
@@ -83,23 +81,37 @@ class TwoPhases(SinkTests):
 
     def test_a_sink_that_opens_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
         """As each task does, and a driver that starts."""
-        committable, transaction = self.pre_committed(sink, rows(0, 5)), None
-        if Ability.SIDE_BY_SIDE not in self.cannot:
-            transaction = self.begun(sink, subtask=1)
-            self.write(sink, transaction, rows(10, 5))
-        for _ in range(2):
-            self.open(copy_of(sink))
-        made = [committable]
-        if transaction is not None:
-            with Clause.OPEN_KEEPS.kept("pre_commit of a transaction that was open when a copy was opened"):
-                made.append(sink.snapshot_state(transaction).of(sink.name, 1, Fingerprint(5)))
-        self.commit(sink, *made, clause=Clause.OPEN_KEEPS, when="after copies of the sink were opened")
+        self._undisturbed(sink, Clause.OPEN_KEEPS, "opened", lambda: self.open(copy_of(sink)))
 
-    def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
-        self.expect_rows(sink, Clause.PRE_COMMIT, "after pre_commit")
-        for asked in ("once", "again"):
-            self.expect_doubts(sink, Clause.IDENTITY, f"after pre_commit, asked {asked}", committable)
+    def test_a_sink_that_closes_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
+        def close() -> None:
+            for one in (copy_of(sink), opened := copy_of(sink)):
+                if one is opened:
+                    self.open(one)
+                self.close(one)
+
+        self._undisturbed(sink, Clause.CLOSE_KEEPS, "closed", close)
+
+    def _undisturbed(self, sink: Sink, clause: Clause, what: str, call: Callable[[], None]) -> None:
+        driver = closed_later(copy_of(sink))  # stays open
+        self.open(driver)
+        self.sealed(sink, self._written(sink, 0), 2)
+        before = len(list(driver.in_doubt(self.job)))
+        call()
+        after = len(list(driver.in_doubt(self.job)))
+        assert before == after, clause.broken(
+            f"{before} transactions were in doubt, and {after} when a copy of the sink was {what}"
+        )
+        if Ability.SIDE_BY_SIDE not in self.cannot:
+            transaction = self._written(sink, 1)
+            call()
+            with clause.kept(f"pre_commit of a transaction that was open when a copy of the sink was {what}"):
+                sink.snapshot_state(transaction)
+
+    def _written(self, sink: Sink, subtask: int) -> Any:
+        transaction = self.begun(sink, subtask=subtask)
+        self.write(sink, transaction, rows(10 * subtask, 2))
+        return transaction
 
     def test_the_identity_is_a_dict_of_json_values(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
@@ -110,10 +122,17 @@ class TwoPhases(SinkTests):
             here, there = dict(getattr(committable, what)), getattr(again, what)
             assert here == there, Clause.IDENTITY.broken(f"its {what} is {here}, and {there} after a way through JSON")
 
+    def test_pre_committed_rows_are_invisible_and_in_doubt(self, sink: Sink) -> None:
+        committable = self.pre_committed(sink, rows(0, 5))
+        self.expect_rows(sink, Clause.PRE_COMMIT, "after pre_commit")
+        for asked in ("once", "again"):
+            self.expect_doubts(sink, Clause.IDENTITY, f"after pre_commit, asked {asked}", committable)
+
     def test_commit_makes_all_rows_visible_once(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
         self.commit(sink, committable)
-        self.expect_rows(sink, Clause.COMMIT, "after commit", rows(0, 5))
+        self.expect_rows(sink, Clause.COMMIT, "after commit", rows(0, 5).select(["id"]))
+        self.expect_rows(sink, Clause.WRITE, "after commit", rows(0, 5))
         self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after commit")
 
     def test_commit_is_idempotent(self, sink: Sink) -> None:
@@ -130,49 +149,6 @@ class TwoPhases(SinkTests):
         self.close(copy)
         self.expect_rows(sink, Clause.COMMIT_BY_NAME, "after the commit by a copy of the sink", rows(0, 5))
 
-    def test_a_sink_made_anew_ends_what_the_former_one_pre_committed(self, sink: Sink) -> None:
-        task = copy_of(sink)
-        made = [self.pre_committed(task, rows(10 * p, 2), subtask=p) for p in range(3)]
-        self.close(sink)
-        with Clause.MADE_ANEW.kept("its constructor, called with the same arguments,"):
-            anew = self.made_anew(sink)
-        when = "in a sink that is made anew by its constructor"
-        self.expect_doubts(anew, Clause.MADE_ANEW, when, *made)
-        self.abort(anew, made[0], Clause.MADE_ANEW, when)
-        self.commit(anew, *made[1:], clause=Clause.MADE_ANEW, when=when)
-        self.expect_rows(anew, Clause.MADE_ANEW, when, rows(10, 2), rows(20, 2))
-        here, there = (one.committed_checkpoints(self.job) for one in (sink, anew))
-        assert here == there, Clause.MADE_ANEW.broken(f"{when}, committed_checkpoints are {there}, not {here}")
-
-    def test_settings_that_changed_before_the_commit(self, sink: Sink) -> None:
-        others = self.set_otherwise(sink)
-        if not others:
-            pytest.skip("this kit names no other settings: it does not override `set_otherwise`")
-        done: list[pa.Table] = []
-        for number, other in enumerate(map(closed_later, others)):
-            table = rows(10 * number, 5)
-            made = self.pre_committed(sink, table)
-            with suppress(Exception):
-                other.open()
-                other.check(SCHEMA)
-            (answer,) = self.answers(other, made)
-            when = f"written by {sink!r}, its commit by {other!r} answers {answer}"
-            lost = isinstance(answer, CommitOutcome) and answer.state is CommitState.LOST
-            assert not lost, Clause.SETTINGS.broken(when)
-            if answer == CommitOutcome.COMMITTED:
-                self.expect_rows(sink, Clause.SETTINGS, when, *done, table)
-            self.commit(sink, made, clause=Clause.SETTINGS, when=f"with its former settings, after those of {other!r}")
-            done.append(table)
-            self.expect_rows(sink, Clause.SETTINGS, when, *done)
-
-    def test_close_touches_no_pre_committed_transaction(self, sink: Sink) -> None:
-        committable = self.pre_committed(sink, rows(0, 5))
-        for one in (sink, copy_of(sink)):
-            one.open()
-            self.close(one)
-        self.expect_doubts(sink, Clause.CLOSE_KEEPS, "after pre_commit and close", committable)
-        self.commit(sink, committable, clause=Clause.CLOSE_KEEPS)
-
     def test_all_batches_of_a_transaction_belong_to_it(self, sink: Sink) -> None:
         transaction = self.begun(sink)
         for first in (0, 10, 20):
@@ -187,27 +163,20 @@ class TwoPhases(SinkTests):
         self.commit(sink, *committables, clause=Clause.COMMIT_ALL)
         self.expect_rows(sink, Clause.COMMIT_ALL, "after commit_all of four", *(rows(10 * p, 2) for p in range(4)))
 
-    def test_two_open_transactions_of_one_sink_object_do_not_meet(self, sink: Sink) -> None:
-        self.needs(Ability.SIDE_BY_SIDE)
-        one, other = self.begun(sink, subtask=0), self.begun(sink, subtask=1)
-        for first in (0, 10):
-            self.write(sink, one, rows(first, 2))
-            self.write(sink, other, rows(100 + first, 2))
-        committable = self.sealed(sink, one, 4)
-        self.rollback(sink, other)
-        self.expect_doubts(sink, Clause.HANDLE, "with one of two sealed, the other rolled back", committable)
-        self.commit(sink, committable, clause=Clause.HANDLE)
-        self.expect_rows(sink, Clause.HANDLE, "with one of two committed", rows(0, 2), rows(10, 2))
-
-    def test_a_transaction_of_no_rows(self, sink: Sink) -> None:
-        self.needs(Ability.EMPTY)
-        empty = [self.sealed(sink, self.begun(sink, subtask=n), 0, n) for n in range(2)]
-        self.abort(sink, empty[0], Clause.PRE_COMMIT_EMPTY)
-        self.commit(sink, empty[1], clause=Clause.PRE_COMMIT_EMPTY)
-        self.expect_rows(sink, Clause.PRE_COMMIT_EMPTY, "after its commit")
-        self.expect_doubts(sink, Clause.PRE_COMMIT_EMPTY, "after one abort and one commit")
-
     # ------------------------------------------------------------------ rollback
+    def test_rollback_leaves_nothing(self, sink: Sink) -> None:
+        kept = self.pre_committed(sink, rows(100, 2), subtask=1)
+        before = self.leftovers(sink)
+        for count in (0, 5):
+            transaction = self.begun(sink)
+            self.write(sink, transaction, rows(0, count))
+            self.rollback(sink, transaction)
+            self.close(sink)
+            self.expect_no_leftovers(sink, f"after rollback of {count} rows", before)
+        self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
+        self.expect_doubts(sink, Clause.ROLLBACK, "after rollback beside one that is pre-committed", kept)
+        self.commit(sink, kept, clause=Clause.ROLLBACK, when="beside a rollback")
+
     def test_begin_transaction_fails_and_leaves_nothing(self, sink: Sink) -> None:
         """Of columns that the target cannot take."""
         if self.refused is None:
@@ -225,61 +194,14 @@ class TwoPhases(SinkTests):
         left = sorted(set(self.leftovers(sink)) - set(before))
         assert left == [], Clause.BEGIN_FAILS.broken(f"after begin_transaction raised, there is {', '.join(left)}")
 
-    def test_rollback_leaves_nothing(self, sink: Sink) -> None:
-        kept = self.pre_committed(sink, rows(100, 2), subtask=1)
-        before = self.leftovers(sink)
-        for count in (0, 5):
-            transaction = self.begun(sink)
-            self.write(sink, transaction, rows(0, count))
-            self.rollback(sink, transaction)
-            self.close(sink)
-            self.expect_no_leftovers(sink, f"after rollback of {count} rows", before)
-        self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
-        self.expect_doubts(sink, Clause.ROLLBACK, "after rollback beside one that is pre-committed", kept)
-        self.commit(sink, kept, clause=Clause.ROLLBACK, when="beside a rollback")
-
-    def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, sink: Sink) -> None:
-        before = self.leftovers(sink)
-        transaction = self.begun(sink)
-        self.write(sink, transaction, rows(0, 5))
-        committable = self.sealed(sink, transaction, 5)
-        self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
-        self.sweep(sink, Clause.ROLLBACK_AFTER, "after pre_commit, then rollback")
-        self.expect_no_leftovers(sink, "after pre_commit, then rollback", before)
-        states = {outcome.state.name for outcome in self.outcomes(sink, committable, clause=Clause.ROLLBACK_AFTER)}
-        assert states <= {"LOST", "UNKNOWN"}, Clause.ROLLBACK_AFTER.broken(f"commit after it answers {states}")
-        self.expect_rows(sink, Clause.ROLLBACK_AFTER, "after pre_commit, then rollback")
-
-    # ------------------------------------------------------------------ memory
-    def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
-        """Nobody can tell (None) before the first commit, if the system keeps nothing by itself."""
-        if type(sink).committed_checkpoints is Sink.committed_checkpoints:
-            pytest.skip("this sink does not override `committed_checkpoints`: its system keeps no memory")
-
-        def expect(expected: Mapping[str, int], when: str, job: str = self.job, of: Sink = sink) -> None:
-            of.open()
-            with Clause.MEMORY.kept("committed_checkpoints"):
-                told = of.committed_checkpoints(job) or {}
-            assert told == expected, Clause.MEMORY.broken(f"{when}, it tells {told} instead of {expected}")
-
-        expect({}, "on an empty target")
-        one, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2))
-        expect({}, "after pre_commit")
-        self.abort(sink, other)
-        expect({}, "after abort")
-        self.commit(sink, one)
-        if sink.committed_checkpoints(self.job) is None:
-            pytest.skip("this sink's system keeps no memory of committed checkpoints")
-        expect({LINEAGE: 9}, "with checkpoint 9 visible")
-        expect({}, "with another job's checkpoint visible", "conformance-2")
-        expect({}, "with another sink's checkpoint visible", of=self.sibling(sink))
-        again = self.pre_committed(sink, rows(5, 5), subtask=1, checkpoint=10)
-        self.abort(sink, again)
-        expect({LINEAGE: 9}, "after an abort of checkpoint 10")
-        self.commit(sink, self.pre_committed(sink, rows(20, 1), checkpoint=10))
-        expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible")
-        self.commit(sink, self.pre_committed(sink, rows(30, 1), lineage="feedbeef", checkpoint=100))
-        told = dict(sink.committed_checkpoints(self.job) or {})
-        assert told in ({"feedbeef": 100}, {LINEAGE: 10, "feedbeef": 100}), Clause.MEMORY.broken(
-            f"with checkpoint 100 of another lineage visible, too, it tells {told}"
-        )
+    def test_two_open_transactions_of_one_sink_object_do_not_meet(self, sink: Sink) -> None:
+        self.needs(Ability.SIDE_BY_SIDE)
+        one, other = self.begun(sink, subtask=0), self.begun(sink, subtask=1)
+        for first in (0, 10):
+            self.write(sink, one, rows(first, 2))
+            self.write(sink, other, rows(100 + first, 2))
+        committable = self.sealed(sink, one, 4)
+        self.rollback(sink, other)
+        self.expect_doubts(sink, Clause.HANDLE, "with one of two sealed, the other rolled back", committable)
+        self.commit(sink, committable, clause=Clause.HANDLE)
+        self.expect_rows(sink, Clause.HANDLE, "with one of two committed", rows(0, 2), rows(10, 2))

@@ -549,6 +549,9 @@ class _RawNames(Shelf):
     def matches(self, path: Path, job: str) -> bool:
         raise NotImplementedError
 
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        return None
+
     def paths(self, job: str, state: str) -> list[Path]:
         job = job.replace("/", "-").replace(" ", "-")
         found = [path for path in self.folder.glob(f"*.{state}") if self.matches(path, job)]

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.dead_letters import DeadLetters
 from sinks.testing import Clause
-from sinks.transaction import TransactionId
+from sinks.transaction import TransactionId, token
 from tests.testing.broken_at_scale import EVOLVED
 from tests.testing.broken_drivers import GONE
 from tests.testing.broken_tasks import TYPES
@@ -32,7 +32,8 @@ class IsAnotherEachTimeItIsMade(Shelf):
         return f"{self.prefix}-{context.transaction_id}"
 
     def paths(self, job: str, state: str) -> list[Path]:
-        return list(self.folder.glob(f"{self.prefix}-{TransactionId.prefix(job)}*.{state}"))
+        found = self.folder.glob(f"{self.prefix}-{TransactionId.prefix(job)}*.{state}")
+        return [path for path in found if TransactionId.find(path.stem).sink == token(self.name)]
 
     def committed_checkpoints(self, job: str) -> None:
         return None
@@ -47,7 +48,7 @@ class FindsTransactionsByTheirHash(Shelf):
         return list(self.folder.glob(f"*{TransactionId.prefix(job)}*.{state}"))
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
-        return [{"name": str(TransactionId.find(path.stem))} for path in self.paths(job, "ready")]
+        return [{"name": path.stem[path.stem.index("tpc.") :]} for path in self.paths(job, "ready")]
 
 
 @breaks(Clause.SETTINGS, "settings_that_changed_before_the_commit")

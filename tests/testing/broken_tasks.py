@@ -62,7 +62,7 @@ class IsNotOpenedAgain(Shelf):
         self.closed = True
 
 
-@breaks(Clause.CLOSE_KEEPS, "close_touches_no_pre_committed_transaction")
+@breaks(Clause.CLOSE_KEEPS, "a_sink_that_closes_elsewhere_touches_no_transaction")
 class ClosesTransactionsToo(Shelf):
     opened = False
 
