@@ -117,6 +117,11 @@ class Driver:
     clock: str
 
     @property
+    def runs(self) -> bool:
+        """As far as storage tells."""
+        return self.state is State.RUNNING
+
+    @property
     def patience(self) -> float:
         """Seconds without a sign after which it is silent."""
         return _MISSED * self.sign.next

@@ -131,13 +131,16 @@ def restore(
 ) -> None:
     """Prepare the next start of the job, from a savepoint, in an empty checkpointLocation."""
     with opened(job, missing_storage=True) as coordinator:
+        address = full_address(savepoint, _roots(coordinator))
+        chosen = describe_savepoint(address)
         confirm(
-            f"This begins a new lineage of job {coordinator.job!r}: a driver that runs stops with Superseded.",
+            f"This begins a new lineage of job {coordinator.job!r} at checkpoint {chosen.checkpoint_id}, saved "
+            f"{ago(chosen.created_at)}: a driver that runs stops with Superseded.",
             "restore",
             given=yes,
         )
         restored = restore_savepoint(
-            full_address(savepoint, _roots(coordinator)),
+            address,
             checkpoint_location,
             storage=coordinator.protocol.store.storage,
             job=coordinator.job,

@@ -10,9 +10,10 @@ from typing import Any
 import typer
 
 from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Columns, Job, opened, say, say_bad, show
-from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.text import of_driver, of_newest, time_of
 from coordinator.protocol.records import Record, jobs_in
+from coordinator.statistics.model import Activity
 
 
 def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
@@ -26,13 +27,15 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     say_bad(bad)
     say(f"Job {store.job!r} in {store.storage.uri}")
     say(of_driver(driver, others))
+    for sentence in Activity.of(driver).sentences:
+        say(sentence)
     say(of_newest(newest))
     if losses:
         rows = sum(loss["rows"] for loss in losses)
         say(f"Given up by operators: {len(losses)} participant(s), {rows:,} row(s).")
     about = {"job": store.job, "storage": store.storage.uri} | state_of(driver, newest)
     show(about | {"losses": losses}, as_json, losses=LOSSES)
-    if driver is None or driver.state is not State.RUNNING:
+    if driver is None or not driver.runs:
         raise typer.Exit(FOUND)
 
 

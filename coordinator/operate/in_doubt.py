@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from coordinator.errors import Superseded, reason
-from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.consistency import worth_reading
 from coordinator.protocol.decisions import Complete
@@ -78,7 +78,7 @@ def look(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None 
     Superseded if it is not."""
     seen, until = _look_once(store, sinks, claimed), time.monotonic() + _AT_WORK
     decided = {one.id: one.sink for one in seen.found if one.decision is Decision.COMMIT}
-    while decided and claimed is None and _runs(seen.driver) and time.monotonic() < until:
+    while decided and claimed is None and (seen.driver and seen.driver.runs) and time.monotonic() < until:
         time.sleep(_PAUSE)
         seen = _look_once(store, sinks, claimed)
         left = {one.id for one in seen.found}
@@ -87,10 +87,6 @@ def look(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None 
             found = [o for o in seen.found if o.decision is not Decision.COMMIT or o.about.checkpoint != newest]
             return replace(seen, found=found)
     return seen
-
-
-def _runs(driver: Driver | None) -> bool:
-    return driver is not None and driver.state is State.RUNNING
 
 
 def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None) -> Seen:
@@ -125,7 +121,7 @@ def _judged(
     sink: str, about: InDoubt, retained: Sequence[Complete], generation: int, driver: Driver | None, *, fenced: bool
 ) -> Pending:
     """`retained`: the newest checkpoint first. One before it is in doubt where the system was set back (R16)."""
-    undecided = Decision.OPEN if _runs(driver) else Decision.STRANDED
+    undecided = Decision.OPEN if driver and driver.runs else Decision.STRANDED
     if not retained:  # it may be the wrong storage
         return Pending(sink, about, undecided)
     for complete in retained:

@@ -49,13 +49,13 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
     who = f"generation {driver.generation} ({driver.sign.who})"
     if driver.state is State.RUNNING:
         return (
-            f"Driver: {who} runs as far as storage tells: no sign of life for {duration(max(driver.age, 0))} (since "
-            f"{time_of(driver.sign.at)}, by {driver.clock} clock), taken for dead after {duration(driver.patience)}."
+            f"Driver: {who} runs as far as storage tells: its last sign of life was {sign}. It is taken for dead after "
+            f"{duration(driver.patience)} without one."
         )
     if driver.state is State.SILENT:
         return (
             f"Driver: {who} is dead, frozen, or cut off from checkpoint storage; last sign of life {sign}, and one "
-            f"was due every {duration(driver.sign.next)}."
+            f"was due every {duration(driver.sign.next)}. Look at its log, and start the query again."
         )
     if driver.state is State.UNKNOWN:
         return (
@@ -64,7 +64,7 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
             "clocks."
         )
     if driver.state is State.ENDED:
-        return f"Driver: {who} has ended its query, {sign}: {driver.sign.ended}"
+        return f"Driver: {who} has ended its query, {sign}: {driver.sign.ended.rstrip('.')}."
     return f"Driver: none. {who[0].upper()}{who[1:]} was claimed by a command or a restore, {sign}."
 
 

@@ -158,7 +158,8 @@ def _kept_sinks(savepoint: Savepoint, sinks: Iterable[str] | None, allow_non_res
     if missing and not allow_non_restored:
         raise UnknownSink(
             f"savepoint {savepoint.uri} was written by sink(s) {missing}, which the job does not have any more. "
-            "A sink's name must be stable. If they were taken out on purpose, pass allow_non_restored=True."
+            "A sink's name must be stable. If they were taken out on purpose, pass allow_non_restored=True "
+            "(--allow-non-restored)."
         )
     return sorted(set(savepoint.sinks) - set(missing))
 
@@ -193,5 +194,6 @@ def _refuse_later(savepoint: Savepoint, store: CheckpointStore, restoring: str) 
                 f"savepoint {savepoint.uri} is of checkpoint {n}, but {store.storage.uri} has checkpoints of job "
                 f"{job!r} after it, up to {newest} (lineage {lineage}): their rows are visible, and a restore would "
                 "write them again. Start the query from its own checkpointLocation or restore a newer savepoint; or, "
-                "if those rows were removed from the targets or may be there twice, pass allow_later_checkpoints=True."
+                "if those rows were removed from the targets or may be there twice, pass allow_later_checkpoints=True "
+                "(--allow-later-checkpoints)."
             )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
+from coordinator.heartbeat import Driver, State
 from coordinator.protocol.encoding import fitting
 
 
@@ -101,13 +103,52 @@ class CheckpointStatistics:
 class Activity:
     """What a driver does now, as its signs of life tell it: the current checkpoint and what is done for it, if it takes
     a while; what has been decided, since a time in milliseconds since the epoch, and is not known to be visible, by
-    sink; and the first of what its books differ in."""
+    sink; and the first of what its books differ in. `at` is now, in milliseconds by the driver's clock."""
 
     checkpoint: CheckpointStatistics | None = None
     doing: tuple[str, ...] = ()
     in_doubt: Mapping[str, int] = field(default_factory=dict)
     in_doubt_since: int = 0
     balance: str = ""
+    at: float = 0.0
+
+    @classmethod
+    def of(cls, driver: Driver | None) -> Activity:
+        """Nothing of a driver that does not run, or tells what this version does not understand."""
+        if driver and driver.state is State.RUNNING:
+            with suppress(KeyError, TypeError, ValueError):
+                at = driver.sign.at + max(driver.age, 0) * 1000
+                activity = replace(cls.from_json(driver.sign.now), at=at)
+                if activity.checkpoint:
+                    activity.checkpoint.duration = (at - activity.checkpoint.triggered_at) / 1000
+                return activity
+        return cls()
+
+    @property
+    def sentences(self) -> list[str]:
+        """All of it, for a person."""
+        said = list(self.doing)
+        if checkpoint := self.checkpoint:
+            number = checkpoint.checkpoint_id if checkpoint.checkpoint_id >= 0 else "?"
+            again = f", try {checkpoint.attempt}" if checkpoint.attempt > 1 else ""
+            phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in checkpoint.phases.items())
+            rows = "".join(f"; rows of {sink}: {count:,}" for sink, count in checkpoint.rows.items())
+            done = f"{phases or 'nothing yet'}{rows}"
+            said.insert(0, f"In progress: checkpoint {number}, for {checkpoint.duration:,.1f} s{again}. Done: {done}.")
+        return [*said, *self.not_visible, *self.differs]
+
+    @property
+    def not_visible(self) -> list[str]:
+        if not self.in_doubt:
+            return []
+        by_sink = ", ".join(f"{sink} {count:,}" for sink, count in self.in_doubt.items())
+        seconds = (self.at - self.in_doubt_since) / 1000
+        count = sum(self.in_doubt.values())
+        return [f"{count:,} decided transactions are not known to be visible for {seconds:,.0f} s: {by_sink}."]
+
+    @property
+    def differs(self) -> list[str]:
+        return [f"The books do not balance: {self.balance}"] if self.balance else []
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Activity:

@@ -7,7 +7,7 @@ import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from importlib import metadata
 from typing import Any
@@ -20,7 +20,7 @@ from coordinator.heartbeat import Driver, State, look_for_driver
 from coordinator.operate.balance import take_balance
 from coordinator.operate.in_doubt import Seen, look, remedies
 from coordinator.operate.memories import set_back
-from coordinator.operate.text import by_sink, duration, of_driver, of_newest
+from coordinator.operate.text import of_driver, of_newest
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.records import CheckpointStore, jobs_in
 from coordinator.savepoints.model import Savepoint, look_for_savepoints
@@ -84,33 +84,8 @@ class JobFacts:
         found = self._questions.ask("history", 1, lambda bad: load_history(self.store, bad, self._tries))
         return Answer(list(reversed(found.value or ())), found.trouble)
 
-    def under_way(self) -> CheckpointStatistics | None:
-        """What the driver that runs has told of the current one, which it does if that takes a while."""
-        activity, at = self._activity()
-        one = activity.checkpoint
-        return replace(one, duration=(at - one.triggered_at) / 1000) if one else None
-
-    def doing(self) -> Sequence[str]:
-        """What the driver is at, of what people wait for."""
-        return self._activity()[0].doing
-
-    def own_in_doubt(self) -> tuple[Mapping[str, int], float]:
-        """What the driver that runs has decided, and does not know to be visible, by sink; and for how many seconds."""
-        activity, at = self._activity()
-        return activity.in_doubt, (at - activity.in_doubt_since) / 1000 if activity.in_doubt else 0.0
-
-    def _activity(self) -> tuple[Activity, float]:
-        """Of the driver that runs, and what its clock says now, in milliseconds since the epoch."""
-        driver = self._that_runs()
-        if driver is None:
-            return Activity(), 0.0
-        with suppress(KeyError, TypeError, ValueError):
-            return Activity.from_json(driver.sign.now), driver.sign.at + max(driver.age, 0) * 1000
-        return Activity(), 0.0
-
-    def _that_runs(self) -> Driver | None:
-        driver: Driver | None = self.driver().value
-        return driver if driver and driver.state is State.RUNNING else None
+    def activity(self) -> Activity:
+        return Activity.of(self.driver().value)
 
     def one(self, key: str) -> CheckpointStatistics | None:
         return next((one for one in self.tries().value if key_of(one) == key), None)
@@ -136,11 +111,6 @@ class JobFacts:
     def newest(self) -> Answer:
         """The newest complete checkpoint's records."""
         return self._questions.ask("newest", 3, lambda _: self.store.load_newest())
-
-    @property
-    def runs(self) -> bool:
-        """As far as storage tells."""
-        return self._that_runs() is not None
 
     def jobs(self) -> Answer:
         """All that the storage holds: each one's driver and newest checkpoint, as sentences."""
@@ -177,12 +147,9 @@ class JobFacts:
         if latest and latest.status in (Status.FAILED, Status.HALTED):
             text = f"Checkpoint {latest.checkpoint_id} {latest.status.value}: {latest.error}"
             said.append(Notice("bad", text, f"history/{key_of(latest)}"))
-        pending, seconds = self.own_in_doubt()
-        if pending:
-            text = f"{sum(pending.values())} decided transactions are not known to be visible for {duration(seconds)}: "
-            said.append(Notice("warn", text + by_sink(pending), "in-doubt"))
-        if balance := self._activity()[0].balance:
-            said.append(Notice("bad", f"The books do not balance: {balance}", "balance"))
+        activity = self.activity()
+        said += [Notice("warn", text, "in-doubt") for text in activity.not_visible]
+        said += [Notice("bad", text, "balance") for text in activity.differs]
         said += self._of_driver()
         if given_up := self.given_up().value:
             rows = sum(one.rows for one in given_up)

@@ -15,6 +15,7 @@ from coordinator import CheckpointCoordinator
 from coordinator.cli import main
 from coordinator.jobfile import load_job
 from coordinator.protocol.encoding import seal, unseal
+from coordinator.statistics.model import CheckpointStatistics
 from coordinator.storage import CheckpointStorage
 from coordinator.ui.facts import facts_of
 from coordinator.ui.page import TABS, page_of
@@ -93,7 +94,13 @@ def test_what_a_driver_says_that_it_does(job: Job) -> None:
         store.sign(store.newest_generation(), 5, 1000.0)
         key = storage.list(f"{storage.list('')[0].partition('/')[0]}/alive")[-1]
         put(storage, key, altered(storage, key, {"now": {"doing": 5, "in_doubt": {"a": "b"}, "checkpoint": []}}))
-    assert "runs as far as storage tells" in job.cli("status").output
+        assert "runs as far as storage tells" in job.cli("status").output
+        now = CheckpointStatistics("orders", 3, triggered_at=1000, phases={"prepare": 0.5}).to_json()
+        put(storage, key, altered(storage, key, {"now": {"doing": ["sink x: commit"], "checkpoint": now}}))
+        said = job.cli("status").stderr
+        assert "In progress: checkpoint 3, for" in said
+        assert "Done: prepare 0.5 s." in said
+        assert "sink x: commit" in said
     see_all(job)
 
 

@@ -68,7 +68,9 @@ def test_a_driver_that_was_killed_just_now(pg_job: Job) -> None:
     """Nobody can tell it from one that runs: `status` says what it knows."""
     pg_job.kill(Step.PRE_COMMITTED, 0)
     said = pg_job.cli("status").stderr
-    assert re.search(r"no sign of life for \d+\.\d s \(since 20.* clock\), taken for dead after 1\.5 min\.", said), said
+    assert re.search(
+        r"sign of life was 20\S+, \d+\.\d s ago by .* clock\. It is taken for dead after 1\.5 min ", said
+    ), said
 
 
 def test_what_a_driver_that_runs_is_about_to_commit_is_no_finding(pg_job: Job) -> None:

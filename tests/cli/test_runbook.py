@@ -117,6 +117,8 @@ def test_every_command_is_one(tmp_path: Path) -> None:
     place = f'type = "sqlalchemy"\nurl = "sqlite:///{tmp_path}'
     sink = f'{place}/orders.db"\ntable = "orders"'
     job = Job(tmp_path, f'{sink}\n[sinks.dead_letters]\n{place}/dead.db"\ntable = "dead"')
+    place = f'[checkpointing]\nsavepoint_dir = "{tmp_path.as_uri()}/savepoints"'
+    job.file.write_text(job.file.read_text().replace("[checkpointing]", place))
     found = commands(RUNBOOK)
     assert len(found) > 15
     for command in found:

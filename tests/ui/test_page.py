@@ -103,7 +103,7 @@ def test_a_running_job(job: Job) -> None:
         running = threading.Thread(target=job.quiet().run, args=[driver])
         running.start()
         assert reached.wait(300)
-        eventually(lambda: "Checkpoint 2, for" in browser.see("/"))
+        eventually(lambda: "checkpoint 2, for" in browser.see("/"))
         pages = see_all(browser)
         assert "Done: prepare" in pages[""]
         assert "<b>3</b> triggered" in pages[""]
@@ -124,7 +124,7 @@ def test_a_running_job(job: Job) -> None:
         assert len(re.findall('<td>files<td class="n">[0-9]+<td', detail)) == 1 + participants
         go_on.set()
         running.join(300)
-        eventually(lambda: "Checkpoint 2, for" not in browser.see("/") and "<b>4</b> triggered" in browser.see("/"))
+        eventually(lambda: "checkpoint 2, for" not in browser.see("/") and "<b>4</b> triggered" in browser.see("/"))
 
 
 def test_what_the_driver_tells_of_itself(job: Job) -> None:
@@ -134,7 +134,7 @@ def test_what_the_driver_tells_of_itself(job: Job) -> None:
         driver.statistics.verified(Balance((), {"files": ("the ledger has 8 row(s)",)}, {}))
         eventually(lambda: "3 decided transactions are not known to be visible for" in browser.see("/"))
         assert "The books do not balance: " in browser.see("/")
-        assert "The driver that runs has decided" in browser.see("/in-doubt")
+        assert "The driver that runs asks again" in browser.see("/in-doubt")
 
 
 def test_savepoints(job: Job, target: str) -> None:
