@@ -1,10 +1,5 @@
-"""The connection to the brokers: a task writes a transaction over it, and the driver ends those that other processes
-began, and asks what became of them.
-
-kafka-python's admin client carries it (connections, security, wire messages). It has no call for Produce and
-Fetch, for FindCoordinator and for transactions, so those messages go to its `_manager`: the one use of a private
-attribute.
-"""
+"""What the brokers of a cluster are asked and told: by a task that writes a transaction, and by the driver, which ends
+those that other processes began, and asks what became of them."""
 
 from __future__ import annotations
 
@@ -12,30 +7,24 @@ import base64
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cached_property, partial
-from logging import getLogger
-from threading import Lock
 from typing import Any, Literal, NamedTuple
 
-from kafka import TopicPartition
-from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
+from kafka.admin import ConfigResource, OffsetSpec
 from kafka.errors import (
-    KafkaConnectionError,
-    KafkaError,
-    KafkaTimeoutError,
-    NodeNotReadyError,
-    RequestTimedOutError,
+    TopicAuthorizationFailedError,
     TransactionalIdNotFoundError,
     UnknownBrokerIdError,
     UnknownTopicOrPartitionError,
     for_code,
 )
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest
-from kafka.protocol.consumer import IsolationLevel
+from kafka.protocol.admin.transactions import DescribeProducersRequest, DescribeTransactionsRequest
+from kafka.protocol.consumer import IsolationLevel, ListOffsetsRequest
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.consumer.group import OffsetFetchRequest
-from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
+from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import (
     AddOffsetsToTxnRequest,
@@ -45,10 +34,9 @@ from kafka.protocol.producer.transaction import (
     TxnOffsetCommitRequest,
 )
 
+from sinks.kafka.connection import Connection, Where, by_topic, raised
 from sinks.kafka.memory import PARTITION, GroupOffsets, Mark
 from sinks.transaction import Identity
-
-getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)  # has passwords
 
 READ_COMMITTED = 1
 COMMITTED_STATES = ("PrepareCommit", "CompleteCommit")
@@ -57,91 +45,44 @@ _PLAIN, _FENCING = 4, 5
 It needs the cluster's feature transaction.version 2: without it, a broker can never end the transaction after that."""
 
 _CONCURRENT = 51
-_NOT_ATTEMPTED = 55
-_SHORTEST_TRY = 0.5
 _LONGEST_PAUSE = 0.5
 
+_TRANSACTION, _GROUP = CoordinatorType.TRANSACTION, CoordinatorType.GROUP
 Answer = int | Exception
 """An error code of the broker (0: done), or why it could not be asked."""
-Where = tuple[str, int]
-"""Topic and partition."""
-
-UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
-
-
-class _Client:
-    """kafka-python's admin client, whose own errors say nothing but which connection failed."""
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._servers = ", ".join(options["bootstrap_servers"])
-        try:
-            self._client = KafkaAdminClient(**options)
-        except KafkaError as error:
-            raise self.explained(error) from error
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
-            try:
-                return method(*arguments, **named)
-            except KafkaError as error:
-                raise self.explained(error) from error
-
-        method = getattr(self._client, name)
-        return call if callable(method) else method
-
-    def explained(self, error: Exception) -> Exception:
-        """Of the same type, which tells whether to ask again."""
-        if not isinstance(error, UNANSWERED):
-            return error
-        told = ", ".join(map(str, error.args))
-        again: Exception = type(error)(
-            f"{told}. A Kafka broker at {self._servers} does not answer: check that all of them run, and that this "
-            "machine reaches them"
-        )
-        return again
+States = dict[str, tuple[Identity, str]]
+"""By transactional id."""
 
 
 class Place(NamedTuple):
-    """A topic as it is now: its id, and the node that leads each partition, -1 for none."""
+    """A topic as it is now: the cluster, its id, and the node that leads each partition, -1 for none."""
 
+    cluster: str
     id: str
     leaders: Mapping[int, int]
 
 
+class Logs(NamedTuple):
+    """Of partitions, who has a transaction open there (producer id and epoch), and the first offset. Empty without the
+    right to ask, or without a topic that is asked about."""
+
+    open_in: Mapping[Where, set[tuple[int, int]]]
+    starts: Mapping[Where, int]
+
+
 class Cluster:
-    """Connects at its first use; one connection for each broker, shared by all threads. `options` are kafka-python's;
+    """The brokers of one cluster. Each call raises what keeps them from answering. `options` are kafka-python's;
     `timeout` in seconds; `reached_by`: time.monotonic() from which on the first answer is waited for no more."""
 
     def __init__(self, options: Mapping[str, Any], timeout: float, reached_by: float = math.inf) -> None:
-        self._options = dict(options)
-        self._timeout_ms = int(timeout * 1000)
-        self._reached_by = reached_by
-        self._lock = Lock()
-        self._client: _Client | None = None
+        self._connection = Connection(options, timeout, reached_by)
+        self.close = self._connection.close
 
     @property
-    def admin(self) -> _Client:
-        with self._lock:
-            if self._client is None:
-                left = max(_SHORTEST_TRY, self._reached_by - time.monotonic())
-                self._client = _Client(
-                    {
-                        "bootstrap_timeout_ms": min(self._timeout_ms, left * 1000),
-                        "request_timeout_ms": self._timeout_ms,
-                        "reconnect_backoff_max_ms": 1000,
-                        "max_in_flight_requests_per_connection": 1_000_000,  # beyond it, requests would fail
-                        **self._options,
-                    }
-                )
-            return self._client
+    def _admin(self) -> Any:
+        return self._connection.admin
 
-    def close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    # ------------------------------------------------------------------ transactions
+    # ------------------------------------------------------------------ the end of transactions
     def end(self, identities: Sequence[Identity], *, commit: bool) -> list[Answer]:
         """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
         abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
@@ -150,8 +91,8 @@ class Cluster:
             return answers
         # Not InitProducerId alone, which would abort whichever transaction of the id is open now
         aborted = [at for at, answer in enumerate(answers) if answer == 0]
-        raised = self._end([identities[at] for at in aborted], _raise_epoch)
-        for at, answer in zip(aborted, raised, strict=True):
+        raised_epochs = self._end([identities[at] for at in aborted], _raise_epoch)
+        for at, answer in zip(aborted, raised_epochs, strict=True):
             if isinstance(answer, Exception) or answer == _CONCURRENT:
                 answers[at] = answer  # not fenced yet: to be asked again
         return answers
@@ -160,36 +101,39 @@ class Cluster:
     def fences(self) -> bool:
         """Whether the end of a transaction raises the epoch, and what is sent to a partition adds it (KIP-890). What
         brokers can and what the cluster may do differ, until an operator raises the latter after an upgrade."""
-        _, level = self.admin.describe_features().get("transaction.version", {}).get("finalized", (0, 0))
+        _, level = self._admin.describe_features().get("transaction.version", {}).get("finalized", (0, 0))
         return bool(level >= 2)
 
     def _end(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         """Ask for each, and again for those that have been ended just before, whose markers are on their way."""
-        answers = self._ask_each(identities, request)
+        answers = self._end_each(identities, request)
         pause = 0.005
         while pause < _LONGEST_PAUSE and (busy := [at for at, answer in enumerate(answers) if answer == _CONCURRENT]):
             time.sleep(pause)
             pause *= 2
-            again = self._ask_each([identities[at] for at in busy], request)
+            again = self._end_each([identities[at] for at in busy], request)
             for at, answer in zip(busy, again, strict=True):
                 answers[at] = answer
         return answers
 
-    def _ask_each(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
+    def _end_each(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         names = [identity["transactional_id"] for identity in identities]
-        requests = iter(map(request, identities))
-        answers = self._ask_coordinators(names, lambda _: next(requests))
+        ask = partial(self._connection.ask_coordinators, _TRANSACTION, names)
+        (answers,) = self._connection.ask(lambda: ask(lambda at: request(identities[at]), _code))
         return [answer if isinstance(answer, Exception) else answer.error_code for answer in answers]
 
-    def states(self, transactional_ids: Iterable[str]) -> dict[str, tuple[Identity, str]]:
-        """The newest transaction of each transactional id that its coordinator knows, and its state there. Raises what
-        keeps a coordinator from telling."""
+    # ------------------------------------------------------------------ what became of transactions
+    def states(self, transactional_ids: Iterable[str]) -> States:
+        """The newest transaction of each transactional id that its coordinator knows, and its state there."""
         names = list(transactional_ids)
-        found: dict[str, tuple[Identity, str]] = {}
-        for name, answer in zip(names, self._ask_coordinators(names, _describe), strict=True):
-            if isinstance(answer, Exception):
-                raise answer
-            (about,) = answer.transaction_states
+        (states,) = self._connection.ask(lambda: self._states(names)) if names else ({},)
+        found: States = states
+        return found
+
+    async def _states(self, names: Sequence[str]) -> States:
+        found: States = {}
+        for name, answer in zip(names, await self._described(names), strict=True):
+            (about,) = raised(answer).transaction_states
             if about.error_code == TransactionalIdNotFoundError.errno:
                 continue
             if about.error_code:
@@ -202,21 +146,31 @@ class Cluster:
             found[name] = identity, about.transaction_state
         return found
 
+    async def _described(self, names: Sequence[str]) -> list[Any]:
+        def described(at: int) -> Any:
+            return DescribeTransactionsRequest(transactional_ids=[names[at]])
+
+        def codes(answer: Any) -> list[int]:
+            return [one.error_code for one in answer.transaction_states]
+
+        return await self._connection.ask_coordinators(_TRANSACTION, names, described, codes)
+
     def has_committed(self, identity: Identity) -> bool:
         """Whether its coordinator knows that it was committed. Where the end fences, it has raised the epoch by one."""
         name = identity["transactional_id"]
         now, state = self.states([name]).get(name, ({}, ""))
-        raised = {**identity, "producer_epoch": identity["producer_epoch"] + 1}
-        return state in COMMITTED_STATES and (now == identity or (self.fences and now == raised))
+        raised_by_one = {**identity, "producer_epoch": identity["producer_epoch"] + 1}
+        return state in COMMITTED_STATES and (now == identity or (self.fences and now == raised_by_one))
 
     def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
         """Seconds since each one's newest transaction began, by the clock of the coordinator's broker and ours."""
         now = time.time()
+        (answers,) = self._connection.ask(lambda: self._described(transactional_ids))
         return [
             None
             if isinstance(answer, Exception) or answer.transaction_states[0].transaction_start_time_ms < 0
             else now - answer.transaction_states[0].transaction_start_time_ms / 1000
-            for answer in self._ask_coordinators(transactional_ids, _describe)
+            for answer in answers
         ]
 
     def ongoing(self, prefix: str) -> list[Identity]:
@@ -226,70 +180,45 @@ class Cluster:
 
     def listed(self, prefix: str, state: str) -> list[str]:
         """The transactional ids that start with `prefix` and whose newest transaction is in this state."""
-        found = self.admin.list_transactions(state_filters=[state])
+        found = self._admin.list_transactions(state_filters=[state])
         names = {one.transactional_id for ones in found.values() for one in ones}
         return sorted(name for name in names if name.startswith(prefix))
 
     def group_offsets(self, group: str) -> GroupOffsets:
         """What a consumer group has committed; what transactions that are open carry for it does not count. Empty if
         there is no such group."""
-        (answer,) = self._ask_coordinators([group], _offsets, CoordinatorType.GROUP)
-        if isinstance(answer, Exception):
-            raise answer
-        (about,) = answer.groups
-        if about.error_code:
-            raise for_code(about.error_code)(f"consumer group {group!r}")
+        wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
+        request = OffsetFetchRequest(groups=[wanted], min_version=8, max_version=8)
+        ask = partial(self._connection.ask_coordinator, _GROUP, group, request)
+        (answer,) = self._connection.ask(lambda: ask(lambda answer: [one.error_code for one in answer.groups]))
         return {
             (topic.name, one.partition_index): (one.committed_offset, one.metadata or "")
-            for topic in about.topics
+            for topic in answer.groups[0].topics
             for one in topic.partitions
         }
 
-    def _ask_coordinators(
-        self,
-        names: Sequence[str],
-        request: Callable[[str], Any],
-        kind: CoordinatorType = CoordinatorType.TRANSACTION,
-    ) -> list[Any]:
-        """One request for each transactional id (or group) to its coordinator, which is looked up anew, since
-        coordinators move. A response or an exception each."""
-        if not names:
-            return []
-        keys = sorted(set(names))
-        (found,) = self._send(
-            [(FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=4), None)]
-        )
-        if isinstance(found, Exception):
-            return [found] * len(names)
-        cluster = self._manager.cluster
-        nodes = {
-            one.key: for_code(one.error_code)(f"coordinator of {one.key}")
-            if one.error_code
-            else cluster.add_coordinator(one, kind, one.key, synthesize_node_id=False)
-            for one in found.coordinators
-        }
-        return self._send([(request(name), nodes[name]) for name in names])
-
     # ------------------------------------------------------------------ what a producer asks
-    def begin(self, transactional_id: str, timeout_ms: int) -> Identity:
-        """Fence and abort whoever else has the id, and begin its next transaction."""
+    def begin(self, transactional_id: str, timeout_ms: int, topic: str | None = None) -> tuple[Identity, Place | None]:
+        """Fence and abort whoever else has the id, and begin its next transaction. And `place` of the topic."""
         new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
-        found = self._ask_coordinator(transactional_id, request, lambda answer: [answer.error_code])
-        return new | {"producer_id": found.producer_id, "producer_epoch": found.producer_epoch}
+        questions: list[Any] = [
+            partial(self._connection.ask_coordinator, _TRANSACTION, transactional_id, request, _code)
+        ]
+        questions += [partial(self._place, topic)] if topic else []
+        found, *place = self._connection.ask(*questions)
+        identity = new | {"producer_id": found.producer_id, "producer_epoch": found.producer_epoch}
+        return identity, place[0] if place else None
 
-    def add_partitions(self, identity: Identity, places: Iterable[tuple[str, int]]) -> None:
+    def add_partitions(self, identity: Identity, places: Iterable[Where]) -> None:
         """To the transaction, which does not add them by itself."""
-        numbers: dict[str, list[int]] = {}
-        for topic, number in places:
-            numbers.setdefault(topic, []).append(number)
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=identity["transactional_id"],
             v3_and_below_producer_id=identity["producer_id"],
             v3_and_below_producer_epoch=identity["producer_epoch"],
             v3_and_below_topics=[
                 AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=its)
-                for name, its in numbers.items()
+                for name, its in by_topic(places).items()
             ],
             max_version=3,
         )
@@ -298,13 +227,28 @@ class Cluster:
             results = answer.results_by_topic_v3_and_below
             return [one.partition_error_code for topic in results for one in topic.results_by_partition]
 
-        self._ask_coordinator(identity["transactional_id"], request, codes)
+        ask = partial(self._connection.ask_coordinator, _TRANSACTION, identity["transactional_id"])
+        self._connection.ask(lambda: ask(request, codes))
 
-    def add_offset(self, identity: Identity, mark: Mark, topic: str, *, by_itself: bool) -> None:
-        """To the transaction, for the mark's group; `by_itself`: the group need not be added before."""
+    def add_offset(self, identity: Identity, mark: Mark, topic: str, *, by_itself: bool) -> Future[None]:
+        """To the transaction, for the mark's group; `by_itself`: the group need not be added before. Does not wait."""
+        done = Future[None]()
+
+        async def added() -> None:
+            try:
+                await self._add_offset(identity, mark, topic, by_itself)
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._connection.manager.call_soon(added)
+        return done
+
+    async def _add_offset(self, identity: Identity, mark: Mark, topic: str, by_itself: bool) -> None:
         if not by_itself:
-            request = AddOffsetsToTxnRequest(group_id=mark.group, max_version=3, **identity)
-            self._ask_coordinator(identity["transactional_id"], request, lambda answer: [answer.error_code])
+            add = AddOffsetsToTxnRequest(group_id=mark.group, max_version=3, **identity)
+            await self._connection.ask_coordinator(_TRANSACTION, identity["transactional_id"], add, _code)
         offsets = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         partition = offsets.TxnOffsetCommitRequestPartition(
             partition_index=PARTITION, committed_offset=mark.offset, committed_metadata=mark.metadata
@@ -315,28 +259,11 @@ class Cluster:
             max_version=5 if by_itself else 3,
             **identity,
         )
-        self._ask_coordinator(
-            mark.group,
-            request,
-            lambda answer: [one.error_code for topic in answer.topics for one in topic.partitions],
-            CoordinatorType.GROUP,
-        )
 
-    def _ask_coordinator(
-        self,
-        name: str,
-        request: Any,
-        codes: Callable[[Any], Iterable[int]],
-        kind: CoordinatorType = CoordinatorType.TRANSACTION,
-    ) -> Any:
-        """Raises what keeps it from answering, or an error of those in its answer."""
-        (answer,) = self._ask_coordinators([name], lambda _: request, kind)
-        if isinstance(answer, Exception):
-            raise answer
-        for code in sorted(codes(answer), key=lambda code: code == _NOT_ATTEMPTED):
-            if code:
-                raise for_code(code)(name)
-        return answer
+        def codes(answer: Any) -> Iterable[int]:
+            return [one.error_code for topic in answer.topics for one in topic.partitions]
+
+        await self._connection.ask_coordinator(_GROUP, mark.group, request, codes)
 
     def produce(
         self,
@@ -364,25 +291,66 @@ class Cluster:
             ],
             **({"min_version": 12, "max_version": 12} if adds else {"max_version": 11}),
         )
-        admin = self.admin
-        manager = admin._manager
+        connection = self._connection
+        manager = connection.manager
 
         async def exchange() -> None:
-            try:
-                answer = await manager.send(request, node_id=node)
-            except Exception as error:
-                if isinstance(error, UnknownBrokerIdError):
-                    manager.cluster.request_update()
-                answer = admin.explained(error)
+            answer = await connection.answer(*connection.send([(request, node)]))
+            if isinstance(answer, UnknownBrokerIdError):
+                manager.cluster.request_update()
             answered(answer)
 
         manager.call_soon(exchange)
 
+    # ------------------------------------------------------------------ topics
     def place(self, topic: str) -> Place | None:
         """None if there is no such topic."""
-        if (about := self.topic(topic)) is None:
+        (found,) = self._connection.ask(lambda: self._place(topic))
+        place: Place | None = found
+        return place
+
+    async def _place(self, topic: str) -> Place | None:
+        about = await self._connection.metadata([topic])
+        id = _ids(about)[topic]
+        (found,) = about.topics
+        return Place(about.cluster_id, id, {p.partition_index: p.leader_id for p in found.partitions}) if id else None
+
+    def cluster_id(self) -> str:
+        (about,) = self._connection.ask(lambda: self._connection.metadata(()))
+        return str(about.cluster_id)
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str | None]:
+        """The id that each topic has now, as Kafka writes it; None if there is no such topic."""
+        wanted = sorted(names)
+        (about,) = self._connection.ask(lambda: self._connection.metadata(wanted))
+        return _ids(about)
+
+    def logs(self, places: Iterable[Where]) -> Logs:
+        (logs,) = self._connection.ask(lambda: self._logs(places))
+        found: Logs = logs
+        return found
+
+    async def _logs(self, places: Iterable[Where]) -> Logs:
+        starts = self._connection.manager.call_soon(_if_told, self._offsets(places, OffsetSpec.EARLIEST))
+        return Logs(await _if_told(self._open_in(places)), await starts)
+
+    def states_and_logs(self, transactional_ids: Sequence[str], places: Iterable[Where]) -> tuple[States, Logs]:
+        states, logs = self._connection.ask(lambda: self._states(transactional_ids), lambda: self._logs(places))
+        return states, logs
+
+    def ids_and_logs(self, names: Iterable[str], places: Iterable[Where]) -> tuple[str, dict[str, str | None], Logs]:
+        """The cluster's id, the topics', and the logs."""
+        about, logs = self._connection.ask(lambda: self._connection.metadata(names), lambda: self._logs(places))
+        return about.cluster_id, _ids(about), logs
+
+    def topic(self, name: str) -> Mapping[str, Any] | None:
+        """Partitions, leaders and our rights (`authorized_operations`) of a topic; None if there is no such topic."""
+        (found,) = self._admin.describe_topics([name])
+        if found["error_code"] == UnknownTopicOrPartitionError.errno:
             return None
-        return Place(_id(about), {one["partition_index"]: one["leader_id"] for one in about["partitions"]})
+        if found["error_code"]:
+            raise for_code(found["error_code"])(f"topic {name!r}")
+        return dict(found)
 
     def largest_batch(self, topic: str) -> int | None:
         """Bytes of a record batch that the topic takes; None without the right to ask."""
@@ -390,42 +358,17 @@ class Cluster:
         found = self.configs("TOPIC", topic, [limit]).get(limit)
         return int(found) if found else None
 
-    # ------------------------------------------------------------------ topics
-    def cluster_id(self) -> str:
-        """As the brokers said last."""
-        return str(self._manager.cluster.cluster_id or self.admin.describe_cluster()["cluster_id"])
-
-    def topic(self, name: str) -> Mapping[str, Any] | None:
-        """Partitions, leaders and our rights (`authorized_operations`) of a topic; None if there is no such topic."""
-        (found,) = self.admin.describe_topics([name])
-        if found["error_code"] == UnknownTopicOrPartitionError.errno:
-            return None
-        if found["error_code"]:
-            raise for_code(found["error_code"])(f"topic {name!r}")
-        return dict(found)
-
-    def topic_ids(self, names: Iterable[str]) -> dict[str, str | None]:
-        """The id that each topic has now, as Kafka writes it; None if there is no such topic."""
-        wanted = sorted(names)
-        found: dict[str, str | None] = dict.fromkeys(wanted)
-        for about in self.admin.describe_topics(wanted) if wanted else ():
-            if about["error_code"] == 0:
-                found[about["name"]] = _id(about)
-            elif about["error_code"] != UnknownTopicOrPartitionError.errno:
-                raise for_code(about["error_code"])(f"topic {about['name']!r}")
-        return found
-
     def brokers(self) -> list[int]:
         """Their ids."""
-        return sorted(one["broker_id"] for one in self.admin.describe_cluster()["brokers"])
+        return sorted(one["broker_id"] for one in self._admin.describe_cluster()["brokers"])
 
     def version(self) -> str:
         """The release that the API versions of a broker are of, as far as the client knows releases."""
-        return ".".join(map(str, self._manager.broker_version_data.broker_version))
+        return ".".join(map(str, self._connection.manager.broker_version_data.broker_version))
 
     def configs(self, kind: Literal["BROKER", "TOPIC"], name: str, names: Sequence[str]) -> dict[str, str]:
         """Settings in force. Empty without such a resource, or the right to ask."""
-        found = self.admin.describe_configs([ConfigResource(kind, name, dict.fromkeys(names))], config_filter="all")
+        found = self._admin.describe_configs([ConfigResource(kind, name, dict.fromkeys(names))], config_filter="all")
         about = found[kind.lower()][name]
         return {one: str(about[one]["value"]) for one in names if one in about}
 
@@ -446,41 +389,61 @@ class Cluster:
 
     def create_topic(self, name: str) -> None:
         """With the brokers' default numbers of partitions and replicas. Not an error if somebody else was quicker."""
-        self.admin.create_topics([name], raise_errors=False)
+        self._admin.create_topics([name], raise_errors=False)
 
-    def open_in(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], set[tuple[int, int]]]:
-        """Of each topic and partition, producer id and epoch of the transactions that its leader holds open."""
-        found = self.admin.describe_producers([TopicPartition(*place) for place in sorted(places)])
+    async def _open_in(self, places: Iterable[Where]) -> dict[Where, set[tuple[int, int]]]:
+        def described(of: Mapping[str, list[int]]) -> Any:
+            wanted = [
+                DescribeProducersRequest.TopicRequest(name=name, partition_indexes=its) for name, its in of.items()
+            ]
+            return DescribeProducersRequest(topics=wanted)
+
+        found = await self._connection.ask_leaders(places, described)
         return {
-            (place.topic, place.partition): {
+            place: {
                 (one.producer_id, one.producer_epoch)
                 for one in about.active_producers
-                if one.current_transaction_start_offset >= 0
+                if one.current_txn_start_offset >= 0
             }
             for place, about in found.items()
         }
 
     def starts(self, places: Iterable[Where]) -> dict[Where, int]:
         """The offset that each topic and partition begins with."""
-        return self._offsets(places, OffsetSpec.EARLIEST)
+        (found,) = self._connection.ask(lambda: self._offsets(places, OffsetSpec.EARLIEST))
+        starts: dict[Where, int] = found
+        return starts
 
     def ends(self, places: Iterable[Where], *, committed: bool) -> dict[Where, int]:
         """The offset after the last record; or after what readers of what is `committed` get."""
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return self._offsets(places, OffsetSpec.LATEST, isolation_level=level)
+        (found,) = self._connection.ask(lambda: self._offsets(places, OffsetSpec.LATEST, level))
+        ends: dict[Where, int] = found
+        return ends
 
-    def _offsets(self, places: Iterable[Where], spec: Any, **more: Any) -> dict[Where, int]:
-        found = self.admin.list_partition_offsets({TopicPartition(*place): spec for place in places}, **more)
-        return {(place.topic, place.partition): int(about.offset) for place, about in found.items()}
+    async def _offsets(
+        self, places: Iterable[Where], spec: OffsetSpec, level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    ) -> dict[Where, int]:
+        wanted = ListOffsetsRequest.ListOffsetsTopic
+
+        def listed(of: Mapping[str, list[int]]) -> Any:
+            topics = [
+                wanted(
+                    name=name, partitions=[wanted.ListOffsetsPartition(partition_index=n, timestamp=spec) for n in its]
+                )
+                for name, its in of.items()
+            ]
+            return ListOffsetsRequest(isolation_level=level, topics=topics, min_version=2)
+
+        found = await self._connection.ask_leaders(places, listed)
+        return {place: int(about.offset) for place, about in found.items()}
 
     def fetch(self, topic: str, partition: int, offset: int, most: int = 1) -> Any:
         """What the partition's leader answers to a Fetch at this offset, with read_committed: `error_code`,
         `last_stable_offset`, `log_start_offset`, `aborted_transactions`, `records`. These are one record batch, whole
         whatever its size, or as many as there are in `most` bytes, of which the last one may be cut off."""
-        about = self.topic(topic)
-        if about is None:
+        if (place := self.place(topic)) is None:
             raise UnknownTopicOrPartitionError(f"topic {topic!r}")
-        leaders = {one["partition_index"]: one["leader_id"] for one in about["partitions"]}
         wanted = FetchRequest.FetchTopic(
             topic=topic,
             partitions=[
@@ -499,44 +462,39 @@ class Cluster:
             min_version=4,
             max_version=12,  # from 13 on topics go by their ids
         )
-        (answer,) = self._send([(request, leaders.get(partition, -1))])
-        if isinstance(answer, Exception):
-            raise answer
+        send = self._connection.send
+        (answer,) = self._connection.ask(
+            lambda: self._connection.answer(*send([(request, place.leaders.get(partition, -1))]))
+        )
+        raised(answer)
         if answer.error_code:
             raise for_code(answer.error_code)(f"fetch from {topic}-{partition}")
         return answer.responses[0].partitions[0]
 
-    # ------------------------------------------------------------------ wire
-    @property
-    def _manager(self) -> Any:
-        return self.admin._manager
 
-    def _send(self, requests: Sequence[tuple[Any, int | Exception | None]]) -> list[Any]:
-        """Send all to their nodes (None: any; an exception is its own answer), then await all: a response or an
-        exception each."""
-        admin = self.admin
-        manager = admin._manager
-
-        async def exchange() -> list[Any]:
-            sent = [
-                node if isinstance(node, Exception) else manager.send(request, node_id=node)
-                for request, node in requests
-            ]
-            answers: list[Any] = []
-            for future in sent:
-                try:
-                    answers.append(future if isinstance(future, Exception) else await future)
-                except Exception as error:
-                    answers.append(admin.explained(error))
-            return answers
-
-        answered: list[Any] = manager.run(exchange)
-        return answered
+def _id(topic_id: object) -> str:
+    return base64.urlsafe_b64encode(uuid.UUID(str(topic_id)).bytes).decode().rstrip("=")
 
 
-def _id(topic: Mapping[str, Any]) -> str:
-    """As Kafka writes it."""
-    return base64.urlsafe_b64encode(uuid.UUID(str(topic["topic_id"])).bytes).decode().rstrip("=")
+def _ids(about: Any) -> dict[str, str | None]:
+    """Of the topics, as Kafka writes them; None of those that are not there."""
+    found: dict[str, str | None] = {}
+    for topic in about.topics:
+        if topic.error_code not in (0, UnknownTopicOrPartitionError.errno):
+            raise for_code(topic.error_code)(f"topic {topic.name!r}")
+        found[topic.name] = None if topic.error_code else _id(topic.topic_id)
+    return found
+
+
+async def _if_told(found: Awaitable[dict[Where, Any]]) -> dict[Where, Any]:
+    try:
+        return await found
+    except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):
+        return {}
+
+
+def _code(answer: Any) -> list[int]:
+    return [answer.error_code]
 
 
 def _end_txn(commit: bool, version: int, identity: Identity) -> Any:
@@ -545,12 +503,3 @@ def _end_txn(commit: bool, version: int, identity: Identity) -> Any:
 
 def _raise_epoch(identity: Identity) -> Any:
     return InitProducerIdRequest(transaction_timeout_ms=60_000, min_version=3, **identity)
-
-
-def _offsets(group: str) -> Any:
-    wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
-    return OffsetFetchRequest(groups=[wanted], min_version=8, max_version=8)
-
-
-def _describe(transactional_id: str) -> Any:
-    return DescribeTransactionsRequest(transactional_ids=[transactional_id])

@@ -11,8 +11,9 @@ import random
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 from kafka.errors import KafkaConnectionError, KafkaError, UnknownTopicOrPartitionError, for_code
 
 from sinks.errors import BadValue, ConfigurationError
-from sinks.kafka.cluster import Cluster
+from sinks.kafka.cluster import Cluster, Place
 from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
 from sinks.kafka.joining import Numbers
 from sinks.kafka.memory import Mark
@@ -152,6 +153,7 @@ class TransactionalProducer:
         self.serialize: Callable[[Any, Any], bytes | None] | None = None
         self._brokers, self._options, self._limits = cluster, options, limits or {}
         self._mark = mark
+        self._add_mark: Callable[[], Future[None]] | None = None
         self._marking: Future[None] | None = None
         self.topic_ids: dict[str, str] = {}
         """Asked for before the first record for a topic, so a topic that is made anew later has another one."""
@@ -176,13 +178,15 @@ class TransactionalProducer:
     def begin(self, timeout: float) -> None:
         """Fence and abort whoever else has the id, and begin. At most `timeout` seconds."""
 
-        def begun() -> Identity:
-            self._cluster, self._adds = self._brokers.cluster_id(), self._brokers.fences
-            return self._brokers.begin(self.transactional_id, self._options.transaction_timeout_ms)
+        def begun() -> tuple[Identity, Place | None]:
+            self._adds, its = self._brokers.fences, self._options.transaction_timeout_ms
+            return self._brokers.begin(self.transactional_id, its, self.default_topic)
 
-        self._identity = self._ask(f"begin of {self.transactional_id}", timeout, begun)
+        self._identity, place = self._ask(f"begin of {self.transactional_id}", timeout, begun)
         if self.default_topic:
             self._begin_mark(self.default_topic)
+            if place:
+                self._add_topic(self.default_topic, place)
 
     def _ask(self, what: str, timeout: float, question: Callable[[], Any]) -> Any:
         try:
@@ -261,20 +265,22 @@ class TransactionalProducer:
     # ------------------------------------------------------------------ the offset that remembers
     def _begin_mark(self, topic: str) -> None:
         """Once, as soon as there is a topic: the brokers take some time for it, in which records are written."""
-        mark, self._mark = self._mark, None
-        if mark:
-            executor = ThreadPoolExecutor(1, "kafka-mark")
-            self._marking = executor.submit(self._send_mark, mark, topic)
-            executor.shutdown(wait=False)
-
-    def _send_mark(self, mark: Mark, topic: str) -> None:
-        identity, what = self._identity or {}, f"offset of {self.transactional_id}"
-        self._ask(what, _REQUEST_TIMEOUT, lambda: self._brokers.add_offset(identity, mark, topic, by_itself=self._adds))
+        if self._mark and self._add_mark is None:
+            self._add_mark = partial(
+                self._brokers.add_offset, self._identity or {}, self._mark, topic, by_itself=self._adds
+            )
+            self._marking = self._add_mark()
 
     def end_mark(self) -> None:
         """Return when the mark is part of the transaction, or raise why it is not."""
+
+        def added() -> None:
+            assert self._add_mark
+            marking, self._marking = self._marking or self._add_mark(), None
+            marking.result()
+
         if self._marking:
-            self._marking.result()
+            self._ask(f"offset of {self.transactional_id}", _REQUEST_TIMEOUT, added)
 
     # ------------------------------------------------------------------ rows
     def write(self, batch: pa.RecordBatch) -> None:
@@ -366,16 +372,19 @@ class TransactionalProducer:
         if topic is None or wanted >= len(topic.leaders):
             what = f"partitions of topic {name!r}"
             deadline = time.monotonic() + _PROPAGATION
-            about = self._ask(what, _REQUEST_TIMEOUT, lambda: self._about(name, deadline))
-            if topic is None:
-                self._begin_mark(name)
-                topic = _Topic(name, min(self._options.batch_bytes, self._limit(name)) - HEADER)
-                self.topic_ids[name] = about.id
-            topic.leaders = about.leaders
-            self._topics[name] = topic
+            place = self._ask(what, _REQUEST_TIMEOUT, lambda: self._place(name, deadline))
+            self._begin_mark(name)
+            topic = self._add_topic(name, place)
         return len(topic.leaders)
 
-    def _about(self, name: str, deadline: float) -> Any:
+    def _add_topic(self, name: str, place: Place) -> _Topic:
+        if name not in self._topics:
+            self._topics[name] = _Topic(name, min(self._options.batch_bytes, self._limit(name)) - HEADER)
+            self._cluster, self.topic_ids[name] = place.cluster, place.id
+        self._topics[name].leaders = place.leaders
+        return self._topics[name]
+
+    def _place(self, name: str, deadline: float) -> Place:
         if (about := self._brokers.place(name)) is not None:
             return about
         if time.monotonic() < deadline:
@@ -555,8 +564,6 @@ class TransactionalProducer:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._marking and self._marking.done():
-            self.end_mark()
 
 
 def _taken(partitions: Iterable[_Partition]) -> list[tuple[_Partition, _Batch]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,8 +17,6 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from kafka.errors import (
     GroupAuthorizationFailedError,
     KafkaError,
-    TopicAuthorizationFailedError,
-    UnknownTopicOrPartitionError,
 )
 
 from sinks.audit import Audit, Holding, Part
@@ -27,7 +26,7 @@ from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
 from sinks.kafka import columns, dead_letters, doctor, memory
 from sinks.kafka.audit import audit
-from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster
+from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster, Logs
 from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, NotYetKnown, patiently
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import (
@@ -50,6 +49,7 @@ from sinks.optional import (
     Validating,
 )
 from sinks.progress import progress
+from sinks.resting import rest, rested
 from sinks.sql.evolution import STEPS, SchemaEvolution
 from sinks.transaction import (
     Checkpoint,
@@ -193,6 +193,9 @@ class KafkaSink(
         self._limits: dict[str, int] = {}
         """Bytes of a record batch that a topic takes."""
         self._cluster: Cluster | None = None
+        self._in_task = False
+        self._place = KafkaSink.__name__, uuid4().hex
+        """Of the connections that tasks with copies of this sink leave to each other."""
         self._reached_by = math.inf
         self._values: Values | None = None
         self._keys: Keys | None = None
@@ -254,7 +257,7 @@ class KafkaSink(
         """The numbers of the schemas that the newest checkpoint is written with, and hashes of these schemas. A topic
         that was made anew has no such records."""
         written = [one for one in self._committed if named in one.proof]
-        ids = self._topic_ids(written) if written else {}
+        ids = self._brokers.topic_ids(_topics(written)) if written else {}
         found = [one.proof[named] for one in written if not made_anew(one, ids)]
         return {one["id"]: one["hash"] for one in found}
 
@@ -314,6 +317,8 @@ class KafkaSink(
     @property
     def _brokers(self) -> Cluster:
         if self._cluster is None:
+            self._cluster = rested(self._place) if self._in_task else None
+        if self._cluster is None:
             configured = client_options(self.bootstrap_servers, self._options, self._admin)
             self._cluster = Cluster(configured, self.timeout, self._reached_by)
         return self._cluster
@@ -335,6 +340,7 @@ class KafkaSink(
             producer.begin(self.timeout)
         except BaseException:
             producer.close()
+            self._disconnect()
             raise
         return producer
 
@@ -401,6 +407,7 @@ class KafkaSink(
             transaction.abort(self.timeout)
         finally:
             transaction.close()
+            self._disconnect()
 
     def commit_directly(self, transaction: TransactionalProducer) -> None:
         """At-least-once: the task commits its own transaction."""
@@ -416,14 +423,15 @@ class KafkaSink(
         """What somebody has ended since its task let go of it is written again before the decision, not after it: that
         asks nothing of the query."""
         names = [one.transaction["transactional_id"] for one in committables]
-        states = self._patiently(lambda: self._brokers.states(names))
+        places = _places(committables)
+        states, logs = self._patiently(lambda: self._brokers.states_and_logs(names, places))
         why = (
             f"the brokers have ended it after transaction_timeout ({self._delivery_timeout:g} s; raise it, if batches "
             "take longer), an operator or another driver of this job has, or a topic that it wrote to was deleted or "
             "made anew"
         )
         closed = [at for at, one in enumerate(committables) if states.get(names[at]) != _ongoing(one)]
-        ended = dict.fromkeys(closed, why) or self._in_part(committables)
+        ended = dict.fromkeys(closed, why) or _in_part(committables, logs)
         if ended:
             at, why = next(iter(ended.items()))
             raise TransactionEnded(
@@ -431,34 +439,6 @@ class KafkaSink(
                 f"{checkpoint.checkpoint_id} are not open any more, or not whole. Of "
                 f"{shown(committables[at].transaction)}: {why}"
             )
-
-    def _in_part(self, committables: Sequence[Committable]) -> dict[int, str]:
-        """Which of these are open in a part of their partitions, or have a part of their records, and why; their
-        coordinator does not know of it, and would commit the rest. Or all of it is ended."""
-        places = {place for one in committables for place in places_of(one)}
-        open_in = self._if_told(lambda: self._brokers.open_in(places))
-        starts = self._if_told(lambda: self._brokers.starts(places))
-        found: dict[int, str] = {}
-        for at, one in enumerate(committables):
-            producer = one.transaction["producer_id"], one.transaction["producer_epoch"]
-            for place, first in places_of(one).items():
-                where = f"{place[0]}-{place[1]}"
-                if place in open_in and producer not in open_in[place]:
-                    found[at] = f"somebody has ended it in {where} alone (kafka-transactions.sh abort)"
-                elif starts.get(place, first) > first:
-                    found[at] = (
-                        f"{where} begins at offset {starts[place]} now, so its records from {first} on are gone: "
-                        "somebody has deleted them (kafka-delete-records.sh), or retention has, which goes by their "
-                        "timestamps"
-                    )
-        return found
-
-    def _if_told(self, question: Callable[[], dict[tuple[str, int], Answered]]) -> dict[tuple[str, int], Answered]:
-        """Empty without the right to ask, or a topic that is asked about."""
-        try:
-            return self._patiently(question)
-        except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):
-            return {}
 
     def commit(self, committable: Committable) -> CommitOutcome:
         (outcome,) = self._commit([committable])
@@ -474,19 +454,23 @@ class KafkaSink(
         return self._commit(committables)
 
     def _commit(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        here = self._brokers.cluster_id()
+        names, places = _topics(committables), _places(committables)
+        here, ids, logs = self._patiently(lambda: self._brokers.ids_and_logs(names, places))
         if there := {committable.proof["cluster"] for committable in committables} - {here}:
             unknown = CommitOutcome.unknown(  # this one may have a transaction of that name too
                 f"it was written to the cluster {', '.join(there)}, and {self.bootstrap_servers} is {here}: point the "
                 "sink at the old one"
             )
             return [unknown] * len(committables)
-        ids = self._topic_ids(committables)
         outcomes = {at: self._without_its_topic(c, ids) for at, c in enumerate(committables) if made_anew(c, ids)}
-        outcomes |= self._interrupted(committables, [at for at in range(len(committables)) if at not in outcomes])
+        others = [at for at in range(len(committables)) if at not in outcomes]
+        if outcomes:
+            places = _places(committables[at] for at in others)
+            logs = self._patiently(lambda: self._brokers.logs(places))
+        outcomes |= self._interrupted(committables, others, logs)
         others = [at for at in range(len(committables)) if at not in outcomes]
         outcomes |= zip(others, self._end([committables[at] for at in others]), strict=True)
-        ids = self._topic_ids(committables)  # one may have been made anew while the requests were under way
+        ids = self._brokers.topic_ids(names)  # one may have been made anew while the requests were under way
         for at in others:
             if outcomes[at] == CommitOutcome.COMMITTED and (topic := made_anew(committables[at], ids)):
                 outcomes[at] = CommitOutcome.unknown(
@@ -505,9 +489,6 @@ class KafkaSink(
         if astray and isinstance(outcome, CommitOutcome) and outcome.state is CommitState.LOST:
             return CommitOutcome.unknown(f"{outcome.reason}; {astray}")
         return outcome
-
-    def _topic_ids(self, committables: Sequence[Committable]) -> dict[str, str | None]:
-        return self._brokers.topic_ids({name for one in committables for name in one.proof.get("topic_ids", ())})
 
     def _without_its_topic(self, committable: Committable, ids: Mapping[str, str | None]) -> CommitOutcome | Exception:
         """A topic that it wrote to is gone, and its records there too. If it was committed before, that is as with any
@@ -528,11 +509,11 @@ class KafkaSink(
             return error
 
     def _interrupted(
-        self, committables: Sequence[Committable], among: Sequence[int]
+        self, committables: Sequence[Committable], among: Sequence[int], logs: Logs
     ) -> dict[int, CommitOutcome | Exception]:
         """Those that are open, but not whole, are aborted, so that all of each is written again: an EndTxn would say
         that they are committed."""
-        ended = {among[at]: why for at, why in self._in_part([committables[at] for at in among]).items()}
+        ended = {among[at]: why for at, why in _in_part([committables[at] for at in among], logs).items()}
         names = {at: committables[at].transaction["transactional_id"] for at in ended}
         states = self._brokers.states(names.values())
         outcomes: dict[int, CommitOutcome | Exception] = {}
@@ -664,11 +645,19 @@ class KafkaSink(
     # ------------------------------------------------------------------ life
     def close(self) -> None:
         cluster, self._cluster = self._cluster, None
-        if cluster is not None:
+        if cluster is not None and self._in_task:
+            rest(self._place, cluster)
+        elif cluster is not None:
             cluster.close()
 
+    def _disconnect(self) -> None:
+        """The next task does not go on with what a task that failed had."""
+        if self._in_task and self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_cluster": None, "_committed": ()}
+        return super().__getstate__() | {"_cluster": None, "_in_task": True, "_committed": ()}
 
     def __repr__(self) -> str:
         return f"KafkaSink(name={self.name!r}, topic={self.topic!r}, bootstrap_servers={self.bootstrap_servers!r})"
@@ -720,6 +709,32 @@ _EITHER = "'avro' or 'protobuf'"
 
 def _after(first: Transform | None, second: Transform) -> Transform:
     return second if first is None else lambda df: second(first(df))
+
+
+def _topics(committables: Iterable[Committable]) -> set[str]:
+    return {name for one in committables for name in one.proof.get("topic_ids", ())}
+
+
+def _places(committables: Iterable[Committable]) -> set[tuple[str, int]]:
+    return {place for one in committables for place in places_of(one)}
+
+
+def _in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
+    """Which of these are open in a part of their partitions, or have a part of their records, and why; their
+    coordinator does not know of it, and would commit the rest. Or all of it is ended."""
+    found: dict[int, str] = {}
+    for at, one in enumerate(committables):
+        producer = one.transaction["producer_id"], one.transaction["producer_epoch"]
+        for place, first in places_of(one).items():
+            where, start = f"{place[0]}-{place[1]}", logs.starts.get(place, first)
+            if producer not in logs.open_in.get(place, {producer}):
+                found[at] = f"somebody has ended it in {where} alone (kafka-transactions.sh abort)"
+            elif start > first:
+                found[at] = (
+                    f"{where} begins at offset {start} now, so its records from {first} on are gone: somebody has "
+                    "deleted them (kafka-delete-records.sh), or retention has, which goes by their timestamps"
+                )
+    return found
 
 
 def _group(job: str, sink: str) -> str:

@@ -25,9 +25,9 @@ from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
 from sinks.mysql.catalog import Form, MySQLColumn
 from sinks.mysql.connection import WORK_SECONDS, Connection, Writing, execute, listed, query, quoted
+from sinks.resting import disconnect
 from sinks.sql.backend import RowTransaction
 from sinks.sql.encoder import Encoder
-from sinks.sql.server import disconnect
 from sinks.transaction import Identity, TransactionContext
 
 _PACKET = 2**20

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from sinks.errors import ConfigurationError
+from sinks.resting import disconnect, rest, rested
 from sinks.sql.questions import MYSQL, TRIGGERS
 
 logger = logging.getLogger(__name__)
@@ -49,10 +48,6 @@ _ASCII = "varchar(199) CHARACTER SET ascii COLLATE ascii_bin"
 _WORDS = {"postgresql": 'text COLLATE "C"', "mysql": _ASCII, "mariadb": _ASCII}
 """Types of short texts that are compared byte by byte."""
 _TIMES = {"postgresql": "timestamptz", "mysql": "datetime", "mariadb": "datetime", "mssql": "datetime2"}
-
-
-class Closable(Protocol):
-    def close(self) -> object: ...
 
 
 E = TypeVar("E")
@@ -227,14 +222,12 @@ class PooledServer(Server):
     def close(self) -> None:
         while (found := _popped(self._idle)) is not None:
             if self.RESTS and self._in_task:
-                _rest(self._place, found)
+                rest(self._place, found)
             else:
                 disconnect(found)
 
     def _rested(self) -> Any | None:
-        while self.RESTS and (found := _popped(_resting.get(self._place, []))) is not None:
-            connection, timer = found
-            timer.cancel()
+        while self.RESTS and (connection := rested(self._place)) is not None:
             with contextlib.suppress(Exception):
                 if self.answers(connection):
                     return connection
@@ -242,9 +235,8 @@ class PooledServer(Server):
         return None
 
     @property
-    def _place(self) -> Place:
-        """Whose connections are alike. A forked process has none of its parent's."""
-        return os.getpid(), *((key, str(value)) for key, value in sorted(self._parameters.items()))
+    def _place(self) -> tuple[object, ...]:
+        return tuple((key, str(value)) for key, value in sorted(self._parameters.items()))
 
     def redact(self, text: str) -> str:
         for secret in self.SECRETS:
@@ -269,28 +261,6 @@ class PooledServer(Server):
         self._in_task = True
 
 
-# ---------------------------------------------------------------------- between two tasks of one process
-# Each task has a copy of the sink, made from its pickle, and Spark gives its Python processes one task after the other.
-Place: TypeAlias = "tuple[object, ...]"
-_REST_SECONDS = 5.0
-_resting: dict[Place, list[tuple[Any, threading.Timer]]] = {}
-
-
-def _rest(place: Place, connection: Closable) -> None:
-    """Keep it for some seconds, then close it."""
-
-    def end() -> None:
-        with contextlib.suppress(ValueError):  # somebody has taken it
-            _resting[place].remove(entry)
-            disconnect(connection)
-
-    timer = threading.Timer(_REST_SECONDS, end)
-    timer.daemon = True
-    entry = connection, timer
-    _resting.setdefault(place, []).append(entry)
-    timer.start()
-
-
 def _popped(entries: list[E]) -> E | None:
     """The last one, of which each goes to one thread only."""
     with contextlib.suppress(IndexError):
@@ -313,9 +283,3 @@ def ambiguous(table: str, schemas: Sequence[str]) -> ConfigurationError:
         f"several schemas of the search_path have a table {table} ({', '.join(schemas)}): write the schema too, as in "
         f"{schemas[0]}.{table}, with name={table!r} so that the sink is known as before"
     )
-
-
-def disconnect(connection: Closable) -> None:
-    """Close without a word, also what is closed or broken."""
-    with contextlib.suppress(Exception):
-        connection.close()

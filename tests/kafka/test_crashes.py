@@ -258,5 +258,6 @@ def coordinator_of(sink: KafkaSink, transactional_id: str) -> int:
     request = FindCoordinatorRequest(
         key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=[transactional_id], min_version=4
     )
-    (answer,) = sink._brokers._send([(request, None)])
+    connection = sink._brokers._connection
+    (answer,) = connection.ask(lambda: connection.answer(*connection.send([(request, None)])))
     return int(answer.coordinators[0].node_id)

@@ -42,14 +42,14 @@ class Brokers:
         self.answers: defaultdict[int, deque[tuple[Any, Any]]] = defaultdict(deque)
         self.ended: list[bool] = []
 
-    def cluster_id(self) -> str:
-        return "cluster"
-
-    def begin(self, transactional_id: str, timeout_ms: int) -> dict[str, Any]:
-        return {"transactional_id": transactional_id, "producer_id": 7, "producer_epoch": 3}
+    def begin(
+        self, transactional_id: str, timeout_ms: int, topic: str | None = None
+    ) -> tuple[dict[str, Any], Place | None]:
+        identity = {"transactional_id": transactional_id, "producer_id": 7, "producer_epoch": 3}
+        return identity, self.place(topic) if topic else None
 
     def place(self, topic: str) -> Place | None:
-        return Place(self.id, dict(self.leaders)) if self.id else None
+        return Place("cluster", self.id, dict(self.leaders)) if self.id else None
 
     def largest_batch(self, topic: str) -> int | None:
         return None
@@ -294,7 +294,7 @@ def test_what_may_come_late_is_fenced_where_no_broker_does_it(monkeypatch: pytes
     producer = made(brokers)
     brokers.produce = lambda *_, **__: None  # type: ignore[method-assign]
     begun: list[str] = []
-    brokers.begin = lambda id, _: begun.append(id) or {}  # type: ignore[method-assign,assignment,func-returns-value]
+    brokers.begin = lambda id, *_: begun.append(id) or ({}, None)  # type: ignore
     producer.write(rows(1, 2))
     with pytest.raises(RuntimeError):
         producer.flush(0.1)

@@ -237,16 +237,9 @@ def test_a_number_is_not_given_away_twice_even_if_somebody_dropped_its_field() -
     second = by_hand(field("a", 1))
     found = merge([NOTE], second, first)
     assert numbers(found.text) == {"a": 1, "note": 3}
-    assert "reserved 2;" in shown(found.text)
-    again = merge([pa.field("b", pa.string())], second, first)
-    assert numbers(again.text) == {"a": 1, "b": 2}
-    both = merge([NOTE, pa.field("b", pa.string())], second, first)
-    assert (numbers(both.text), both.unfit) == ({"a": 1, "note": 3, "b": 2}, ())
-    assert "was optional string in another version" in merge([pa.field("b", pa.int32())], second, first).unfit[0]
+    assert "`b` had the number 2" in merge([pa.field("b", pa.string())], second, first).unfit[0].replace("'", "`")
     [reason] = merge([pa.field("a", pa.int32())], by_hand(field("a", 4)), first).unfit
     assert "the number 4 in the newest version, and 1 in another" in reason
-    taken = by_hand(field("a", 1) + field("c", 2))
-    assert "had the number 2 in another version" in merge([pa.field("b", pa.string())], taken, first).unfit[0]
 
 
 def test_reserved_numbers_and_names_stay_so() -> None:

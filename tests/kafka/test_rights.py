@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from sinks.errors import ConfigurationError
 from sinks.kafka import KafkaSink
-from sinks.kafka.memory import Mark
-from sinks.kafka.producer import TransactionalProducer
+from sinks.kafka.cluster import Cluster
 from sinks.testing.servers.kafka import KafkaServer
-from sinks.testing.table import eventually
 from sinks.transaction import CommitOutcome, CommitState
 from tests.kafka.play import LINEAGE, TEXTS, begun, pre_commit, sink_of, texts
 from tests.kafka.test_sink import outcome
@@ -110,13 +109,13 @@ def test_rights_on_the_group(secured: KafkaServer) -> None:
 
 def test_a_right_that_lacks_is_told_late(secured: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The offset is refused after the records were taken."""
-    send_mark = TransactionalProducer._send_mark
+    add_offset = Cluster._add_offset
 
-    def late(producer: TransactionalProducer, mark: Mark, topic: str) -> None:
-        eventually(lambda: producer.delivered > 0)
-        send_mark(producer, mark, topic)
+    async def late(cluster: Cluster, *arguments: Any) -> None:
+        await cluster._connection.manager._net.sleep(1)
+        await add_offset(cluster, *arguments)
 
-    monkeypatch.setattr(TransactionalProducer, "_send_mark", late)
+    monkeypatch.setattr(Cluster, "_add_offset", late)
     with secured.topic() as topic:
         for operation in ("describe", "write", "read"):
             secured.allow("bob", "topic", topic, operation)
@@ -125,6 +124,7 @@ def test_a_right_that_lacks_is_told_late(secured: KafkaServer, monkeypatch: pyte
         transaction = begun(sink, texts("a"))
         with pytest.raises(ConfigurationError, match="Read on groups"):
             sink.pre_commit(transaction)
+        assert transaction.delivered
         sink.rollback(transaction)
         assert list(sink.in_doubt("job")) == []
         sink.close()

@@ -18,6 +18,7 @@ from kafka.errors import KafkaError
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, cluster, producer
+from sinks.kafka.connection import Connection
 from sinks.kafka.errors import NotYetKnown
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.record_batch import NAMES
@@ -336,7 +337,7 @@ def test_the_password_is_in_no_representation(kafka: KafkaService) -> None:
 
 def test_a_password_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    connected = cluster.Cluster({"bootstrap_servers": "127.0.0.1:1", "sasl_plain_password": "secret"}, 1)
+    connected = Connection({"bootstrap_servers": ["127.0.0.1:1"], "sasl_plain_password": "secret"}, 1)
     with pytest.raises(KafkaError):
         _ = connected.admin
     assert "secret" not in caplog.text

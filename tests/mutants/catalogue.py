@@ -36,6 +36,7 @@ def _avro(test: str) -> tuple[str]:
 POSTGRES = _of("postgres", "sink", "proofs", "faults")
 MYSQL = _of("mysql", "sink", "faults")
 KAFKA = _of("kafka", "sink")
+KAFKA_REUSE = ("tests/kafka/test_reuse.py",)
 KAFKA_MEMORY = ("tests/kafka/test_memory.py",)
 EVOLUTION = tuple(f"tests/{room}/test_evolution.py" for room in ("postgres", "mysql", "sqlalchemy_sink"))
 SQLALCHEMY = _of("sqlalchemy_sink", "sink")
@@ -892,8 +893,8 @@ MUTANTS = (
     Mutant(
         "Kafka: what was deleted from an open transaction is decided",
         "sinks/kafka",
-        "elif starts.get(place, first) > first:",
-        "elif starts.get(place, first) < first:",
+        "            elif start > first:",
+        "            elif start < first:",
         ("tests/kafka/test_crashes.py::test_somebody_deletes_records_of_open_transactions",),
     ),
     Mutant(
@@ -1166,6 +1167,34 @@ MUTANTS = (
         KAFKA,
     ),
     Mutant(
+        "Kafka: a coordinator that moved is asked again and again",
+        "sinks/kafka",
+        "self._coordinators.pop((kind, names[at]), None)",
+        "pass",
+        KAFKA_REUSE,
+    ),
+    Mutant(
+        "Kafka: a leader that moved is asked again and again",
+        "sinks/kafka",
+        "self._leaders.pop(place, None)",
+        "pass",
+        KAFKA_REUSE,
+    ),
+    Mutant(
+        "Kafka: the next task has the connection of one that failed",
+        "sinks/kafka",
+        "            transaction.close()\n            self._disconnect()",
+        "            transaction.close()",
+        KAFKA_REUSE,
+    ),
+    Mutant(
+        "Kafka: the cluster is known from before",
+        "sinks/kafka",
+        "return about.cluster_id, _ids(about), logs",
+        "return str(self._connection.manager.cluster.cluster_id), _ids(about), logs",
+        KAFKA_REUSE,
+    ),
+    Mutant(
         "Kafka: transactions carry no offset (R15)", "sinks/kafka", "mark if marked else None", "None", KAFKA_MEMORY
     ),
     Mutant(
@@ -1332,14 +1361,14 @@ MUTANTS = (
     Mutant(
         "Kafka: what was ended in one partition is decided",
         "sinks/kafka",
-        "ended = dict.fromkeys(closed, why) or self._in_part(committables)",
+        "ended = dict.fromkeys(closed, why) or _in_part(committables, logs)",
         "ended = dict.fromkeys(closed, why)",
         KAFKA_CRASHES,
     ),
     Mutant(
         "Kafka: what was ended in one partition is committed",
         "sinks/kafka",
-        "outcomes |= self._interrupted(committables, [at for at in range(len(committables)) if at not in outcomes])",
+        "outcomes |= self._interrupted(committables, others, logs)",
         "pass",
         KAFKA_CRASHES,
     ),
@@ -1402,15 +1431,15 @@ MUTANTS = (
     Mutant(
         "Protobuf: the number of a field that was removed is given away",
         "sinks/kafka",
-        "max([0, *used, *(field.number for field in once)]) + 1",
-        "max([0, *used]) + 1",
+        "(field.number for field in (*message.field, *once))",
+        "(field.number for field in message.field)",
         PROTOBUF,
     ),
     Mutant(
         "Protobuf: a field that comes back gets another number",
         "sinks/kafka",
-        "            if field.name == name:\n                if field.number in used",
-        "            if False:\n                if field.number in used",
+        "if before := [field.number for field in once if field.name == name]:",
+        "if before := list[int]():",
         PROTOBUF,
     ),
     Mutant(

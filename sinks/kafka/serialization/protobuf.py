@@ -103,7 +103,9 @@ def essence(text: str) -> str:
     for name in names:
         if name in messages and name not in found:
             fields = sorted(messages[name].field, key=lambda field: field.number)
-            found[name] = [[f.number, f.name, f.proto3_optional, f.options.packed, *_read_by(f)] for f in fields]
+            found[name] = [
+                [f.number, f.name, f.proto3_optional, f.options.packed, f.type, f.label, f.type_name] for f in fields
+            ]
             names += [f.type_name[1:] for f in fields if f.type_name]
     return json.dumps([names[0], found], sort_keys=True)
 
@@ -184,10 +186,7 @@ class _Merge:
             elif number := self._number(message, full_name, column.name, where):
                 field = message.field.add(name=column.name, number=number, label=Field.LABEL_OPTIONAL)
                 self._new(message, full_name, field, column.type, where)
-                self._as_once(full_name, field, where)
                 self.changes.append(change(where, "add", f"add the field {where}: {_shown(field, full_name)}"))
-        if len(message.field) > len(known):
-            self._reserve(message, full_name)
 
     # ------------------------------------------------------------------ fields that are there
     def _fit(self, message: Message, field: Field, kind: pa.DataType, path: str) -> None:
@@ -276,37 +275,25 @@ class _Merge:
             self.unfit.append(no_type(path, kind, "Protobuf"))
 
     def _number(self, message: Message, full_name: str, name: str, path: str) -> int | None:
-        """What the name had in an earlier version, else one that no version has given away."""
+        """One that no version has given away."""
         once = self._once(full_name)
-        used = {field.number for field in message.field}
         reserved = [range(one.start, one.end) for one in (*message.reserved_range, *message.extension_range)]
         if name in message.reserved_name:
             self.unfit.append(f"column {path!r}: the name is reserved in {full_name}: give it another")
             return None
-        for field in once:
-            if field.name == name:
-                if field.number in used or any(field.number in one for one in reserved):
-                    self.unfit.append(
-                        f"column {path!r} had the number {field.number} in another version of the schema, which stands "
-                        "for something else now: register a version with this field by hand, or rename the column"
-                    )
-                    return None
-                return int(field.number)
-        number: int = max([0, *used, *(field.number for field in once)]) + 1
+        if before := [field.number for field in once if field.name == name]:
+            self.unfit.append(
+                f"column {path!r} had the number {before[0]} in another version of the schema, and the newest has no "
+                "such field: register a version that has it again, or rename the column"
+            )
+            return None
+        number: int = max([0, *(field.number for field in (*message.field, *once))]) + 1
         while taken := [one for one in (*reserved, _OURS_TO_LEAVE) if number in one]:
             number = taken[0].stop
         if number > _LAST_NUMBER:
             self.unfit.append(f"column {path!r}: {full_name} has no number left after its others")
             return None
         return number
-
-    def _reserve(self, message: Message, full_name: str) -> None:
-        """The numbers of fields that somebody removed."""
-        reserved = [range(one.start, one.end) for one in message.reserved_range]
-        gone = {field.number for field in self._once(full_name)} - {field.number for field in message.field}
-        for number in sorted(gone):
-            if not any(number in one for one in reserved):
-                message.reserved_range.add(start=number, end=number + 1)
 
     def _as_numbered_once(self, full_name: str, field: Field, path: str) -> None:
         """Two drivers may have registered a version each, by a registry that compares none."""
@@ -316,15 +303,6 @@ class _Merge:
                 f"column {path!r} has the number {field.number} in the newest version, and {min(others)} in another: "
                 "readers of one would miss what the other writes: delete the version that nobody uses"
             )
-
-    def _as_once(self, full_name: str, field: Field, path: str) -> None:
-        for one in self._once(full_name):
-            if one.name == field.name and _read_by(one) != _read_by(field):
-                self.unfit.append(
-                    f"column {path!r} was {_shown(one, full_name)} in another version of the schema, and would be "
-                    f"{_shown(field, full_name)} under the same number: rename or cast it"
-                )
-                return
 
     def _once(self, full_name: str) -> Sequence[Field]:
         """The fields of a message in earlier versions."""
@@ -356,10 +334,6 @@ def _free(name: str, message: Message) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def _read_by(field: Field) -> tuple[int, int, str]:
-    return field.type, field.label, field.type_name
 
 
 # ---------------------------------------------------------------------- as people write it

@@ -1,0 +1,282 @@
+"""The connection to the brokers, and which of them to ask: who coordinates a transactional id or a group, and who leads
+a partition. A broker that answers that it is not the one, or not at all, is looked for anew.
+
+kafka-python's admin client carries it (connections, security, wire messages). It has no call for Produce and
+Fetch, for FindCoordinator and for transactions, so those messages go to its `_manager`: the one use of a private
+attribute.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from logging import getLogger
+from threading import Lock
+from typing import Any
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import (
+    CoordinatorNotAvailableError,
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    LeaderNotAvailableError,
+    NodeNotReadyError,
+    NotCoordinatorError,
+    RequestTimedOutError,
+    UnknownBrokerIdError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+
+getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)  # has passwords
+
+Where = tuple[str, int]
+"""Topic and partition."""
+
+UNANSWERED = KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError, RequestTimedOutError
+_UNREACHABLE = KafkaConnectionError, NodeNotReadyError, UnknownBrokerIdError
+_NOT_THE_COORDINATOR = {CoordinatorNotAvailableError.errno, NotCoordinatorError.errno}
+_NOT_ATTEMPTED = 55
+_SHORTEST_TRY = 0.5
+
+
+class _Client:
+    """kafka-python's admin client, whose own errors say nothing but which connection failed."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._servers = ", ".join(options["bootstrap_servers"])
+        try:
+            self._client = KafkaAdminClient(**options)
+        except KafkaError as error:
+            raise self.explained(error) from error
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return method(*arguments, **named)
+            except KafkaError as error:
+                raise self.explained(error) from error
+
+        method = getattr(self._client, name)
+        return call if callable(method) else method
+
+    def explained(self, error: Exception) -> Exception:
+        """Of the same type, which tells whether to ask again."""
+        if not isinstance(error, UNANSWERED):
+            return error
+        told = ", ".join(map(str, error.args))
+        again: Exception = type(error)(
+            f"{told}. A Kafka broker at {self._servers} does not answer: check that all of them run, and that this "
+            "machine reaches them"
+        )
+        return again
+
+
+class Connection:
+    """Connects at its first use; one connection for each broker, shared by all threads. `options` are kafka-python's;
+    `timeout` in seconds; `reached_by`: time.monotonic() from which on the first answer is waited for no more.
+
+    Coroutines run in kafka-python's thread, by `ask`."""
+
+    def __init__(self, options: Mapping[str, Any], timeout: float, reached_by: float = math.inf) -> None:
+        self._options = dict(options)
+        self._timeout_ms = int(timeout * 1000)
+        self._reached_by = reached_by
+        self._lock = Lock()
+        self._client: _Client | None = None
+        self._coordinators: dict[tuple[CoordinatorType, str], Any] = {}
+        """Their nodes."""
+        self._leaders: dict[Where, int] = {}
+
+    @property
+    def admin(self) -> _Client:
+        with self._lock:
+            if self._client is None:
+                left = max(_SHORTEST_TRY, self._reached_by - time.monotonic())
+                self._client = _Client(
+                    {
+                        "bootstrap_timeout_ms": min(self._timeout_ms, left * 1000),
+                        "request_timeout_ms": self._timeout_ms,
+                        "reconnect_backoff_max_ms": 1000,
+                        "max_in_flight_requests_per_connection": 1_000_000,  # beyond it, requests would fail
+                        **self._options,
+                    }
+                )
+            return self._client
+
+    @property
+    def manager(self) -> Any:
+        return self.admin._manager
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    # ------------------------------------------------------------------ any broker
+    def ask(self, *questions: Callable[[], Awaitable[Any]]) -> list[Any]:
+        """All at once. Raises what the first one raises that fails."""
+        manager = self.manager
+
+        async def all_of_them() -> list[Any]:
+            under_way = [manager.call_soon(question) for question in questions[1:]]
+            first = await questions[0]()
+            return [first, *[await one for one in under_way]]
+
+        answers: list[Any] = manager.run(all_of_them)
+        return answers
+
+    def send(self, requests: Iterable[tuple[Any, int | Exception | None]]) -> list[Any]:
+        """Each to its node (None: any), at once. An exception in place of one is the answer."""
+        sent = []
+        for request, node in requests:
+            try:
+                sent.append(node if isinstance(node, Exception) else self.manager.send(request, node_id=node))
+            except KafkaError as error:
+                sent.append(error)
+        return sent
+
+    async def answer(self, sent: Any) -> Any:
+        """The response, or why there is none."""
+        try:
+            return sent if isinstance(sent, Exception) else await sent
+        except Exception as error:
+            return self.admin.explained(error)
+
+    async def metadata(self, topics: Iterable[str]) -> Any:
+        """`cluster_id`, and `topics` as they are: `name`, `topic_id`, `partitions` and `error_code`."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(topics)]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=10)
+        about = raised(await self.answer(*self.send([(request, None)])))
+        for topic in about.topics:
+            for one in topic.partitions:
+                self._leaders[topic.name, one.partition_index] = one.leader_id
+        return about
+
+    # ------------------------------------------------------------------ the broker that knows
+    async def ask_coordinators(
+        self,
+        kind: CoordinatorType,
+        names: Sequence[str],
+        request: Callable[[int], Any],
+        codes: Callable[[Any], Iterable[int]],
+    ) -> list[Any]:
+        """One request for each transactional id (or group), made of its place among `names`, which the same one may
+        have twice. A response or an exception each; `codes` are the errors in a response."""
+        found: dict[int, Any] = {}
+        left = list(range(len(names)))
+        while left:
+            unknown = {names[at] for at in left if (kind, names[at]) not in self._coordinators}
+            failed = await self._look_for_coordinators(kind, unknown)
+            nodes = [failed.get(names[at]) or self._coordinators[kind, names[at]] for at in left]
+            sent = self.send((request(at), node) for at, node in zip(left, nodes, strict=True))
+            again = []
+            for at, one in zip(left, sent, strict=True):
+                found[at] = answer = await self.answer(one)
+                if _is_elsewhere(answer, codes):
+                    self._coordinators.pop((kind, names[at]), None)
+                    again += [at] if names[at] not in unknown else []
+            left = again
+        return [found[at] for at in range(len(names))]
+
+    async def _look_for_coordinators(self, kind: CoordinatorType, names: Iterable[str]) -> dict[str, Exception]:
+        """Those that were not found, and why."""
+        keys = sorted(names)
+        if not keys:
+            return {}
+        request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=4)
+        found = await self.answer(*self.send([(request, None)]))
+        if isinstance(found, Exception):
+            return dict.fromkeys(keys, found)
+        failed: dict[str, Exception] = {}
+        for one in found.coordinators:
+            if one.error_code:
+                failed[one.key] = for_code(one.error_code)(f"coordinator of {one.key}")
+            else:
+                node = self.manager.cluster.add_coordinator(one, kind, one.key, synthesize_node_id=False)
+                self._coordinators[kind, one.key] = node
+        return failed
+
+    async def ask_coordinator(
+        self, kind: CoordinatorType, name: str, request: Any, codes: Callable[[Any], Iterable[int]]
+    ) -> Any:
+        """Raises what keeps it from answering, or an error of those in its answer."""
+        (answer,) = await self.ask_coordinators(kind, [name], lambda _: request, codes)
+        for code in sorted(codes(raised(answer)), key=lambda code: code == _NOT_ATTEMPTED):
+            if code:
+                raise for_code(code)(name)
+        return answer
+
+    async def ask_leaders(
+        self, places: Iterable[Where], request: Callable[[Mapping[str, list[int]]], Any]
+    ) -> dict[Where, Any]:
+        """What the leader of each partition answers about it; `request` is made for topics and their partitions."""
+        left, found = set(places), dict[Where, Any]()
+        while left:
+            unknown = {place for place in left if place not in self._leaders}
+            if unknown:
+                await self._look_for_leaders(unknown)
+            by_node: defaultdict[int, list[Where]] = defaultdict(list)
+            for place in sorted(left):
+                by_node[self._leaders[place]].append(place)
+            sent = self.send((request(by_topic(its)), node) for node, its in by_node.items())
+            again = set()
+            for one, its in zip(sent, by_node.values(), strict=True):
+                answer = await self.answer(one)
+                for place, about in _by_place(answer, its):
+                    if error := about if isinstance(about, Exception) else _error(about, place):
+                        self._leaders.pop(place, None)
+                        if place in unknown or isinstance(error, RequestTimedOutError):
+                            raise error
+                        again.add(place)
+                    else:
+                        found[place] = about
+            left = again
+        return found
+
+    async def _look_for_leaders(self, places: Iterable[Where]) -> None:
+        """Raises for a topic, or a partition, that is not there, or has none."""
+        for topic in (await self.metadata({topic for topic, _ in places})).topics:
+            if topic.error_code:
+                raise for_code(topic.error_code)(f"topic {topic.name!r}")
+        for topic, number in places:
+            if (topic, number) not in self._leaders:
+                raise UnknownTopicOrPartitionError(f"{topic}-{number}")
+            if self._leaders[topic, number] < 0:
+                del self._leaders[topic, number]
+                raise LeaderNotAvailableError(f"{topic}-{number}")
+
+
+def raised(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def by_topic(places: Iterable[Where]) -> dict[str, list[int]]:
+    numbers: dict[str, list[int]] = {}
+    for topic, number in places:
+        numbers.setdefault(topic, []).append(number)
+    return numbers
+
+
+def _by_place(answer: Any, places: Iterable[Where]) -> Iterable[tuple[Where, Any]]:
+    if isinstance(answer, Exception):
+        return [(place, answer) for place in places]
+    return [((topic.name, one.partition_index), one) for topic in answer.topics for one in topic.partitions]
+
+
+def _error(about: Any, place: Where) -> Exception | None:
+    error: type[Exception] = for_code(about.error_code)
+    return error(f"{place[0]}-{place[1]}") if about.error_code else None
+
+
+def _is_elsewhere(answer: Any, codes: Callable[[Any], Iterable[int]]) -> bool:
+    if isinstance(answer, Exception):
+        return isinstance(answer, _UNREACHABLE)
+    return not _NOT_THE_COORDINATOR.isdisjoint(codes(answer))

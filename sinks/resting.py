@@ -1,0 +1,52 @@
+"""Connections between two tasks of one process: each rests for some seconds, and is closed unless somebody takes it.
+
+Each task has a copy of the sink, made from its pickle, and Spark gives its Python processes one task after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any, Protocol
+
+
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+REST_SECONDS = 5.0
+
+_resting: dict[tuple[object, ...], list[tuple[Any, threading.Timer]]] = {}
+
+
+def rest(place: tuple[object, ...], connection: Closable) -> None:
+    """Connections of one `place` are alike. A forked process has none of its parent's."""
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):  # somebody has taken it
+            resting.remove(entry)
+            disconnect(connection)
+
+    timer = threading.Timer(REST_SECONDS, end)
+    timer.daemon = True
+    entry = connection, timer
+    resting = _resting.setdefault((os.getpid(), *place), [])
+    resting.append(entry)
+    timer.start()
+
+
+def rested(place: tuple[object, ...]) -> Any | None:
+    """The one that came last, for the caller alone."""
+    alike = os.getpid(), *place
+    with contextlib.suppress(KeyError, IndexError):
+        connection, timer = _resting[alike].pop()
+        timer.cancel()
+        return connection
+    return None
+
+
+def disconnect(connection: Closable) -> None:
+    """Close without a word, also what is closed or broken."""
+    with contextlib.suppress(Exception):
+        connection.close()

@@ -1,0 +1,209 @@
+"""What a task and the driver do not ask the brokers each time, and it changes: between two batches, and amid one."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any, TypeVar
+
+import pytest
+from confluent_kafka.cimpl import NewTopic
+from kafka import TopicPartition
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
+from kafka.protocol.admin.topics import ElectionType
+
+from sinks import resting
+from sinks.kafka import KafkaSink
+from sinks.kafka.cluster import Cluster
+from sinks.kafka.errors import NotYetKnown
+from sinks.testing.servers.kafka import KafkaServer, KafkaService, _id
+from sinks.testing.table import eventually
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
+from tests.kafka.play import anew, begun, pre_commit, sink_of, texts
+from tests.kafka.test_crashes import coordinator_of
+from tests.kafka.test_sink import values
+
+COMMITTED = CommitOutcome.COMMITTED
+Answer = TypeVar("Answer")
+
+
+@pytest.fixture(autouse=True)
+def _long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting, "REST_SECONDS", 120.0)
+
+
+def in_a_task(sink: KafkaSink, value: str, subtask: int = 0) -> tuple[Cluster, Committable]:
+    copy: KafkaSink = pickle.loads(pickle.dumps(sink))
+    committable = pre_commit(copy, texts(value), subtask=subtask)
+    cluster = copy._brokers
+    copy.close()
+    return cluster, committable
+
+
+def committed(sink: KafkaSink, *committables: Committable) -> bool:
+    sink.validate_all(Checkpoint("job", "l", 0), committables)
+    return list(sink.commit_all(Checkpoint("job", "l", 0), committables)) == [COMMITTED] * len(committables)
+
+
+def again(question: Callable[[], Answer]) -> Answer:
+    """As Spark and the protocol do, while brokers die."""
+    found: list[Answer] = []
+
+    def answers() -> bool:
+        with contextlib.suppress(RuntimeError, KafkaError, NotYetKnown):
+            found.append(question())
+        return bool(found)
+
+    eventually(answers)
+    return found[0]
+
+
+# ---------------------------------------------------------------------- the connection
+def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink
+) -> None:
+    (first, one), (second, two) = in_a_task(sink, "1"), in_a_task(sink, "2", 1)
+    assert first is second
+    copies = [pickle.loads(pickle.dumps(sink)) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:  # two at once have two
+        open = list(pool.map(lambda at: begun(copies[at], texts(f"{at + 3}"), subtask=at + 2), range(2)))
+    assert copies[0]._brokers is not copies[1]._brokers
+    others = [copy.pre_commit(transaction) for copy, transaction in zip(copies, open, strict=True)]
+    for copy in copies:
+        copy.close()
+    assert committed(sink, one, two, *others)
+    assert values(kafka, kafka_topic) == ["1", "2", "3", "4"]
+
+
+def test_a_connection_that_no_task_takes_is_closed(sink: KafkaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting, "REST_SECONDS", 0.2)
+    cluster, committable = in_a_task(sink, "1")
+    eventually(lambda: cluster._connection._client is None)
+    assert in_a_task(sink, "1")[0] is not cluster
+    sink.abort(committable.transaction)
+
+
+def test_a_task_that_fails_leaves_no_connection_to_the_next_one(sink: KafkaSink) -> None:
+    cluster, committable = in_a_task(sink, "1")
+    copy = pickle.loads(pickle.dumps(sink))
+    transaction = begun(copy, texts("2"), subtask=1)
+    assert copy._brokers is cluster
+    copy.rollback(transaction)
+    copy.close()
+    assert in_a_task(sink, "2", 1)[0] is not cluster
+    assert committed(sink, committable)
+
+
+def test_another_sink_has_its_own(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
+    other = sink_of(kafka, kafka_topic)
+    assert in_a_task(sink, "1")[0] is not in_a_task(other, "2", 1)[0]
+    other.close()
+
+
+# ---------------------------------------------------------------------- the topic
+def test_a_topic_made_anew_between_two_tasks(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
+    _, before = in_a_task(sink, "before")
+    assert committed(sink, before)
+    anew(kafka, kafka_topic)
+    _, after = in_a_task(sink, "after")
+    assert after.proof["topic_ids"] != before.proof["topic_ids"]
+    assert committed(sink, after)
+    assert values(kafka, kafka_topic) == ["after"]
+
+
+# ---------------------------------------------------------------------- another cluster at the same address
+@pytest.mark.slow
+def test_another_cluster_behind_the_address() -> None:
+    with KafkaServer() as server, closing(KafkaSink(server.bootstrap, "orders", create_topic=True)) as sink:
+        sink.check(texts("").schema)
+        assert committed(sink, in_a_task(sink, "1")[1])
+        _, of_the_old_one = in_a_task(sink, "2", 1)
+        server.kill()
+        for broker in server.brokers:
+            shutil.rmtree(broker._data)
+            broker.format(_id(), server._first_records())
+        server.start()
+        admin = server.admin()
+        admin.create_topics([NewTopic("orders", 1)])["orders"].result(120)
+        again(lambda: eventually(lambda: sink._brokers.place("orders") is not None))
+        _, of_the_new_one = again(lambda: in_a_task(sink, "3"))
+        assert of_the_new_one.proof["cluster"] != of_the_old_one.proof["cluster"]
+        found = again(lambda: sink.commit(of_the_old_one))
+        assert found.state is CommitState.UNKNOWN
+        assert f"written to the cluster {of_the_old_one.proof['cluster']}" in found.reason
+        assert committed(sink, of_the_new_one)
+        assert values(server, "orders") == ["3"]
+
+
+# ---------------------------------------------------------------------- coordinators and leaders
+@pytest.fixture(scope="module")
+def three() -> Iterator[KafkaServer]:
+    with KafkaServer(brokers=3) as server:
+        yield server
+
+
+def move(server: KafkaServer, topic: str, away_from: int) -> None:
+    """Another broker leads what this one has led of the topic."""
+    admin = KafkaAdminClient(bootstrap_servers=server.bootstrap.split(","))
+
+    def led() -> dict[int, list[int]]:
+        (about,) = admin.describe_topics([topic])
+        return {
+            one["partition_index"]: one["replica_nodes"] for one in about["partitions"] if one["leader_id"] == away_from
+        }
+
+    replicas = led()
+    assert replicas
+    others = {at: [*(node for node in nodes if node != away_from), away_from] for at, nodes in replicas.items()}
+    admin.alter_partition_reassignments({TopicPartition(topic, at): nodes for at, nodes in others.items()})
+    admin.elect_leaders(ElectionType.PREFERRED, {topic: list(others)}, raise_errors=False)
+    eventually(lambda: not led())
+    admin.close()
+
+
+Change = Callable[[KafkaServer, KafkaSink, Committable], Any]
+
+
+def _coordinator_moves(server: KafkaServer, sink: KafkaSink, committable: Committable) -> None:
+    move(server, "__transaction_state", coordinator_of(sink, committable.transaction["transactional_id"]))
+
+
+def _leader_moves(server: KafkaServer, sink: KafkaSink, committable: Committable) -> None:
+    place = sink._brokers.place(str(sink.topic))
+    assert place
+    move(server, str(sink.topic), place.leaders[committable.proof["partition"]])
+
+
+def _coordinator_dies(server: KafkaServer, sink: KafkaSink, committable: Committable) -> None:
+    server.broker(coordinator_of(sink, committable.transaction["transactional_id"])).kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [_coordinator_moves, _leader_moves, _coordinator_dies])
+def test_what_moves_between_two_batches_and_amid_one(three: KafkaServer, change: Change) -> None:
+    three.start()
+    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}")) as sink:
+        sink.check(texts("").schema)
+        _, first = in_a_task(sink, "1")
+        assert committed(sink, first)
+        change(three, sink, first)
+        _, second = again(lambda: in_a_task(sink, "2"))
+        three.start()
+        change(three, sink, second)
+        again(lambda: sink.validate_all(Checkpoint("job", "l", 0), [second]))
+        assert again(lambda: sink.commit(second)) == COMMITTED
+        three.start()
+        copy = pickle.loads(pickle.dumps(sink))
+        transaction = begun(copy, texts("3"))
+        change(three, sink, second)
+        third = copy.pre_commit(transaction)
+        copy.close()
+        again(lambda: sink.validate_all(Checkpoint("job", "l", 0), [third]))
+        assert again(lambda: sink.commit(third)) == COMMITTED
+        assert values(three, topic) == ["1", "2", "3"]
