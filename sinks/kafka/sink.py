@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -26,7 +25,8 @@ from sinks.diagnosis import Finding, InDoubt, SchemaDiff
 from sinks.errors import BadValue, CommittedError, ConfigurationError, TransactionEnded
 from sinks.kafka import columns, dead_letters, doctor, memory
 from sinks.kafka.audit import audit
-from sinks.kafka.cluster import COMMITTED_STATES, Answer, Cluster, Logs
+from sinks.kafka.cluster import COMMITTED_STATES, Cluster
+from sinks.kafka.commit import Commit, in_part, ongoing, places_of_all, topics_of
 from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, NotYetKnown, patiently
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import (
@@ -37,8 +37,9 @@ from sinks.kafka.options import (
     option_problems,
     producer_options,
 )
-from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, made_anew, of_commit, places_of
+from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, made_anew
 from sinks.kafka.producer import TransactionalProducer
+from sinks.kafka.schemas import FORMATS, Schemas
 from sinks.optional import (
     Auditable,
     DeadLettering,
@@ -48,13 +49,11 @@ from sinks.optional import (
     SchemaEvolving,
     Validating,
 )
-from sinks.progress import progress
 from sinks.resting import rest, rested
-from sinks.sql.evolution import STEPS, SchemaEvolution
+from sinks.sql.evolution import SchemaEvolution
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,
-    CommitState,
     Committable,
     Identity,
     TransactionContext,
@@ -66,16 +65,12 @@ from sinks.transaction import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sinks.kafka.serialization.values import Keys, Values
 
 logger = logging.getLogger(__name__)
 
 Transform = Callable[["DataFrame"], "DataFrame"]
 SerializerFactory = Callable[[], Callable[[Any, SerializationContext], bytes | None]]
 
-_ENDED_TOGETHER = 1000
-"""Requests that are under way at once."""
-_WITNESS_THREADS = 8
 _OVERHEAD = 128
 """Bytes of a record batch of one record, beside key, value and headers, at most."""
 
@@ -169,17 +164,22 @@ class KafkaSink(
         problems = list(option_problems(options or {}, transaction_timeout))
         if value_format not in (None, *_TRANSFORMS):
             problems.append(f"value_format is one of {', '.join(map(repr, _TRANSFORMS))} or None, not {value_format!r}")
-        formats = {"value_format": value_format, "key_format": key_format}
-        by_registry = {name: found for name, found in formats.items() if found in _REGISTERED}
-        subjects = {"value_format": subject or topic, "key_format": key_subject or topic}
-        problems += _registry_problems(by_registry, schema_registry, subjects, schema_evolution)
-        problems += _key_problems(key_format, key_subject, value_format)
-        if value_format in _REGISTERED and value_serializer:
+        self._schemas = Schemas(
+            self.name,
+            topic,
+            value_format=value_format,
+            key_format=key_format,
+            registry=schema_registry,
+            subject=subject,
+            key_subject=key_subject,
+            evolution=schema_evolution,
+            timeout=timeout,
+        )
+        problems += self._schemas.problems
+        if value_format in FORMATS and value_serializer:
             problems.append(
                 f"values are written by value_format={value_format!r} or by a value_serializer, not by both"
             )
-        if value_format not in _REGISTERED and subject:
-            problems.append(f"subject belongs to value_format={_EITHER}")
         if value_serializer and dead_letters:
             problems.append("what a value_serializer refuses fails the checkpoint: it takes no dead_letters")
         if problems:
@@ -197,20 +197,8 @@ class KafkaSink(
         self._place = KafkaSink.__name__, uuid4().hex
         """Of the connections that tasks with copies of this sink leave to each other."""
         self._reached_by = math.inf
-        self._values: Values | None = None
-        self._keys: Keys | None = None
         self._committed: Sequence[Committable] = ()
         """What `commit_all` was last asked for."""
-        if schema_registry:
-            from sinks.kafka.serialization.values import Keys, Values, format_of
-
-            how = schema_evolution, timeout
-            if value_format in _REGISTERED:
-                where = subject or f"{topic}-value"
-                self._values = Values(self.name, format_of(str(value_format)), schema_registry, where, *how)
-            if key_format:
-                where = key_subject or f"{topic}-key"
-                self._keys = Keys(self.name, format_of(key_format), schema_registry, where, *how)
 
     @property
     def writes_on_driver(self) -> bool:
@@ -226,40 +214,30 @@ class KafkaSink(
         if schema == SCHEMA and self.value_serializer:
             raise ConfigurationError(f"sink {self.name!r}: dead letters are bytes already: leave value_serializer out")
         schema = _columns(schema)
-        serialized = [one.column for one in self._serialized] + (["value"] if self.value_serializer else [])
+        serialized = [*self._schemas.columns, *(["value"] if self.value_serializer else [])]
         columns.check(self.name, schema, self.topic, serialized)
         self._check_brokers()
-        for one in self._serialized:
-            one.check(_TYPES[one.column](schema), self._schemas_in_topic(one.proof))
+        self._schemas.check(schema, self._written_last)
         if self.topic and (limit := self._brokers.largest_batch(self.topic)):
             self._limits = {self.topic: limit}
             if self.dead_letters:
                 self._largest = min(self._producer_options.largest, limit - _OVERHEAD)
 
     @property
-    def _serialized(self) -> Sequence[Values]:
-        """Columns that go by schemas of the registry."""
-        return [one for one in (self._keys, self._values) if one]
-
-    @property
     def evolves(self) -> bool:
-        return bool(self._serialized)
+        return bool(self._schemas)
 
     def evolve(self, schema: pa.Schema) -> None:
-        for one in self._serialized:
-            one.evolve(_TYPES[one.column](schema))
+        self._schemas.evolve(schema)
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
-        found = [one.diff(_TYPES[one.column](schema)) for one in self._serialized]
-        return sum(found[1:], found[0]) if found else None
+        return self._schemas.diff(schema)
 
-    def _schemas_in_topic(self, named: str) -> Mapping[int, str]:
-        """The numbers of the schemas that the newest checkpoint is written with, and hashes of these schemas. A topic
-        that was made anew has no such records."""
+    def _written_last(self, named: str) -> Iterable[Committable]:
+        """The newest checkpoint's, with this name in its proof. A topic that was made anew has no such records."""
         written = [one for one in self._committed if named in one.proof]
-        ids = self._brokers.topic_ids(_topics(written)) if written else {}
-        found = [one.proof[named] for one in written if not made_anew(one, ids)]
-        return {one["id"]: one["hash"] for one in found}
+        ids = self._brokers.topic_ids(topics_of(written)) if written else {}
+        return [one for one in written if not made_anew(one, ids)]
 
     def _check_brokers(self) -> None:
         try:
@@ -372,11 +350,8 @@ class KafkaSink(
         if batch.schema == SCHEMA:
             return dead_letters.records(batch), []
         refused = list(columns.refused(batch, self.topic))
-        for one in self._serialized:
-            at = batch.schema.get_field_index(one.column)
-            made, bad = one.chosen.encoded(batch.column(at))
-            batch, refused = batch.set_column(at, one.column, made), [*refused, *bad]
-        return batch, refused
+        batch, bad = self._schemas.encoded(batch)
+        return batch, [*refused, *bad]
 
     def write_good_rows(
         self, transaction: TransactionalProducer, batch: pa.RecordBatch, most: int
@@ -397,9 +372,8 @@ class KafkaSink(
     def pre_commit(self, transaction: TransactionalProducer) -> Committable:
         sealed = transaction.seal(self._delivery_timeout)
         transaction.close()
-        schemas = {one.proof: one.chosen.named for one in self._serialized}
         remembered = self.remember and self.topic is not None
-        proof = {**sealed.proof, "target": self._target, "remembered": remembered, **schemas}
+        proof = {**sealed.proof, "target": self._target, "remembered": remembered, **self._schemas.named}
         return replace(sealed, proof=proof)
 
     def rollback(self, transaction: TransactionalProducer) -> None:
@@ -423,15 +397,15 @@ class KafkaSink(
         """What somebody has ended since its task let go of it is written again before the decision, not after it: that
         asks nothing of the query."""
         names = [one.transaction["transactional_id"] for one in committables]
-        places = _places(committables)
+        places = places_of_all(committables)
         states, logs = self._patiently(lambda: self._brokers.states_and_logs(names, places))
         why = (
             f"the brokers have ended it after transaction_timeout ({self._delivery_timeout:g} s; raise it, if batches "
             "take longer), an operator or another driver of this job has, or a topic that it wrote to was deleted or "
             "made anew"
         )
-        closed = [at for at, one in enumerate(committables) if states.get(names[at]) != _ongoing(one)]
-        ended = dict.fromkeys(closed, why) or _in_part(committables, logs)
+        closed = [at for at, one in enumerate(committables) if states.get(names[at]) != ongoing(one)]
+        ended = dict.fromkeys(closed, why) or in_part(committables, logs)
         if ended:
             at, why = next(iter(ended.items()))
             raise TransactionEnded(
@@ -454,101 +428,11 @@ class KafkaSink(
         return self._commit(committables)
 
     def _commit(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        names, places = _topics(committables), _places(committables)
-        here, ids, logs = self._patiently(lambda: self._brokers.ids_and_logs(names, places))
-        if there := {committable.proof["cluster"] for committable in committables} - {here}:
-            unknown = CommitOutcome.unknown(  # this one may have a transaction of that name too
-                f"it was written to the cluster {', '.join(there)}, and {self.bootstrap_servers} is {here}: point the "
-                "sink at the old one"
-            )
-            return [unknown] * len(committables)
-        outcomes = {at: self._without_its_topic(c, ids) for at, c in enumerate(committables) if made_anew(c, ids)}
-        others = [at for at in range(len(committables)) if at not in outcomes]
-        if outcomes:
-            places = _places(committables[at] for at in others)
-            logs = self._patiently(lambda: self._brokers.logs(places))
-        outcomes |= self._interrupted(committables, others, logs)
-        others = [at for at in range(len(committables)) if at not in outcomes]
-        outcomes |= zip(others, self._end([committables[at] for at in others]), strict=True)
-        ids = self._brokers.topic_ids(names)  # one may have been made anew while the requests were under way
-        for at in others:
-            if outcomes[at] == CommitOutcome.COMMITTED and (topic := made_anew(committables[at], ids)):
-                outcomes[at] = CommitOutcome.unknown(
-                    f"it was committed, and at the same time its topic {topic!r} was deleted: nobody can tell whether "
-                    "anybody has read its records. Look for them in the topic; they are either all there or none"
-                )
-        return [self._unless_astray(c, outcomes[at]) for at, c in enumerate(committables)]
+        return Commit(self.name, self._brokers, self.bootstrap_servers, self._target, self._patiently).of(committables)
 
     @property
     def _target(self) -> str:
         return f"topic {self.topic!r}" if self.topic else "the topics that rows name"
-
-    def _unless_astray(self, committable: Committable, outcome: CommitOutcome | Exception) -> CommitOutcome | Exception:
-        """What is lost is written again, to the topic of now."""
-        astray = committable.target_mismatch(self._target)
-        if astray and isinstance(outcome, CommitOutcome) and outcome.state is CommitState.LOST:
-            return CommitOutcome.unknown(f"{outcome.reason}; {astray}")
-        return outcome
-
-    def _without_its_topic(self, committable: Committable, ids: Mapping[str, str | None]) -> CommitOutcome | Exception:
-        """A topic that it wrote to is gone, and its records there too. If it was committed before, that is as with any
-        topic that somebody deletes; else it is aborted, so that all of it is written again."""
-        topic, name = made_anew(committable, ids), committable.transaction["transactional_id"]
-        try:
-            if self._brokers.has_committed(committable.transaction):
-                logger.warning("topic %r was deleted after %s was committed", topic, name)
-                return CommitOutcome.COMMITTED
-            if ids[str(topic)] is None:
-                return NotYetKnown(
-                    f"{name}: there is no topic {topic!r} any more: create it, and its rows are written again"
-                )
-            return self._aborted(
-                committable, f"its topic {topic!r} was deleted and made anew after its rows were written"
-            )
-        except Exception as error:
-            return error
-
-    def _interrupted(
-        self, committables: Sequence[Committable], among: Sequence[int], logs: Logs
-    ) -> dict[int, CommitOutcome | Exception]:
-        """Those that are open, but not whole, are aborted, so that all of each is written again: an EndTxn would say
-        that they are committed."""
-        ended = {among[at]: why for at, why in _in_part([committables[at] for at in among], logs).items()}
-        names = {at: committables[at].transaction["transactional_id"] for at in ended}
-        states = self._brokers.states(names.values())
-        outcomes: dict[int, CommitOutcome | Exception] = {}
-        for at, why in ended.items():
-            if states.get(names[at]) == _ongoing(committables[at]):
-                try:
-                    outcomes[at] = self._aborted(committables[at], why)
-                except Exception as error:
-                    outcomes[at] = error
-        return outcomes
-
-    def _aborted(self, committable: Committable, why: str) -> CommitOutcome:
-        (answer,) = self._brokers.end([committable.transaction], commit=False)
-        if answer == 0:
-            return CommitOutcome.lost(f"{why}, so {committable.transaction['transactional_id']} was aborted")
-        return of_commit(self._brokers, committable, answer)
-
-    def _end(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
-        answers: list[Answer] = []
-        with progress(f"sink {self.name}: commit", len(committables), "transactions") as advance:
-            for start in range(0, len(committables), _ENDED_TOGETHER):
-                some = [committable.transaction for committable in committables[start : start + _ENDED_TOGETHER]]
-                answers += self._brokers.end(some, commit=True)
-                advance(len(some))
-
-        def outcome(committable: Committable, answer: Answer) -> CommitOutcome | Exception:
-            try:
-                return of_commit(self._brokers, committable, answer)
-            except Exception as error:
-                return error
-
-        if all(answer == 0 for answer in answers):
-            return [CommitOutcome.COMMITTED] * len(answers)
-        with ThreadPoolExecutor(_WITNESS_THREADS, f"witness-{self.name}") as pool:
-            return list(pool.map(outcome, committables, answers))
 
     def abort(self, transaction: Identity) -> None:
         (answer,) = self._brokers.end([transaction], commit=False)
@@ -610,8 +494,7 @@ class KafkaSink(
         yield from doctor.of_brokers(self._brokers, self._producer_options.transaction_timeout_ms)
         if self.topic:
             yield from doctor.of_topic(self._brokers, self.topic)
-        for one in self._serialized:
-            yield from one.diagnose()
+        yield from self._schemas.diagnose()
         yield from super().diagnose(job)
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
@@ -663,86 +546,19 @@ class KafkaSink(
         return f"KafkaSink(name={self.name!r}, topic={self.topic!r}, bootstrap_servers={self.bootstrap_servers!r})"
 
 
-def _registry_problems(
-    formats: Mapping[str, str | None], registry: object, subjects: Mapping[str, str | None], evolution: SchemaEvolution
-) -> Iterable[str]:
-    """`formats` are those that go by a registry, `subjects` where their schemas stand."""
-    if evolution not in STEPS:
-        yield f"schema_evolution is one of {', '.join(map(repr, STEPS))}, not {evolution!r}"
-    for name, found in formats.items():
-        if not registry:
-            yield f"{name}={found!r} needs schema_registry, the registry's URL"
-        if subjects[name] is None:
-            yield f"{name}={found!r} needs a topic or a subject, by which the registry knows the schema"
-    if not formats and (registry or evolution != "none"):
-        yield f"schema_registry and schema_evolution belong to value_format={_EITHER} and key_format='avro'"
-    if formats.get("value_format") == "protobuf" and evolution == "widen":
-        yield (
-            "schema_evolution='widen' is Avro's: readers of Protobuf that have the older field would cut off a wider "
-            "number, and nobody would say so. Use 'add', and another name for the wider column"
-        )
-
-
-def _key_problems(key_format: str | None, subject: str | None, value_format: str | None) -> Iterable[str]:
-    if key_format == "protobuf":
-        yield (
-            "key_format is 'avro' or None: Protobuf does not promise that equal keys are equal bytes in other versions "
-            "of its library, so they could change their partition"
-        )
-    elif key_format not in (None, "avro"):
-        yield f"key_format is 'avro' or None, not {key_format!r}"
-    if subject and not key_format:
-        yield "key_subject belongs to key_format='avro'"
-    if key_format and value_format == "json":
-        yield "value_format='json' makes JSON of keys: leave key_format out, or make JSON of the value in the query"
-
-
-_TYPES = {"value": columns.value_type, "key": columns.key_type}
 _TRANSFORMS: Mapping[str | None, Transform] = {
     "json": columns.with_json,
     "avro": columns.with_value,
     "protobuf": columns.with_value,
 }
-_REGISTERED = ("avro", "protobuf")
-_EITHER = "'avro' or 'protobuf'"
 
 
 def _after(first: Transform | None, second: Transform) -> Transform:
     return second if first is None else lambda df: second(first(df))
 
 
-def _topics(committables: Iterable[Committable]) -> set[str]:
-    return {name for one in committables for name in one.proof.get("topic_ids", ())}
-
-
-def _places(committables: Iterable[Committable]) -> set[tuple[str, int]]:
-    return {place for one in committables for place in places_of(one)}
-
-
-def _in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
-    """Which of these are open in a part of their partitions, or have a part of their records, and why; their
-    coordinator does not know of it, and would commit the rest. Or all of it is ended."""
-    found: dict[int, str] = {}
-    for at, one in enumerate(committables):
-        producer = one.transaction["producer_id"], one.transaction["producer_epoch"]
-        for place, first in places_of(one).items():
-            where, start = f"{place[0]}-{place[1]}", logs.starts.get(place, first)
-            if producer not in logs.open_in.get(place, {producer}):
-                found[at] = f"somebody has ended it in {where} alone (kafka-transactions.sh abort)"
-            elif start > first:
-                found[at] = (
-                    f"{where} begins at offset {start} now, so its records from {first} on are gone: somebody has "
-                    "deleted them (kafka-delete-records.sh), or retention has, which goes by their timestamps"
-                )
-    return found
-
-
 def _group(job: str, sink: str) -> str:
     return f"tpc.{token(job)}.{token(sink)}"
-
-
-def _ongoing(committable: Committable) -> tuple[Identity, str]:
-    return dict(committable.transaction), "Ongoing"
 
 
 def _prefix(job: str, sink: str) -> str:

@@ -921,7 +921,7 @@ MUTANTS = (
     Mutant(
         "Kafka: what was lost of one topic is written again to another",
         "sinks/kafka",
-        "astray = committable.target_mismatch(self._target)",
+        "astray = committable.target_mismatch(self.target)",
         "astray = None",
         KAFKA,
     ),
@@ -1361,7 +1361,7 @@ MUTANTS = (
     Mutant(
         "Kafka: what was ended in one partition is decided",
         "sinks/kafka",
-        "ended = dict.fromkeys(closed, why) or _in_part(committables, logs)",
+        "ended = dict.fromkeys(closed, why) or in_part(committables, logs)",
         "ended = dict.fromkeys(closed, why)",
         KAFKA_CRASHES,
     ),

@@ -1,0 +1,127 @@
+"""The columns of a KafkaSink that go by schemas of a registry: `value` and `key`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sinks.dead_letters import Refusal
+from sinks.diagnosis import Finding, SchemaDiff
+from sinks.kafka.columns import key_type, value_type
+from sinks.sql.evolution import STEPS, SchemaEvolution
+from sinks.transaction import Committable
+
+if TYPE_CHECKING:
+    from sinks.kafka.serialization.values import Values
+
+FORMATS = ("avro", "protobuf")
+EITHER = "'avro' or 'protobuf'"
+_TYPES = {"value": value_type, "key": key_type}
+
+
+class Schemas:
+    """Of one sink; none of them is needed. `problems`: what is wrong with the settings."""
+
+    def __init__(
+        self,
+        sink: str,
+        topic: str | None,
+        *,
+        value_format: str | None,
+        key_format: str | None,
+        registry: str | Mapping[str, Any] | None,
+        subject: str | None,
+        key_subject: str | None,
+        evolution: SchemaEvolution,
+        timeout: float,
+    ) -> None:
+        given = {"value": value_format if value_format in FORMATS else None, "key": key_format}
+        subjects = {"value": subject or (topic and f"{topic}-value"), "key": key_subject or (topic and f"{topic}-key")}
+        formats = {column: format for column, format in given.items() if format}
+        self.problems = [*_problems(formats, registry, subjects, evolution), *_key_problems(key_format, value_format)]
+        if subject and "value" not in formats:
+            self.problems.append(f"subject belongs to value_format={EITHER}")
+        if key_subject and not key_format:
+            self.problems.append("key_subject belongs to key_format='avro'")
+        self._columns: list[Values] = []
+        if registry and not self.problems:
+            from sinks.kafka.serialization.values import Keys, Values, format_of
+
+            for column, kind in (("key", Keys), ("value", Values)):
+                if column in formats:
+                    where = str(subjects[column])
+                    made = kind(sink, format_of(formats[column]), registry, where, evolution, timeout)
+                    self._columns.append(made)
+
+    def __bool__(self) -> bool:
+        return bool(self._columns)
+
+    @property
+    def columns(self) -> list[str]:
+        return [one.column for one in self._columns]
+
+    def check(self, schema: pa.Schema, written: Callable[[str], Iterable[Committable]]) -> None:
+        """`written`: the newest checkpoint's transactions whose proof has this name."""
+        for one in self._columns:
+            used = [committable.proof[one.proof] for committable in written(one.proof)]
+            one.check(_TYPES[one.column](schema), {each["id"]: each["hash"] for each in used})
+
+    def evolve(self, schema: pa.Schema) -> None:
+        for one in self._columns:
+            one.evolve(_TYPES[one.column](schema))
+
+    def diff(self, schema: pa.Schema) -> SchemaDiff | None:
+        found = [one.diff(_TYPES[one.column](schema)) for one in self._columns]
+        return sum(found[1:], found[0]) if found else None
+
+    def diagnose(self) -> Iterable[Finding]:
+        for one in self._columns:
+            yield from one.diagnose()
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The schemas of a transaction, for its proof."""
+        return {one.proof: one.chosen.named for one in self._columns}
+
+    def encoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Refusal]]:
+        """Columns of bytes, and the rows that a schema does not take."""
+        refused = list[Refusal]()
+        for one in self._columns:
+            at = batch.schema.get_field_index(one.column)
+            made, bad = one.chosen.encoded(batch.column(at))
+            batch, refused = batch.set_column(at, one.column, made), [*refused, *bad]
+        return batch, refused
+
+
+def _problems(
+    formats: Mapping[str, str], registry: object, subjects: Mapping[str, str | None], evolution: SchemaEvolution
+) -> Iterable[str]:
+    if evolution not in STEPS:
+        yield f"schema_evolution is one of {', '.join(map(repr, STEPS))}, not {evolution!r}"
+    for column, found in formats.items():
+        if not registry:
+            yield f"{column}_format={found!r} needs schema_registry, the registry's URL"
+        if subjects[column] is None:
+            yield f"{column}_format={found!r} needs a topic or a subject, by which the registry knows the schema"
+    if not formats and (registry or evolution != "none"):
+        yield f"schema_registry and schema_evolution belong to value_format={EITHER} and key_format='avro'"
+    if formats.get("value") == "protobuf" and evolution == "widen":
+        yield (
+            "schema_evolution='widen' is Avro's: readers of Protobuf that have the older field would cut off a wider "
+            "number, and nobody would say so. Use 'add', and another name for the wider column"
+        )
+
+
+def _key_problems(key_format: str | None, value_format: str | None) -> Sequence[str]:
+    if key_format == "protobuf":
+        return [
+            "key_format is 'avro' or None: Protobuf does not promise that equal keys are equal bytes in other versions "
+            "of its library, so they could change their partition"
+        ]
+    if key_format not in (None, "avro"):
+        return [f"key_format is 'avro' or None, not {key_format!r}"]
+    if key_format and value_format == "json":
+        return ["value_format='json' makes JSON of keys: leave key_format out, or make JSON of the value in the query"]
+    return []
