@@ -133,10 +133,12 @@ class Connection:
 
     def send(self, requests: Iterable[tuple[Any, int | Exception | None]]) -> list[Any]:
         """Each to its node (None: any), at once. An exception in place of one is the answer."""
-        sent = []
+        sent, client = [], self._client
         for request, node in requests:
             try:
-                sent.append(node if isinstance(node, Exception) else self.manager.send(request, node_id=node))
+                if client is None:
+                    raise KafkaConnectionError("the sink was closed")
+                sent.append(node if isinstance(node, Exception) else client._manager.send(request, node_id=node))
             except KafkaError as error:
                 sent.append(error)
         return sent
@@ -146,7 +148,7 @@ class Connection:
         try:
             return sent if isinstance(sent, Exception) else await sent
         except Exception as error:
-            return self.admin.explained(error)
+            return self._client.explained(error) if self._client else error
 
     async def metadata(self, topics: Iterable[str]) -> Any:
         """`cluster_id`, and `topics` as they are: `name`, `topic_id`, `partitions` and `error_code`."""
@@ -173,14 +175,17 @@ class Connection:
         while left:
             unknown = {names[at] for at in left if (kind, names[at]) not in self._coordinators}
             failed = await self._look_for_coordinators(kind, unknown)
-            nodes = [failed.get(names[at]) or self._coordinators[kind, names[at]] for at in left]
+            gone = CoordinatorNotAvailableError("it has moved")
+            nodes = [failed.get(names[at]) or self._coordinators.get((kind, names[at]), gone) for at in left]
             sent = self.send((request(at), node) for at, node in zip(left, nodes, strict=True))
             again = []
             for at, one in zip(left, sent, strict=True):
                 found[at] = answer = await self.answer(one)
-                if _is_elsewhere(answer, codes):
+                moved = _is_elsewhere(answer, codes)
+                if moved or isinstance(answer, Exception):
                     self._coordinators.pop((kind, names[at]), None)
-                    again += [at] if names[at] not in unknown else []
+                if moved and names[at] not in unknown:
+                    again.append(at)
             left = again
         return [found[at] for at in range(len(names))]
 
@@ -218,9 +223,10 @@ class Connection:
         """What the leader of each partition answers about it; `request` is made for topics and their partitions."""
         left, found = set(places), dict[Where, Any]()
         while left:
-            unknown = {place for place in left if place not in self._leaders}
-            if unknown:
+            looked_up = set[Where]()
+            while unknown := {place for place in left if place not in self._leaders}:
                 await self._look_for_leaders(unknown)
+                looked_up |= unknown
             by_node: defaultdict[int, list[Where]] = defaultdict(list)
             for place in sorted(left):
                 by_node[self._leaders[place]].append(place)
@@ -231,7 +237,7 @@ class Connection:
                 for place, about in _by_place(answer, its):
                     if error := about if isinstance(about, Exception) else _error(about, place):
                         self._leaders.pop(place, None)
-                        if place in unknown or isinstance(error, RequestTimedOutError):
+                        if place in looked_up or isinstance(error, RequestTimedOutError):
                             raise error
                         again.add(place)
                     else:

@@ -277,7 +277,7 @@ class TransactionalProducer:
         def added() -> None:
             assert self._add_mark
             marking, self._marking = self._marking or self._add_mark(), None
-            marking.result()
+            marking.result(self._options.transaction_timeout_ms / 1000)
 
         if self._marking:
             self._ask(f"offset of {self.transactional_id}", _REQUEST_TIMEOUT, added)

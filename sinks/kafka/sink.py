@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -194,8 +193,6 @@ class KafkaSink(
         """Bytes of a record batch that a topic takes."""
         self._cluster: Cluster | None = None
         self._in_task = False
-        self._place = KafkaSink.__name__, uuid4().hex
-        """Of the connections that tasks with copies of this sink leave to each other."""
         self._reached_by = math.inf
         self._committed: Sequence[Committable] = ()
         """What `commit_all` was last asked for."""
@@ -295,7 +292,7 @@ class KafkaSink(
     @property
     def _brokers(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = rested(self._place) if self._in_task else None
+            self._cluster = rested(self._place) if self._in_task and self._place else None
         if self._cluster is None:
             configured = client_options(self.bootstrap_servers, self._options, self._admin)
             self._cluster = Cluster(configured, self.timeout, self._reached_by)
@@ -528,10 +525,18 @@ class KafkaSink(
     # ------------------------------------------------------------------ life
     def close(self) -> None:
         cluster, self._cluster = self._cluster, None
-        if cluster is not None and self._in_task:
+        if cluster is not None and self._in_task and self._place:
             rest(self._place, cluster)
         elif cluster is not None:
             cluster.close()
+
+    @property
+    def _place(self) -> tuple[object, ...] | None:
+        """Tasks with the same settings leave connections to each other. None: they have some that are objects."""
+        settings = [*self._options.items(), *((f"admin {name}", value) for name, value in self._admin.items())]
+        if not all(isinstance(value, str | int | float) for _, value in settings):
+            return None
+        return self.system, self.bootstrap_servers, self.timeout, *sorted(settings)
 
     def _disconnect(self) -> None:
         """The next task does not go on with what a task that failed had."""

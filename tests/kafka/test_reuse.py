@@ -100,10 +100,24 @@ def test_a_task_that_fails_leaves_no_connection_to_the_next_one(sink: KafkaSink)
     assert committed(sink, committable)
 
 
-def test_another_sink_has_its_own(kafka: KafkaService, kafka_topic: str, sink: KafkaSink) -> None:
-    other = sink_of(kafka, kafka_topic)
-    assert in_a_task(sink, "1")[0] is not in_a_task(other, "2", 1)[0]
-    other.close()
+@pytest.mark.parametrize(
+    "other", [{"options": {"client.id": "other"}}, {"admin": {"client_id": "other"}}, {"timeout": 9}]
+)
+def test_a_sink_with_other_settings_has_its_own(
+    kafka: KafkaService, kafka_topic: str, sink: KafkaSink, other: dict[str, Any]
+) -> None:
+    differs, alike = sink_of(kafka, kafka_topic, **other), sink_of(kafka, kafka_topic)
+    first = in_a_task(sink, "1")[0]
+    assert in_a_task(differs, "2", 1)[0] is not first
+    assert in_a_task(alike, "3", 2)[0] is first
+    differs.close()
+    alike.close()
+
+
+def test_what_cannot_be_compared_is_connected_anew(kafka: KafkaService, kafka_topic: str) -> None:
+    sink = sink_of(kafka, kafka_topic, admin={"socket_options": []})
+    assert in_a_task(sink, "1")[0] is not in_a_task(sink, "2", 1)[0]
+    sink.close()
 
 
 # ---------------------------------------------------------------------- the topic
@@ -180,15 +194,22 @@ def _leader_moves(server: KafkaServer, sink: KafkaSink, committable: Committable
     move(server, str(sink.topic), place.leaders[committable.proof["partition"]])
 
 
+def _coordinator_freezes(server: KafkaServer, sink: KafkaSink, committable: Committable) -> None:
+    server.broker(coordinator_of(sink, committable.transaction["transactional_id"])).pause()
+
+
 def _coordinator_dies(server: KafkaServer, sink: KafkaSink, committable: Committable) -> None:
     server.broker(coordinator_of(sink, committable.transaction["transactional_id"])).kill()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [_coordinator_moves, _leader_moves, _coordinator_dies])
+@pytest.mark.parametrize("change", [_coordinator_moves, _leader_moves, _coordinator_freezes, _coordinator_dies])
 def test_what_moves_between_two_batches_and_amid_one(three: KafkaServer, change: Change) -> None:
     three.start()
-    with three.topic() as topic, closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}")) as sink:
+    with (
+        three.topic() as topic,
+        closing(KafkaSink(three.bootstrap, topic, name=f"of-{uuid.uuid4().hex}", timeout=5)) as sink,
+    ):
         sink.check(texts("").schema)
         _, first = in_a_task(sink, "1")
         assert committed(sink, first)
