@@ -119,16 +119,14 @@ class Cluster:
     def _end_each(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         names = [identity["transactional_id"] for identity in identities]
         ask = partial(self._connection.ask_coordinators, _TRANSACTION, names)
-        (answers,) = self._connection.ask(lambda: ask(lambda at: request(identities[at]), _code))
+        answers = self._connection.ask(lambda: ask(lambda at: request(identities[at]), _code))
         return [answer if isinstance(answer, Exception) else answer.error_code for answer in answers]
 
     # ------------------------------------------------------------------ what became of transactions
     def states(self, transactional_ids: Iterable[str]) -> States:
         """The newest transaction of each transactional id that its coordinator knows, and its state there."""
         names = list(transactional_ids)
-        (states,) = self._connection.ask(lambda: self._states(names)) if names else ({},)
-        found: States = states
-        return found
+        return self._connection.ask(lambda: self._states(names)) if names else {}
 
     async def _states(self, names: Sequence[str]) -> States:
         found: States = {}
@@ -165,7 +163,7 @@ class Cluster:
     def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
         """Seconds since each one's newest transaction began, by the clock of the coordinator's broker and ours."""
         now = time.time()
-        (answers,) = self._connection.ask(lambda: self._described(transactional_ids))
+        answers = self._connection.ask(lambda: self._described(transactional_ids))
         return [
             None
             if isinstance(answer, Exception) or answer.transaction_states[0].transaction_start_time_ms < 0
@@ -190,7 +188,7 @@ class Cluster:
         wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
         request = OffsetFetchRequest(groups=[wanted], min_version=8, max_version=8)
         ask = partial(self._connection.ask_coordinator, _GROUP, group, request)
-        (answer,) = self._connection.ask(lambda: ask(lambda answer: [one.error_code for one in answer.groups]))
+        answer = self._connection.ask(lambda: ask(lambda answer: [one.error_code for one in answer.groups]))
         return {
             (topic.name, one.partition_index): (one.committed_offset, one.metadata or "")
             for topic in answer.groups[0].topics
@@ -202,13 +200,9 @@ class Cluster:
         """Fence and abort whoever else has the id, and begin its next transaction. And `place` of the topic."""
         new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
-        questions: list[Any] = [
-            partial(self._connection.ask_coordinator, _TRANSACTION, transactional_id, request, _code)
-        ]
-        questions += [partial(self._place, topic)] if topic else []
-        found, *place = self._connection.ask(*questions)
-        identity = new | {"producer_id": found.producer_id, "producer_epoch": found.producer_epoch}
-        return identity, place[0] if place else None
+        begin = partial(self._connection.ask_coordinator, _TRANSACTION, transactional_id, request, _code)
+        found, place = self._connection.ask(lambda: self._connection.both(begin, lambda: self._place(topic)))
+        return new | {"producer_id": found.producer_id, "producer_epoch": found.producer_epoch}, place
 
     def add_partitions(self, identity: Identity, places: Iterable[Where]) -> None:
         """To the transaction, which does not add them by itself."""
@@ -305,42 +299,39 @@ class Cluster:
     # ------------------------------------------------------------------ topics
     def place(self, topic: str) -> Place | None:
         """None if there is no such topic."""
-        (found,) = self._connection.ask(lambda: self._place(topic))
-        place: Place | None = found
-        return place
+        return self._connection.ask(lambda: self._place(topic))
 
-    async def _place(self, topic: str) -> Place | None:
+    async def _place(self, topic: str | None) -> Place | None:
+        if topic is None:
+            return None
         about = await self._connection.metadata([topic])
         id = _ids(about)[topic]
         (found,) = about.topics
         return Place(about.cluster_id, id, {p.partition_index: p.leader_id for p in found.partitions}) if id else None
 
     def cluster_id(self) -> str:
-        (about,) = self._connection.ask(lambda: self._connection.metadata(()))
-        return str(about.cluster_id)
+        return str(self._connection.ask(lambda: self._connection.metadata(())).cluster_id)
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str | None]:
         """The id that each topic has now, as Kafka writes it; None if there is no such topic."""
-        wanted = sorted(names)
-        (about,) = self._connection.ask(lambda: self._connection.metadata(wanted))
-        return _ids(about)
+        return _ids(self._connection.ask(lambda: self._connection.metadata(names)))
 
     def logs(self, places: Iterable[Where]) -> Logs:
-        (logs,) = self._connection.ask(lambda: self._logs(places))
-        found: Logs = logs
-        return found
+        return self._connection.ask(lambda: self._logs(places))
 
     async def _logs(self, places: Iterable[Where]) -> Logs:
-        starts = self._connection.manager.call_soon(_if_told, self._offsets(places, OffsetSpec.EARLIEST))
-        return Logs(await _if_told(self._open_in(places)), await starts)
+        starts = partial(self._offsets, places, OffsetSpec.EARLIEST)
+        both = self._connection.both(partial(_if_told, partial(self._open_in, places)), partial(_if_told, starts))
+        return Logs(*await both)
 
     def states_and_logs(self, transactional_ids: Sequence[str], places: Iterable[Where]) -> tuple[States, Logs]:
-        states, logs = self._connection.ask(lambda: self._states(transactional_ids), lambda: self._logs(places))
-        return states, logs
+        states, logs = partial(self._states, transactional_ids), partial(self._logs, places)
+        return self._connection.ask(lambda: self._connection.both(states, logs))
 
     def ids_and_logs(self, names: Iterable[str], places: Iterable[Where]) -> tuple[str, dict[str, str | None], Logs]:
         """The cluster's id, the topics', and the logs."""
-        about, logs = self._connection.ask(lambda: self._connection.metadata(names), lambda: self._logs(places))
+        metadata, logs_of = partial(self._connection.metadata, names), partial(self._logs, places)
+        about, logs = self._connection.ask(lambda: self._connection.both(metadata, logs_of))
         return about.cluster_id, _ids(about), logs
 
     def topic(self, name: str) -> Mapping[str, Any] | None:
@@ -410,16 +401,12 @@ class Cluster:
 
     def starts(self, places: Iterable[Where]) -> dict[Where, int]:
         """The offset that each topic and partition begins with."""
-        (found,) = self._connection.ask(lambda: self._offsets(places, OffsetSpec.EARLIEST))
-        starts: dict[Where, int] = found
-        return starts
+        return self._connection.ask(lambda: self._offsets(places, OffsetSpec.EARLIEST))
 
     def ends(self, places: Iterable[Where], *, committed: bool) -> dict[Where, int]:
         """The offset after the last record; or after what readers of what is `committed` get."""
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        (found,) = self._connection.ask(lambda: self._offsets(places, OffsetSpec.LATEST, level))
-        ends: dict[Where, int] = found
-        return ends
+        return self._connection.ask(lambda: self._offsets(places, OffsetSpec.LATEST, level))
 
     async def _offsets(
         self, places: Iterable[Where], spec: OffsetSpec, level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
@@ -462,11 +449,8 @@ class Cluster:
             min_version=4,
             max_version=12,  # from 13 on topics go by their ids
         )
-        send = self._connection.send
-        (answer,) = self._connection.ask(
-            lambda: self._connection.answer(*send([(request, place.leaders.get(partition, -1))]))
-        )
-        raised(answer)
+        leader = place.leaders.get(partition, -1)
+        answer = self._connection.ask(lambda: self._connection.request(request, leader))
         if answer.error_code:
             raise for_code(answer.error_code)(f"fetch from {topic}-{partition}")
         return answer.responses[0].partitions[0]
@@ -486,9 +470,9 @@ def _ids(about: Any) -> dict[str, str | None]:
     return found
 
 
-async def _if_told(found: Awaitable[dict[Where, Any]]) -> dict[Where, Any]:
+async def _if_told(question: Callable[[], Awaitable[dict[Where, Any]]]) -> dict[Where, Any]:
     try:
-        return await found
+        return await question()
     except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):
         return {}
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from logging import getLogger
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka.admin import KafkaAdminClient
 from kafka.errors import (
@@ -34,6 +34,8 @@ from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, Met
 
 getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)  # has passwords
 
+First = TypeVar("First")
+Second = TypeVar("Second")
 Where = tuple[str, int]
 """Topic and partition."""
 
@@ -119,17 +121,16 @@ class Connection:
             client.close()
 
     # ------------------------------------------------------------------ any broker
-    def ask(self, *questions: Callable[[], Awaitable[Any]]) -> list[Any]:
-        """All at once. Raises what the first one raises that fails."""
-        manager = self.manager
+    def ask(self, question: Callable[[], Awaitable[First]]) -> First:
+        answer: First = self.manager.run(question)
+        return answer
 
-        async def all_of_them() -> list[Any]:
-            under_way = [manager.call_soon(question) for question in questions[1:]]
-            first = await questions[0]()
-            return [first, *[await one for one in under_way]]
-
-        answers: list[Any] = manager.run(all_of_them)
-        return answers
+    async def both(
+        self, first: Callable[[], Awaitable[First]], second: Callable[[], Awaitable[Second]]
+    ) -> tuple[First, Second]:
+        """At once."""
+        under_way = self.manager.call_soon(second)
+        return await first(), await under_way
 
     def send(self, requests: Iterable[tuple[Any, int | Exception | None]]) -> list[Any]:
         """Each to its node (None: any), at once. An exception in place of one is the answer."""
@@ -150,11 +151,15 @@ class Connection:
         except Exception as error:
             return self._client.explained(error) if self._client else error
 
+    async def request(self, request: Any, node: int | None = None) -> Any:
+        """The response. Raises why there is none."""
+        return raised(await self.answer(*self.send([(request, node)])))
+
     async def metadata(self, topics: Iterable[str]) -> Any:
         """`cluster_id`, and `topics` as they are: `name`, `topic_id`, `partitions` and `error_code`."""
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(topics)]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=10)
-        about = raised(await self.answer(*self.send([(request, None)])))
+        about = await self.request(request)
         for topic in about.topics:
             for one in topic.partitions:
                 self._leaders[topic.name, one.partition_index] = one.leader_id
@@ -195,9 +200,10 @@ class Connection:
         if not keys:
             return {}
         request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=4)
-        found = await self.answer(*self.send([(request, None)]))
-        if isinstance(found, Exception):
-            return dict.fromkeys(keys, found)
+        try:
+            found = await self.request(request)
+        except KafkaError as error:
+            return dict.fromkeys(keys, error)
         failed: dict[str, Exception] = {}
         for one in found.coordinators:
             if one.error_code:

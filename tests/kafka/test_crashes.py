@@ -259,5 +259,5 @@ def coordinator_of(sink: KafkaSink, transactional_id: str) -> int:
         key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=[transactional_id], min_version=4
     )
     connection = sink._brokers._connection
-    (answer,) = connection.ask(lambda: connection.answer(*connection.send([(request, None)])))
+    answer = connection.ask(lambda: connection.request(request))
     return int(answer.coordinators[0].node_id)
