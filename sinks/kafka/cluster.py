@@ -321,7 +321,9 @@ class Cluster:
 
     async def _logs(self, places: Iterable[Where]) -> Logs:
         starts = partial(self._offsets, places, OffsetSpec.EARLIEST)
-        both = self._connection.both(partial(_if_told, partial(self._open_in, places)), partial(_if_told, starts))
+        both = self._connection.both(
+            partial(_empty_if_hidden, partial(self._open_in, places)), partial(_empty_if_hidden, starts)
+        )
         return Logs(*await both)
 
     def states_and_logs(self, transactional_ids: Sequence[str], places: Iterable[Where]) -> tuple[States, Logs]:
@@ -470,7 +472,7 @@ def _ids(about: Any) -> dict[str, str | None]:
     return found
 
 
-async def _if_told(question: Callable[[], Awaitable[dict[Where, Any]]]) -> dict[Where, Any]:
+async def _empty_if_hidden(question: Callable[[], Awaitable[dict[Where, Any]]]) -> dict[Where, Any]:
     try:
         return await question()
     except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):

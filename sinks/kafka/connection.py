@@ -70,12 +70,12 @@ class _Client:
         """Of the same type, which tells whether to ask again."""
         if not isinstance(error, UNANSWERED):
             return error
-        told = ", ".join(map(str, error.args))
-        again: Exception = type(error)(
-            f"{told}. A Kafka broker at {self._servers} does not answer: check that all of them run, and that this "
+        text = ", ".join(map(str, error.args))
+        explained: Exception = type(error)(
+            f"{text}. A Kafka broker at {self._servers} does not answer: check that all of them run, and that this "
             "machine reaches them"
         )
-        return again
+        return explained
 
 
 class Connection:
@@ -161,8 +161,8 @@ class Connection:
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=10)
         about = await self.request(request)
         for topic in about.topics:
-            for one in topic.partitions:
-                self._leaders[topic.name, one.partition_index] = one.leader_id
+            for partition in topic.partitions:
+                self._leaders[topic.name, partition.partition_index] = partition.leader_id
         return about
 
     # ------------------------------------------------------------------ the broker that knows
@@ -175,24 +175,24 @@ class Connection:
     ) -> list[Any]:
         """One request for each transactional id (or group), made of its place among `names`, which the same one may
         have twice. A response or an exception each; `codes` are the errors in a response."""
-        found: dict[int, Any] = {}
-        left = list(range(len(names)))
-        while left:
-            unknown = {names[at] for at in left if (kind, names[at]) not in self._coordinators}
+        answers: dict[int, Any] = {}
+        to_ask = list(range(len(names)))
+        while to_ask:
+            unknown = {names[at] for at in to_ask if (kind, names[at]) not in self._coordinators}
             failed = await self._look_for_coordinators(kind, unknown)
             gone = CoordinatorNotAvailableError("it has moved")
-            nodes = [failed.get(names[at]) or self._coordinators.get((kind, names[at]), gone) for at in left]
-            sent = self.send((request(at), node) for at, node in zip(left, nodes, strict=True))
+            nodes = [failed.get(names[at]) or self._coordinators.get((kind, names[at]), gone) for at in to_ask]
+            requests = self.send((request(at), node) for at, node in zip(to_ask, nodes, strict=True))
             again = []
-            for at, one in zip(left, sent, strict=True):
-                found[at] = answer = await self.answer(one)
+            for at, sent in zip(to_ask, requests, strict=True):
+                answers[at] = answer = await self.answer(sent)
                 moved = _is_elsewhere(answer, codes)
                 if moved or isinstance(answer, Exception):
                     self._coordinators.pop((kind, names[at]), None)
                 if moved and names[at] not in unknown:
                     again.append(at)
-            left = again
-        return [found[at] for at in range(len(names))]
+            to_ask = again
+        return [answers[at] for at in range(len(names))]
 
     async def _look_for_coordinators(self, kind: CoordinatorType, names: Iterable[str]) -> dict[str, Exception]:
         """Those that were not found, and why."""
@@ -201,16 +201,16 @@ class Connection:
             return {}
         request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=4)
         try:
-            found = await self.request(request)
+            answer = await self.request(request)
         except KafkaError as error:
             return dict.fromkeys(keys, error)
         failed: dict[str, Exception] = {}
-        for one in found.coordinators:
-            if one.error_code:
-                failed[one.key] = for_code(one.error_code)(f"coordinator of {one.key}")
+        for broker in answer.coordinators:
+            if broker.error_code:
+                failed[broker.key] = for_code(broker.error_code)(f"coordinator of {broker.key}")
             else:
-                node = self.manager.cluster.add_coordinator(one, kind, one.key, synthesize_node_id=False)
-                self._coordinators[kind, one.key] = node
+                node = self.manager.cluster.add_coordinator(broker, kind, broker.key, synthesize_node_id=False)
+                self._coordinators[kind, broker.key] = node
         return failed
 
     async def ask_coordinator(
@@ -227,29 +227,28 @@ class Connection:
         self, places: Iterable[Where], request: Callable[[Mapping[str, list[int]]], Any]
     ) -> dict[Where, Any]:
         """What the leader of each partition answers about it; `request` is made for topics and their partitions."""
-        left, found = set(places), dict[Where, Any]()
-        while left:
+        to_ask, answers = set(places), dict[Where, Any]()
+        while to_ask:
             looked_up = set[Where]()
-            while unknown := {place for place in left if place not in self._leaders}:
+            while unknown := {place for place in to_ask if place not in self._leaders}:
                 await self._look_for_leaders(unknown)
                 looked_up |= unknown
             by_node: defaultdict[int, list[Where]] = defaultdict(list)
-            for place in sorted(left):
+            for place in sorted(to_ask):
                 by_node[self._leaders[place]].append(place)
-            sent = self.send((request(by_topic(its)), node) for node, its in by_node.items())
+            requests = self.send((request(by_topic(its)), node) for node, its in by_node.items())
             again = set()
-            for one, its in zip(sent, by_node.values(), strict=True):
-                answer = await self.answer(one)
-                for place, about in _by_place(answer, its):
+            for sent, its in zip(requests, by_node.values(), strict=True):
+                for place, about in _by_place(await self.answer(sent), its):
                     if error := about if isinstance(about, Exception) else _error(about, place):
                         self._leaders.pop(place, None)
                         if place in looked_up or isinstance(error, RequestTimedOutError):
                             raise error
                         again.add(place)
                     else:
-                        found[place] = about
-            left = again
-        return found
+                        answers[place] = about
+            to_ask = again
+        return answers
 
     async def _look_for_leaders(self, places: Iterable[Where]) -> None:
         """Raises for a topic, or a partition, that is not there, or has none."""
