@@ -268,9 +268,7 @@ class CheckpointStore:
             if not number:
                 return Claim()
             key = self._generation_key(number)
-            if (data := self._calls.get(key)) is not None:  # None: so many have been claimed since that it is deleted
-                body = unseal(data, self._where(key))
-                self._require_own(body, key)
+            if body := self._read(key):  # None: so many have been claimed since that it is deleted
                 with understood(self._where(key)):
                     sign = SignOfLife(**body["sign"])
                     return fitting(Claim(number, body["lineage"], body["address"], sign, body["sinks"]))
@@ -365,10 +363,9 @@ class CheckpointStore:
 
     def statistics_in(self, key: str) -> list[Mapping[str, Any]]:
         """Oldest first; some may be in another object, too."""
-        if (data := self._calls.get(key)) is None:
+        body = self._read(key)
+        if body is None:
             return []
-        body = unseal(data, self._where(key))
-        self._require_own(body, key)
         with understood(self._where(key)):
             return [dict(one) for one in body["checkpoints"]]
 
@@ -389,11 +386,9 @@ class CheckpointStore:
 
     def note(self, folder: str, id: str) -> Mapping[str, Any] | None:
         key = f"{self._root}/{folder}/{id}"
-        data = self._calls.get(key)
-        if data is None:
+        body = self._read(key)
+        if body is None:
             return None
-        body = unseal(data, self._where(key))
-        self._require_own(body, key)
         if not isinstance(note := body.get("note"), dict):
             raise CorruptRecord(f"{self._where(key)} is no note of this library")
         return note
@@ -418,18 +413,14 @@ class CheckpointStore:
     def get(self, checkpoint_id: int, number: int) -> Record | None:
         """Of the round with that number."""
         key = self._record_key(checkpoint_id, number)
-        data = self._calls.get(key)
-        if data is None:
-            return None
-        record = self._record_in(data, key)
-        if (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, number):
+        record = self._record_at(key)
+        if record and (record.lineage, record.checkpoint_id, record.round) != (self.lineage, checkpoint_id, number):
             raise CorruptRecord(f"{self._where(key)} is the record of another checkpoint: it was copied or renamed.")
         return record
 
-    def _record_in(self, data: bytes, key: str) -> Record:
-        body = unseal(data, self._where(key))
-        self._require_own(body, key)
-        return Record.from_json(body, self._where(key))
+    def _record_at(self, key: str) -> Record | None:
+        body = self._read(key)
+        return Record.from_json(body, self._where(key)) if body is not None else None
 
     def load_newest(self) -> tuple[Record, ...]:
         """The newest complete record and its replay records in order; () if there is none (R9: read again when
@@ -497,10 +488,9 @@ class CheckpointStore:
         replays = [self._record_key(id, number) for id, number in self.ids() if number]
         for key in [*self._calls.list(f"{self._root}/loss"), *replays]:
             try:
-                if (data := self._calls.get(key)) is not None:
-                    record = self._record_in(data, key)
-                    if record.accepted:
-                        found[record.lineage, record.checkpoint_id, record.round] = record
+                record = self._record_at(key)
+                if record and record.accepted:
+                    found[record.lineage, record.checkpoint_id, record.round] = record
             except (CheckpointError, StorageError) as error:
                 bad.append(str(error))
         return sorted(found.values(), key=lambda record: record.completed_at)
@@ -512,6 +502,14 @@ class CheckpointStore:
 
     def _record_key(self, checkpoint_id: int, number: int) -> str:
         return f"{self._root}/{self.lineage}/checkpoint/{checkpoint_id:020d}.{number:06d}"
+
+    def _read(self, key: str) -> dict[str, Any] | None:
+        data = self._calls.get(key)
+        if data is None:
+            return None
+        body = unseal(data, self._where(key))
+        self._require_own(body, key)
+        return body
 
     def _where(self, key: str) -> str:
         return f"record {key} in {self.storage.uri}"

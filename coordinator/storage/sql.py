@@ -179,19 +179,13 @@ class SQLStorage(CheckpointStorage):
                     raise
             found = {column["name"] for column in inspect(self._engine).get_columns(_TABLE.name)}
             unique = inspect(self._engine).get_pk_constraint(_TABLE.name)["constrained_columns"]
-        if found != set(_TABLE.columns.keys()):
+        if (found, unique) != (set(_TABLE.columns.keys()), ["key"]):  # without that key a second put would be taken
             raise StorageError(
                 self.uri,
                 "",
-                f"the table {_TABLE.name} has the columns {sorted(found)} instead of {sorted(_TABLE.columns.keys())}",
-                "It belongs to something else; use another database or schema",
-            )
-        if unique != ["key"]:
-            raise StorageError(
-                self.uri,
-                "",
-                f"the table {_TABLE.name} has no primary key of the column key, so a second put would not be refused",
-                "Somebody else has made it; give it that primary key, or use another database or schema",
+                f"the table {_TABLE.name} has the columns {sorted(found)} and the primary key {unique}, not "
+                f"{sorted(_TABLE.columns.keys())} and ['key']",
+                "It belongs to something else: use another database or schema, or give it that primary key",
             )
 
     @contextmanager
