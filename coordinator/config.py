@@ -65,34 +65,34 @@ class CheckpointConfig:
 
     interval: Spark begins a batch at every multiple of this time; None: as soon as the one before is done.
     mode: AT_LEAST_ONCE lets every task commit by itself; a crash then doubles rows.
-    timeout: a checkpoint that is not complete by then is cancelled in Spark, aborted in every sink, and has failed.
-    tolerable_failed_checkpoints: how often in a row a batch may fail before it is complete, and be tried again.
-    min_pause: time between the end of one checkpoint and the begin of the next, at least.
+    timeout: a checkpoint that is not complete by then fails: it is cancelled in Spark and aborted in every sink.
+    tolerable_failed_checkpoints: how often in a row a batch may fail before it is complete, and is tried again.
+    min_pause: least time from the end of one checkpoint to the begin of the next.
     retained_checkpoints: complete checkpoints kept in storage; at least 2.
     externalized_cleanup: what `CheckpointCoordinator.cancel` does with the checkpoints in storage.
-    storage: where complete checkpoints are recorded; the coordinator's own argument does the same.
-    savepoint_dir: the storage of savepoints, where none is named; for those that operators ask for, the only one.
-    checkpoint_location: Spark's own, as `CheckpointCoordinator.write_stream` sets it; needed with Spark Connect.
+    storage: where complete checkpoints are recorded; the same as the coordinator's argument.
+    savepoint_dir: where savepoints go if the call names no storage. Operators can ask for savepoints only there.
+    checkpoint_location: Spark's checkpointLocation, which `write_stream` then sets; required with Spark Connect.
     state_backend: where Spark keeps the state of aggregations and joins; None leaves the session's setting.
-    max_concurrent_checkpoints: 1, since foreachBatch returns only when all of a batch is visible: that allows replay.
-    unaligned: False. A micro-batch ends at one barrier for all partitions, so it is always aligned.
-    require: "exactly-once" stops the query before its first checkpoint if its `Guarantee` is another.
+    max_concurrent_checkpoints: only 1. A replay needs the batch, so foreachBatch returns when all of it is visible.
+    unaligned: only False. A micro-batch ends at one barrier for all partitions, so it is always aligned.
+    require: "exactly-once" stops the query before its first checkpoint if its `Guarantee` is weaker.
     commit_timeout: time that a complete checkpoint may take to become visible, then the query stops (`InDoubtError`).
     sweep_interval: time between sweeps for orphaned transactions while the query runs.
     heartbeat_interval: time between two signs of life that the driver writes to storage, for operators.
     request_poll_interval: how often the driver looks in storage for requests of operators, and writes there what it
         does; 0: it does not look, and writes only with each heartbeat.
-    verify_interval: time between two looks of the driver at its books (docs/verify.md), for its metrics; 0: none.
-    history_size: how many checkpoints' statistics are kept in storage (`coordinator history`); 0: none.
+    verify_interval: how often the driver compares its row counts (docs/verify.md); 0: never.
+    history_size: how many checkpoints `coordinator history` has in storage; 0: none.
     metrics_address: where Prometheus reads the metrics of the driver, PORT of loopback or HOST:PORT (extra
         `prometheus`); None: nowhere.
-    rows_on_driver: a batch of at most so many rows, whose predecessor had no more, is fetched to the driver and written
-        there by one participant, where there is one sink and it can (PostgreSQL, MySQL, Kafka); 0: none is.
-    replay: SPOOL keeps the rows of each checkpoint until it is visible, so that what is lost can be written again also
-        of a query that gives other rows each time; RECOMPUTE lets Spark compute them again, and stops if they differ.
-    spool_dir: the storage where SPOOL keeps them; by default that of the checkpoints.
-    adopt: accept a query that has already run without this coordinator, at its next batch; or, for the first batch of a
-        start, Kafka topics of its sources that were made anew, at the offsets of the old ones.
+    rows_on_driver: the driver itself writes a batch of at most this many rows, in one transaction, if the batch before
+        was small too. For one sink of PostgreSQL, MySQL or Kafka. 0: never.
+    replay: if a decided transaction is lost, RECOMPUTE lets Spark compute its rows again, and stops if they differ.
+        SPOOL keeps the rows of each checkpoint until it is visible, for queries that give other rows each time.
+    spool_dir: the storage where SPOOL keeps rows; default: checkpoint storage.
+    adopt: take over a query that ran without this coordinator, at its next batch. Also accepts source topics of Kafka
+        that were deleted and created again, at the old offsets, for the first batch of a start.
     """
 
     interval: float | None = None

@@ -53,11 +53,11 @@ def _nothing() -> None:
 class CheckpointCoordinator:
     """The function for `foreachBatch` that makes its sinks exactly-once.
 
-    `job` names the job for ever: its records, transactions and ledgers carry it. `storage` is where the complete
-    checkpoints are recorded (`file:///…`, `s3://…`, any SQLAlchemy URL, …: `coordinator.storage.open_storage`), best
-    outside Spark's checkpointLocation; without it, `config.storage`. `clock` is for tests that wait for nothing.
-    One object serves one query at a time, over any number of starts. Raises the errors in `coordinator.errors`; each
-    stops the query, and none has lost or doubled a row.
+    `job` is the name of the job. It must not change, because records, transactions and ledgers carry it. `storage` is
+    where complete checkpoints are recorded: `file:///…`, `s3://…`, a SQLAlchemy URL, … (default: `config.storage`). It
+    is not Spark's checkpointLocation, and has to be outside of it. `clock` is for tests. One object serves one query at
+    a time, over any number of starts. Errors are in `coordinator.errors`: each stops the query, and none loses or
+    doubles a row.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class CheckpointCoordinator:
         """For tools, while no query runs: it is not for several threads."""
         self.statistics.guaranteed(self.guarantee.weaknesses)  # a recovery ends before the batch tells the rest
         self.last_error: Exception | None = None
-        """What stopped the query: Spark passes on its text only."""
+        """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, self._clock, config.min_pause)
         self._one_at_a_time = threading.RLock()
         self._ready = False
@@ -129,11 +129,11 @@ class CheckpointCoordinator:
         return self.protocol.guarantee
 
     def write_stream(self, df: DataFrame) -> DataStreamWriter:
-        """`df.writeStream` into this coordinator, with the trigger, the state backend and the checkpointLocation of the
-        config. Without one there, set the option checkpointLocation; then start it.
+        """`df.writeStream` into this coordinator, with the trigger, state backend and checkpointLocation of the config.
+        If the config has no checkpointLocation, set that option. Then start it.
 
-        Raises here, and not in the first batch, what is wrong with the set-up: `WorkersNotReady`, and the sinks'
-        `ConfigurationError` (of those without a `transform`, in a classic session)."""
+        Reports setup problems here and not in the first batch: `WorkersNotReady`, and `ConfigurationError` of each sink
+        without a `transform` (in a classic session)."""
         from pyspark.sql import is_remote
 
         self._prepare(df)
@@ -169,7 +169,9 @@ class CheckpointCoordinator:
             self._lifecycle.failed(batch, error)
             if batch.active:
                 raise
-            logger.info("batch %d was cut off, since the query is being stopped; the next start has it", batch_id)
+            logger.info(
+                "batch %d was interrupted, because the query is being stopped; the next start writes it", batch_id
+            )
             logger.debug("it was cut off here", exc_info=True)
             batch.raise_stopped()
         if not self._sweeper.is_alive():
@@ -225,22 +227,22 @@ class CheckpointCoordinator:
             self._lifecycle.finished(batch)
 
     def recover(self) -> None:
-        """Commit the newest complete checkpoint again, and abort what no record names: what a query's first batch does
-        by itself. For settling a job without starting its query. With no checkpoint in storage nothing is aborted,
-        since that storage may be the wrong one."""
+        """Settle the job without starting its query: commit the newest complete checkpoint again, and abort
+        transactions that no record names. A query's first batch does the same. If storage has no checkpoint nothing is
+        aborted, because it may be the wrong storage."""
         with self._one_at_a_time:
             self.protocol.recover()
 
     # ------------------------------------------------------------------ savepoints
     @property
     def query(self) -> Query:
-        """The query that this coordinator was last called by. Raises `SavepointError` before its first batch."""
+        """The query that last called this coordinator. Raises `SavepointError` before its first batch."""
         return self._lifecycle.query
 
     def trigger_savepoint(self, target: str | CheckpointStorage, checkpoint_location: str | None = None) -> Savepoint:
-        """Save the newest checkpoint in `target`, a storage. From any thread: it waits for the batch under way, and the
-        next batch waits for it. Without a running query, or before its first batch, say which `checkpoint_location` it
-        has. Raises `SavepointError`, `InDoubtError`, `StorageError`."""
+        """Save the newest checkpoint in `target`, a storage. Call it from any thread: it waits for the current batch,
+        and the next batch waits for it. If no query runs, or before its first batch, pass its `checkpoint_location`.
+        Raises `SavepointError`, `InDoubtError`, `StorageError`."""
         return self._take_savepoint(target, location=checkpoint_location)
 
     def stop_with_savepoint(self, query: Query, target: str | CheckpointStorage) -> Savepoint:
@@ -306,8 +308,8 @@ class CheckpointCoordinator:
         return savepoint.summary()
 
     def register_metrics(self, registry: CollectorRegistry) -> None:
-        """Let a registry of `prometheus-client` show the metrics of `coordinator.statistics.metrics`, from now on.
-        `CheckpointConfig.metrics_address` serves them."""
+        """Add the metrics of `coordinator.statistics.metrics` to a registry of `prometheus-client`.
+        `CheckpointConfig.metrics_address` serves them without that."""
         prometheus(self.statistics, registry)
 
     def _serve_metrics(self) -> None:
@@ -317,7 +319,7 @@ class CheckpointCoordinator:
             try:
                 self._stop_metrics = serve(self.statistics, address)
             except (OSError, ValueError, OverflowError) as error:  # taken, or no name and port of this machine
-                logger.warning("job %s: nobody can read its metrics at %s: %s", self.job, address, error)
+                logger.warning("job %s: cannot serve metrics at %s: %s", self.job, address, error)
 
     def newest_checkpoint(self) -> dict[str, Any]:
         """The newest complete checkpoint in storage as JSON values, without committables; {} if there is none."""

@@ -1,4 +1,4 @@
-"""What a job promises, from its source, sinks, mode and settings."""
+"""Whether a job is exactly-once, from its source, sinks, mode and settings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def promise(
                 raise
             logger.warning("%s cannot tell how durable it is: %s", name, reason(error))
     if config.require and reasons:
-        raise NotExactlyOnce(f"job {job!r} is to be exactly-once, but is not: {'; '.join(reasons)}")
+        raise NotExactlyOnce(f"job {job!r} requires exactly-once, but cannot promise it: {'; '.join(reasons)}")
     return Guarantee(tuple(reasons))
 
 

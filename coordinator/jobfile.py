@@ -45,7 +45,7 @@ _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 
 
 class JobFileError(Exception):
-    """A job file cannot be read or understood. The message names file, place and mend, and no value of a variable."""
+    """A job file cannot be read or understood. The message names file, place and fix, and no value of a variable."""
 
 
 def load_job(place: str) -> CheckpointCoordinator:

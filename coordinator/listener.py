@@ -1,4 +1,4 @@
-"""The protocol's steps, as an observer sees them."""
+"""Callbacks at each step of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Step(str, Enum):
-    """In the order of an undisturbed checkpoint after recovery. Each is told after it happened."""
+    """In the order of an undisturbed checkpoint after recovery. Listeners are called after the step."""
 
     GENERATION_CLAIMED = "generation claimed"  # generation
     LOADED = "newest checkpoint loaded"  # checkpoint (-1: none), rounds; rows: by sink
@@ -34,11 +34,11 @@ class Step(str, Enum):
 
 
 class CheckpointListener:
-    """Subclass and override `on_step`. Called on the driver in the query's thread, and between two batches in another
-    one (`SWEPT`), never in both at once; an exception is only logged."""
+    """Subclass and override `on_step`. It is called on the driver in the query's thread, and for sweeps between two
+    batches (`SWEPT`) in another one, never in both at once. An exception is only logged."""
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        """`checkpoint_id` is -1 where no checkpoint is under way; `facts` are named beside each step."""
+        """`checkpoint_id` is -1 if no checkpoint is in progress. The comment of each step names its `facts`."""
 
 
 class Listeners:

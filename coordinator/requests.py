@@ -176,7 +176,7 @@ class Requests:
                 return
             except StorageError as error:
                 if time.monotonic() > end:
-                    logger.warning("job %s: nobody hears yet what became of a request: %s", self._store.job, error)
+                    logger.warning("job %s: the answer to a request cannot be written yet: %s", self._store.job, error)
                     raise
                 time.sleep(1)
 
@@ -191,7 +191,7 @@ class Requests:
 def place_for(target: str | None, roots: list[str]) -> str:
     """The storage to open for a savepoint that somebody else asks for: one of `roots`, or a folder below."""
     if not roots:
-        raise SavepointError("this driver takes savepoints to no place: set savepoint_dir in its CheckpointConfig")
+        raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
     found = roots[0] if target is None else within(target, roots)
     if found is None:
         places = ", ".join(map(redacted, roots))
@@ -248,7 +248,7 @@ def _wait(store: CheckpointStore, id: str, holds: float) -> Mapping[str, Any]:
                 why = gone or f"The driver has not come to it within {duration(holds)}."
                 raise SavepointError(f"Nothing was done, and the request is withdrawn. {why} {_INSTEAD}")
         if begun and gone and now - gone_at > patience:
-            raise SavepointError(f"The driver had begun, and nobody can tell what became of it. {gone} {_SEE}")
+            raise SavepointError(f"The driver had begun, and the outcome is unknown. {gone} {_SEE}")
         time.sleep(_POLL)
     return answer
 

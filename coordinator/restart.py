@@ -40,9 +40,9 @@ FATAL = (
     errors.WorkersNotReady,
     errors.WrongJob,
 )
-"""What a restart cannot mend. After `Superseded` it would fence the driver that has taken over; after `TargetChanged`
+"""What a restart cannot fix. After `Superseded` it would fence the driver that has taken over; after `TargetChanged`
 it would accept a change that nobody has looked at. A sink's other errors are not among them, as in Flink: a changed
-table is checked anew, and somebody may mend a row or a right meanwhile."""
+table is checked anew, and somebody may fix a row or a right meanwhile."""
 _POLL = 0.1
 
 
@@ -201,16 +201,15 @@ def run(
     coordinator: CheckpointCoordinator | None = None,
     stop: threading.Event | None = None,
 ) -> RunSummary:
-    """Start the query, wait for its end, and start it again when it fails, as long as the strategy allows.
+    """Start the query, wait for its end, and start it again if it fails, as long as the strategy allows.
 
-    `query_factory` starts the query, each time with the same checkpointLocation and `coordinator`: that makes it go on
-    from the last complete checkpoint. The coordinator tells which errors a restart cannot mend and how far the job
-    came, and is closed at the end; without it, every failure of the query is taken for a passing one.
+    `query_factory` starts the query, each time with the same checkpointLocation and `coordinator`, so it goes on from
+    the last complete checkpoint. The coordinator knows which errors a restart cannot fix, and is closed at the end.
+    Without it each failure of the query leads to a restart.
 
-    SIGTERM and SIGINT (when called in the main thread), and setting `stop`, end the job well: a checkpoint that is
-    complete is committed, one that is not is aborted, and nothing stays in doubt that need not. Returns when the query
-    was stopped or has ended. Raises `JobFailed`, from the last error, when there is no other attempt.
-    """
+    SIGTERM and SIGINT (if called in the main thread), and setting `stop`, stop the job cleanly: a complete checkpoint
+    is committed, an incomplete one aborted. Returns when the query was stopped or has ended. Raises `JobFailed`, from
+    the last error, if it gives up."""
     attempts: list[Attempt] = []
     stopping = _Stopping(stop)
     with stopping.on_signals():
@@ -221,7 +220,7 @@ def run(
                     break
                 delay = None if fatal else restart.delay_after(attempts)
                 if delay is None:
-                    why = "a restart cannot mend it" if fatal else f"{restart} allows no other attempt"
+                    why = "a restart cannot fix it" if fatal else f"{restart} allows no other attempt"
                     raise JobFailed(
                         f"{_job(coordinator)} failed at attempt {len(attempts)}, and {why}: "
                         f"{type(error).__name__}: {error}",
@@ -282,7 +281,7 @@ def _attempt(
     stopping: _Stopping,
     attempts: list[Attempt],
 ) -> tuple[Exception | None, bool]:
-    """One start of the query to its end. Answers what it failed with, and whether a restart cannot mend that."""
+    """One start of the query to its end. Answers what it failed with, and whether a restart cannot fix that."""
     number, started, began = len(attempts) + 1, time.time(), time.monotonic()
     before = _offsets(coordinator)
     logger.info("%s: attempt %d starts after offsets %s", _job(coordinator), number, before)

@@ -34,9 +34,9 @@ SCHEMA = pa.schema(
         ("time", pa.timestamp("us", "UTC")),
     ]
 )
-"""Of the record batches that a sink of dead letters gets."""
+"""Columns of the record batches that a sink for dead letters gets."""
 MOST = 10_000
-"""Dead letters of one sink in a checkpoint, whatever `max_dead_letters` is: the record names each."""
+"""The most dead letters of one sink in a checkpoint, because the record names each."""
 _LONGEST_ERROR = 500
 
 
@@ -51,7 +51,7 @@ class DeadLetters:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A row of a record batch, by its place there from 0, and why it was not written."""
+    """A row that was not written: its place in the record batch, from 0, and the error."""
 
     row: int
     error_class: str
@@ -63,9 +63,9 @@ class Refusal:
 
 
 def find_refused_rows(batch: pa.RecordBatch, take: Callable[[pa.RecordBatch], object], most: int) -> list[Refusal]:
-    """Those of the rows that `take` refuses, found by halves, from the first on; it takes all others. It is called with
-    pieces of the batch, and raises BadValue, having taken nothing of a piece, if there is something wrong with it. With
-    more than `most` the rest is neither looked at nor taken."""
+    """Find the rows that `take` refuses, in order, by bisection; it takes all others. `take` is called with slices of
+    the batch. For a slice with a bad row it raises BadValue and takes nothing of it. After more than `most` refused
+    rows the rest is neither checked nor taken."""
     found: list[Refusal] = []
 
     def halve(start: int, count: int) -> None:
@@ -90,7 +90,7 @@ def write_and_find_refused(
     put: Callable[[pa.RecordBatch], None],
     most: int,
 ) -> list[Refusal]:
-    """`find_refused_rows` for a `put` that costs a call of the server. `encode` raises BadValue where it needs none."""
+    """`find_refused_rows` for a `put` that calls the server. `encode` finds bad rows without a call, by BadValue."""
     try:
         put(batch)
         return []
@@ -107,13 +107,13 @@ def write_and_find_refused(
 
 
 def without(rows: int, refused: Iterable[Refusal]) -> pa.Array:
-    """The places of the other rows."""
+    """The places of the rows that are not refused."""
     places = pa.array(range(rows), pa.int64())
     return places.filter(pc.invert(pc.is_in(places, pa.array([one.row for one in refused], pa.int64()))))
 
 
 class Recorded:
-    """The rows that a record says were refused, found again by their hashes, as often as it names each."""
+    """Finds the rows again, by their hashes, that a record names as refused, each as often as it is named."""
 
     def __init__(self, refused: Iterable[Refused]) -> None:
         self._left: dict[int, deque[Refused]] = {}
@@ -135,8 +135,7 @@ class Recorded:
 def letters(
     context: TransactionContext, rows: pa.RecordBatch, before: int, refused: Sequence[Refusal]
 ) -> pa.RecordBatch:
-    """Those rows of a batch, which `before` came before, of the participant of `context`, as record batch of
-    `SCHEMA`."""
+    """The refused rows of a batch as record batch of `SCHEMA`. `before`: rows of the partition that came before it."""
     bad = rows.take(pa.array([one.row for one in refused], pa.int64()))
     struct = pa.StructArray.from_arrays(bad.columns, fields=list(bad.schema)) if bad.num_columns else None
     columns: dict[str, object] = {
@@ -164,7 +163,7 @@ def shortened(error: str) -> str:
 
 
 def _schema(rows: pa.RecordBatch) -> str | None:
-    """None where Spark has no name for one of the types."""
+    """None if Spark has no name for a type."""
     try:
         return schema_to_json(rows.schema)
     except ValueError:
@@ -172,7 +171,7 @@ def _schema(rows: pa.RecordBatch) -> str | None:
 
 
 def _raw(rows: pa.RecordBatch, name: str) -> object:
-    """The bytes of a column, if it is one of texts or bytes."""
+    """The bytes of a text or binary column."""
     if name in rows.schema.names:
         column = rows.column(name)
         if at.is_string(column.type) or at.is_binary(column.type):
@@ -186,7 +185,7 @@ def _as(values: object, kind: pa.DataType) -> pa.Array:
 
 # ---------------------------------------------------------------------- the limit
 def limit_problem(limit: object) -> str | None:
-    """What is wrong with a `max_dead_letters`."""
+    """Why a `max_dead_letters` is invalid; None if it is valid."""
     if isinstance(limit, bool) or not isinstance(limit, int | float):
         return f"max_dead_letters is a number of rows, or a share of them as float, not {limit!r}"
     if isinstance(limit, int) and not 0 <= limit <= MOST:
@@ -197,12 +196,12 @@ def limit_problem(limit: object) -> str | None:
 
 
 def most_in_task(limit: int | float) -> int:
-    """How many a participant may have, as far as it can tell by itself."""
+    """The limit that a task can check alone."""
     return limit if isinstance(limit, int) else MOST
 
 
 def allowed(limit: int | float, rows: int) -> int:
-    """Of a checkpoint in which so many rows came to the sink."""
+    """The limit of a checkpoint with this many rows for the sink."""
     return limit if isinstance(limit, int) else min(int(limit * rows), MOST)
 
 
@@ -214,6 +213,6 @@ def too_many(
     most = f"{limit:,} row(s)" if isinstance(limit, int) else f"{limit:.2%} of the rows, at most {MOST:,}"
     return TooManyDeadLetters(
         f"sink {sink!r} refused {count} of {where}, and its max_dead_letters is {most}; the first of them:{told}\n"
-        "Neither these nor the good rows are visible. Mend the source or the table and start the query again, or raise "
+        "Neither these nor the good rows are visible. Fix the source or the table and start the query again, or raise "
         "max_dead_letters"
     )

@@ -1,4 +1,4 @@
-"""What a sink tells operators: findings of `diagnose`, transactions in doubt, and changes of its table."""
+"""What a sink shows operators: findings of `diagnose`, transactions in doubt, and changes of its table."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class InDoubt:
-    """A pre-committed, unresolved transaction, as far as the external system and its name tell. `age` is in seconds, by
-    the external system's own clock."""
+    """A pre-committed, unresolved transaction. `age` is in seconds, by the external system's clock. Values are None if
+    neither the system nor the transaction's name has them."""
 
     transaction: Identity
     lineage: str | None = None
@@ -57,7 +57,7 @@ class InDoubt:
 
     @classmethod
     def named(cls, transaction: Identity, age: float | None = None) -> InDoubt:
-        """From the transaction's name, if the identity holds it."""
+        """Reads the transaction's name, if the identity contains it."""
         with suppress(ValueError):
             name = TransactionId.find(".".join(str(value) for value in transaction.values()))
             return cls(transaction, name.lineage, name.checkpoint, name.subtask, name.generation, name.round, age)
@@ -66,9 +66,9 @@ class InDoubt:
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """A statement that makes room for a column of a batch. `step` is the `schema_evolution` that runs it, "add" or
-    "widen"; `locks` says what it locks and for how long, `rewrites` whether it writes all rows of the table anew, and
-    `automatic` whether the sink, as it is set up, runs it before the next batch."""
+    """A statement that lets the table take a column of a batch. `step` is the `schema_evolution` that runs it, "add" or
+    "widen". `locks` names the lock and its duration. `rewrites`: it writes all rows of the table again. `automatic`:
+    the sink, with its current options, runs it before the next batch."""
 
     column: str
     statement: str
@@ -83,8 +83,8 @@ class SchemaChange:
 
 @dataclass(frozen=True)
 class SchemaDiff:
-    """Between a batch and the target: what statements can mend, and what they cannot. `notes` are what else there is to
-    see, such as the schemas of a registry."""
+    """Differences between a batch and the target: `changes` are statements that remove them, `unfit` the ones that no
+    statement removes. `notes` have more, such as the schemas of a registry."""
 
     changes: tuple[SchemaChange, ...] = ()
     unfit: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class SchemaDiff:
 
 
 def compare_clocks(where: str, ask: Callable[[], float]) -> Iterable[Finding]:
-    """Compares this machine's clock with another; `ask` answers that one's time in seconds since the epoch."""
+    """Compare this machine's clock with another; `ask` returns that time in seconds since the epoch."""
     before = time.time()
     theirs = ask()
     after = time.time()

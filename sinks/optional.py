@@ -208,7 +208,7 @@ def basic_findings(sink: Sink, job: str) -> Iterable[Finding]:
     """Checks that fit any sink."""
     sink.open()
     yield Finding.ok(f"opened: {sink!r}")
-    yield Finding.ok(f"lists transactions in doubt, {len(list(sink.in_doubt(job)))} of this job now")
+    yield Finding.ok(f"{len(list(sink.in_doubt(job)))} transaction(s) of this job in doubt")
 
 
 def commit_now(sink: Sink, transaction: object, checkpoint: Checkpoint) -> None:

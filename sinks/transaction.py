@@ -15,7 +15,7 @@ import pyarrow as pa
 from sinks.errors import printable
 
 Identity = Mapping[str, Any]
-"""What the external system can list of a pre-committed transaction: a dict of JSON values. Compared as a whole."""
+"""The name of a pre-committed transaction in the external system: a dict of JSON values. Compared as a whole."""
 
 
 def shown(transaction: Identity) -> str:
@@ -77,12 +77,12 @@ class TransactionId:
 
     @staticmethod
     def prefix(job: str, lineage: str | None = None) -> str:
-        """What the names of all transactions of a job (and a lineage) start with, and no other job's."""
+        """The beginning of all transaction names of a job (and a lineage), and of no other job."""
         return f"tpc.{token(job)}." + (f"{lineage}." if lineage is not None else "")
 
     @classmethod
     def parse(cls, text: str) -> TransactionId:
-        """The parts of a name; `job` and `sink` come back as their tokens, so the text of this is another name. Raises
+        """The parts of a name. `job` and `sink` are tokens here, so the text of the result is another name. Raises
         ValueError on any other text."""
         match = cls._FORM.fullmatch(text)
         if not match:
@@ -101,31 +101,31 @@ class TransactionId:
 
 @dataclass(frozen=True)
 class TransactionContext:
-    """What a sink is told when a transaction begins."""
+    """Passed to `begin_transaction`."""
 
     job: str
-    """The job's name, as `in_doubt` and `committed_checkpoints` get it. Any text."""
+    """The job's name, as passed to `in_doubt` and `committed_checkpoints`. Any text."""
     lineage: str
-    """The history that the checkpoint belongs to: random, of [0-9a-f], another one when a savepoint is restored."""
+    """The history of checkpoints: a random text of [0-9a-f]. A restored savepoint begins another one."""
     checkpoint_id: int
     """Number of the micro-batch, counted from 0 in a lineage."""
     sink: str
     """The sink's `name`. Any text."""
     subtask: int
-    """Number of the partition whose rows are written, counted from 0. Not all have rows, so some may be missing."""
+    """Number of the partition, from 0. Partitions without rows have no transaction."""
     attempt: str
-    """Which try to write it this is, as `g1r0t0a7`: driver incarnation (generation), replay (round), try of the
-    checkpoint, Spark's task attempt. For people; `transaction_id` contains it."""
+    """Which attempt this is, as `g1r0t0a7`: generation of the driver, replay round, try of the checkpoint, Spark's task
+    attempt. For people; `transaction_id` contains it."""
     schema: pa.Schema
     """Of the record batches that `write` gets."""
     transaction_id: str
-    """The text of a `TransactionId`: all of the above but the schema, unique for ever. Use it as the name."""
+    """The text of a `TransactionId`: all of the above except the schema, unique for ever. Use it as the name."""
     slot: int = 0
-    """A small number that no two attempts of this subtask in one attempt of a Spark stage share, used again by every
-    checkpoint: for systems that must not see too many names. When Spark runs a stage again (lost shuffle files), a task
-    of the attempt before may still be at work under the same slot: PySpark does not tell them apart."""
+    """A small number for systems that must not see too many names. Attempts of this subtask in one attempt of a Spark
+    stage have different ones; each checkpoint uses them again. If Spark runs a stage again (lost shuffle files), a task
+    of the earlier attempt may still work under the same slot: PySpark does not tell them apart."""
     exactly_once: bool = True
-    """Whether `pre_commit` ends the transaction; else `commit_directly` does."""
+    """True: `pre_commit` ends the transaction. False (at-least-once mode): `commit_directly` does."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Refused:
-    """A row that a dead letter was made of, by its hash, and why."""
+    """A row that became a dead letter: its hash, and the error."""
 
     row_hash: int
     error_class: str
@@ -167,9 +167,9 @@ class Refused:
 class Committable:
     """One pre-committed transaction: what the driver needs to commit it, from any process, after any crash.
 
-    `transaction` is the identity, the only part that is ever compared. `proof` is whatever helps `commit` to tell the
-    outcome later, as JSON values; `abort` does not get it. The framework fills in `sink`, `subtask` and `fingerprint`,
-    after `pre_commit` has returned; and `refused`, if its rows are dead letters: a replay separates them by it.
+    `transaction` is the identity, the only part that is compared. `proof` has JSON values that help `commit` to find
+    the outcome later; `abort` does not get it. After `pre_commit` the coordinator fills in `sink`, `subtask` and
+    `fingerprint`, and for dead letters `refused`, by which a replay separates the rows.
     """
 
     transaction: Identity
@@ -184,7 +184,7 @@ class Committable:
 
     @property
     def remembered(self) -> bool:
-        """Whether `committed_checkpoints` will tell of its checkpoint, where a sink tells of any."""
+        """Whether `committed_checkpoints` will have its checkpoint, if the sink implements it."""
         return bool(self.proof.get("remembered", True))
 
     def target_mismatch(self, target: str) -> str:
@@ -221,30 +221,29 @@ class Committable:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a sink is told about the checkpoint whose outcome it settles."""
+    """The checkpoint that a sink commits, validates or purges."""
 
     job: str
     lineage: str
     checkpoint_id: int
     oldest_retained: int = 0
-    """The oldest checkpoint of this lineage that recovery can still ask about: proofs of older ones may go, in `purge`
-    or later."""
+    """The oldest checkpoint of this lineage that recovery can still ask for. `purge` may delete older proofs."""
 
 
 class CommitState(str, Enum):
     COMMITTED = "committed"  # visible; also when it already was
     LOST = "lost"  # proven: rolled back, and it can never become visible
-    UNKNOWN = "unknown"  # cannot be told; halts the query with an error that names the choices
-    HELD = "held"  # intact and invisible, waiting for the replay of a lost sibling; of `commit_all`, beside LOST only
+    UNKNOWN = "unknown"  # cannot be proven; stops the query with an error that names the choices
+    HELD = "held"  # intact and invisible, waits for the replay of a LOST one; only from `commit_all`
 
 
 @dataclass(frozen=True)
 class CommitOutcome:
-    """The answer of `commit`. Anything that may change by asking again is an exception, not an outcome."""
+    """The result of `commit`. If another try may change it, raise an exception instead."""
 
     state: CommitState
     reason: str = ""
-    """For people: which transaction, what proves its loss, or what was looked for and where; what to do about it."""
+    """For people: which transaction, the proof of its loss or where it was searched, and what to do."""
 
     COMMITTED: ClassVar[CommitOutcome]
     HELD: ClassVar[CommitOutcome]

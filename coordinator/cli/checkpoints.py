@@ -61,6 +61,6 @@ _TABLES: dict[str, Columns] = {
         "hash": lambda one: one["fingerprint"]["hash"],
         "transaction": lambda one: shown(one["transaction"]),
     },
-    "memories": {"memory": "name", "newest checkpoint": "shown", "beside storage": "verdict"},
+    "memories": {"memory": "name", "newest checkpoint": "shown", "compared with storage": "verdict"},
     "accepted": LOSSES,
 }

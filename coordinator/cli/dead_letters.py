@@ -44,7 +44,7 @@ def show_(
         except Exception as error:
             fail(f"{holder!r} cannot be read: {error}")
         if found is None:
-            fail(f"{holder!r} cannot tell its letters: read them there", UNKNOWN)
+            fail(f"{holder!r} cannot read its dead letters: look there", UNKNOWN)
     of_sink = [one for one in found.rows if (one["job"], one["sink"]) == (coordinator.job, sink)]  # by any collation
     letters: list[dict[str, Any]] = [{"letter": ".".join(str(one[name]) for name in _ID), **one} for one in of_sink]
     letters.sort(key=lambda one: (one["time"], *(one[name] for name in _ID)), reverse=True)

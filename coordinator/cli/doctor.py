@@ -1,4 +1,4 @@
-"""`coordinator doctor`: whether storage and sinks can keep the promise, and what mends what is wrong."""
+"""`coordinator doctor`: whether storage and sinks can keep the promise, and what fixes what is wrong."""
 
 from __future__ import annotations
 
@@ -64,24 +64,24 @@ def doctor(
 def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[tuple[str, Finding]]:
     for finding in _guarded(_packages(coordinator), "install them anew"):
         yield "packages", finding
-    storage, mend = coordinator.protocol.store.storage, "mend what the message names, and run the doctor again"
+    storage, fix = coordinator.protocol.store.storage, "fix what the message names, and run the doctor again"
     for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/runbook.md"):
         yield f"storage {storage.uri}", finding
     for name, sink in coordinator.sinks.items():
         looked_at = (
             sink.diagnose(coordinator.job) if isinstance(sink, Diagnosable) else basic_findings(sink, coordinator.job)
         )
-        for finding in _guarded(looked_at, mend):
+        for finding in _guarded(looked_at, fix):
             yield f"sink {name}", finding
-    for finding in _guarded(_memories(coordinator, location), mend):
+    for finding in _guarded(_memories(coordinator, location), fix):
         yield "memories", finding
 
 
-def _guarded(findings: Iterable[Finding], mend: str) -> Iterable[Finding]:
+def _guarded(findings: Iterable[Finding], fix: str) -> Iterable[Finding]:
     try:
         yield from findings
     except Exception as error:
-        yield Finding.error(f"{type(error).__name__}: {error}", mend)
+        yield Finding.error(f"{type(error).__name__}: {error}", fix)
 
 
 def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[Finding]:
@@ -90,7 +90,7 @@ def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Itera
         if memory.agrees:
             yield Finding.ok(what)
         elif memory.newest is None:
-            yield Finding.error(what, "bring it back, or mend what it says, and run the doctor again")
+            yield Finding.error(what, "bring it back, or fix what it says, and run the doctor again")
         else:
             yield Finding.error(what, "restore the newest of all three; see docs/storage.md (Backups)")
     coordinator.protocol.load()  # raises UnknownSink
@@ -100,8 +100,8 @@ def _packages(coordinator: CheckpointCoordinator) -> Iterable[Finding]:
     names = ["pandas", "pyarrow"]
     if find_spec("pyspark"):
         names.insert(0, "pyspark")
-        for what, mend in package_problems():
-            yield Finding.error(what, mend)
+        for what, fix in package_problems():
+            yield Finding.error(what, fix)
     else:
         yield Finding.warning("no pyspark here, so no driver runs here", "run the doctor where the driver runs, too")
     for sink in coordinator.sinks.values():
@@ -129,7 +129,7 @@ def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
     if isinstance(storage, MissingStorage):
         yield Finding.warning(
             f"{storage.why.reason}; the first start of the job makes it",
-            "nothing, before that start; after it: mend `storage` of the job, or restore it",
+            "nothing, before that start; after it: fix `storage` of the job, or restore it",
         )
         return
     folder, own = "doctor", secrets.token_hex(8)  # one folder: storages in files keep it

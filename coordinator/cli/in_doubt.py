@@ -130,7 +130,7 @@ def abort(
         elif undecided:
             fail(
                 f"{_names(undecided)} may belong to a driver that is about to complete its checkpoint. "
-                f"{of_driver(seen.driver)} Stop it, and say --fence, which stops it for good if it still runs. "
+                f"{of_driver(seen.driver)} Stop it, and add --fence, which shuts it out if it still runs. "
                 "No transaction was touched.",
                 USAGE,
             )
@@ -160,7 +160,7 @@ def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[P
     _say_errors(seen)
     if not chosen:
         if seen.errors:
-            fail("No transaction was touched: not every sink can tell.")
+            fail("No transaction was touched, because not every sink answered.")
         return [one for one in seen.found if one.decision is otherwise]
     for text in chosen:
         if not any(one.meant_by(text) for one in seen.found):

@@ -117,7 +117,7 @@ def _unanswered(coordinator: CheckpointCoordinator, complete: Complete, errors: 
     asked = ", ".join(f"{system} (sink {name!r})" for name, system in systems.items())
     return (
         f"Cannot tell what became of {len(errors)} of {len(complete.named)} participants of checkpoint "
-        f"{complete.checkpoint_id}: bring {asked} back, or mend what it says, and ask again. Nothing is known to be "
+        f"{complete.checkpoint_id}: bring {asked} back, or fix what it says, and ask again. Nothing is known to be "
         "lost: what is decided stays decided, and the next start of the query commits it."
     )
 

@@ -163,5 +163,5 @@ def _roots(coordinator: CheckpointCoordinator) -> list[str]:
 def _storage(coordinator: CheckpointCoordinator, target: str | None) -> str:
     roots = _roots(coordinator)
     if not (target or roots):
-        fail("Say which STORAGE, or set savepoint_dir in the section [checkpointing] of the job file.", USAGE)
+        fail("Name a STORAGE, or set savepoint_dir in the section [checkpointing] of the job file.", USAGE)
     return within(target, roots) or target if target else roots[0]

@@ -67,7 +67,7 @@ def diff(
     for note in about["notes"]:
         say(f"sink {note['sink']}: {note['note']}")
     for unfit in about["unfit"]:
-        say(f"sink {unfit['sink']}, no statement mends: {unfit['reason']}")
+        say(f"sink {unfit['sink']}, no statement can change this: {unfit['reason']}")
     if about["changes"] or about["unfit"]:
         raise typer.Exit(FOUND)
 

@@ -28,7 +28,7 @@ _AT_LEAST_ONCE = "it was written at least once: no transaction is named"
 class Verdict(str, Enum):
     BALANCED = "balanced"
     DIFFERS = "differs"
-    UNKNOWN = "cannot tell"  # nobody but the record says anything of it
+    UNKNOWN = "cannot tell"  # there is only the record
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Balance:
         return found
 
     def unknown_by_sink(self) -> dict[str, int]:
-        """Checkpoints of which nobody but the record says anything."""
+        """Checkpoints with only the record to go by."""
         found = dict.fromkeys(self.differences, 0)
         for line in self.lines:
             unknown = line.verdict is Verdict.UNKNOWN or bool(self.unknown.get(line.sink))

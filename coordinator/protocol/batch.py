@@ -114,7 +114,7 @@ class Acks:
 
     @property
     def errors(self) -> list[SinkError]:
-        """Those that trying again cannot mend come first."""
+        """Those that trying again cannot fix come first."""
         return sorted((ack.error for ack in self.all if ack.error), key=lambda error: error.retryable)
 
     @property

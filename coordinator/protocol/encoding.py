@@ -28,21 +28,21 @@ def seal(body: Mapping[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, where: str) -> dict[str, Any]:
-    mend = "Restore it from a backup of the storage; nothing was changed."
+    fix = "Restore it from a backup of the storage; nothing was changed."
     try:
         sealed = json.loads(data)
         version, checksum, body = sealed["format"], sealed["sha256"], sealed["body"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CorruptRecord(f"{where} is truncated or not a record of this library ({error}). {mend}") from error
+        raise CorruptRecord(f"{where} is truncated or not a record of this library ({error}). {fix}") from error
     if version not in range(_OLDEST, FORMAT + 1):
         raise CorruptRecord(
             f"{where} was written by a newer version of this library, or by one before 0.2: it has format {version}, "
             f"and this version reads formats {_OLDEST} to {FORMAT}. Use the version that wrote it. Nothing was changed."
         )
     if hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() != checksum:
-        raise CorruptRecord(f"{where} was changed after it was written: its checksum does not match. {mend}")
+        raise CorruptRecord(f"{where} was changed after it was written: its checksum does not match. {fix}")
     if not isinstance(body, dict):
-        raise CorruptRecord(f"{where} is not a record of this library. {mend}")
+        raise CorruptRecord(f"{where} is not a record of this library. {fix}")
     return body
 
 

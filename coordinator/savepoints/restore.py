@@ -41,14 +41,14 @@ def restore_savepoint(
     allow_non_restored: bool = False,
     allow_later_checkpoints: bool = False,
 ) -> Savepoint:
-    """Prepare a start from a savepoint: copy it into an empty `checkpoint_location`, and make its checkpoint the newest
-    one of a new lineage of the job in `storage`. Start the query there afterwards.
+    """Prepare a start from a savepoint: copy it into an empty `checkpoint_location`, and begin a new lineage of the job
+    in `storage` with its checkpoint. Then start the query there.
 
-    `job`: another name makes another job, that its sinks know nothing of. `sinks`: names of the sinks of the job as it
-    will run; without them, the first start looks whether one is missing. `allow_non_restored`: one may be.
-    `allow_later_checkpoints`: rows of checkpoints after this one are visible, and may be written again.
+    `job`: another name makes another job. `sinks`: names of the sinks that the job will have, to check them now; else
+    the first start checks them. `allow_non_restored`: accept that the job lacks a sink of the savepoint.
+    `allow_later_checkpoints`: accept that visible rows of later checkpoints are written again.
 
-    A driver of the lineage before is stopped by it (`Superseded`). After a crash call it again. Raises SavepointError,
+    A driver of the earlier lineage stops with `Superseded`. After a crash call it again. Raises SavepointError,
     UnknownSink and StorageError, with nothing changed, and Superseded if a driver or another restore starts meanwhile.
     """
     with opened_savepoint(uri) as (source, id), opened(storage) as target:

@@ -26,7 +26,7 @@ UNIX_SOCKETS_SINCE = (4, 1)
 
 
 def package_problems() -> Iterator[tuple[str, str]]:
-    """What is wrong with the packages that Spark needs in this process, and what mends it. Which versions of pandas and
+    """What is wrong with the packages that Spark needs in this process, and what fixes it. Which versions of pandas and
     pyarrow a Spark takes, it knows itself."""
     try:
         from pyspark import __version__ as spark
@@ -72,7 +72,7 @@ def tell_of_sockets(spark: SparkSession) -> None:
 def require_packages() -> None:
     """Raises ImportError with all that is missing or too old."""
     if problems := list(package_problems()):
-        raise ImportError("; ".join(f"{what} ({mend})" for what, mend in problems))
+        raise ImportError("; ".join(f"{what} ({fix})" for what, fix in problems))
 
 
 def require_workers(spark: SparkSession, sinks: Sequence[Sink]) -> None:

@@ -41,10 +41,10 @@ class Metric:
 
 CHECKPOINTS = Metric("checkpointing.checkpoints", "", "Tries of checkpoints that have ended")
 ROWS = Metric("checkpointing.rows", "", "Rows that became visible")
-DEAD_LETTERS = Metric("checkpointing.dead_letters", "", "Rows that the sink has refused")
+DEAD_LETTERS = Metric("checkpointing.dead_letters", "", "Rows that the sink refused")
 BYTES = Metric("checkpointing.data", "By", "Size of these rows as Arrow record batches")
 TRANSACTIONS = Metric("checkpointing.transactions", "", "Transactions by outcome: committed, aborted, lost, unknown")
-COMMIT_RETRIES = Metric("checkpointing.commit.retries", "", "Times that outcomes had to be asked for again")
+COMMIT_RETRIES = Metric("checkpointing.commit.retries", "", "Outcomes that had to be asked for again")
 COUNTERS = (CHECKPOINTS, ROWS, DEAD_LETTERS, BYTES, TRANSACTIONS, COMMIT_RETRIES)
 
 DURATION = Metric(
@@ -78,7 +78,7 @@ BALANCE_GAUGES: Mapping[Metric, Callable[[Comparison], Values]] = {
     Metric("checkpointing.balance.differences", "", "Differences between the books of retained checkpoints"): (
         lambda found: _of_sinks(found.by, found.balance.differences_by_sink())
     ),
-    Metric("checkpointing.balance.unknown", "", "Retained checkpoints of which nobody could tell"): (
+    Metric("checkpointing.balance.unknown", "", "Retained checkpoints that could not be compared"): (
         lambda found: _of_sinks(found.by, found.balance.unknown_by_sink())
     ),
     Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column"): (

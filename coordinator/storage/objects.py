@@ -37,7 +37,7 @@ _NO_BUCKET = "NoSuchBucket|ContainerNotFound|bucket does not exist"
 
 # By what obstore or the store says; {} is the family of environment variables.
 _CLOUD_ADVICE = (
-    (_NO_BUCKET, "Create the bucket or container first, or mend its name in the URI"),
+    (_NO_BUCKET, "Create the bucket or container first, or fix its name in the URI"),
     (
         "token request|/latest/(api/token|meta-data)|Missing (AccessKeyId|Secret)|Account must be|credential error",
         "No usable credentials were found: set the environment variables {} on the driver, or give its machine a role",

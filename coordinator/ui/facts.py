@@ -137,7 +137,7 @@ class JobFacts:
         tries = self.tries().value
         if tries:
             return Guarantee(tries[0].reasons), f"computed by the driver of generation {tries[0].generation}"
-        return self.guarantee(), "computed from the configuration and checkpoint storage; no checkpoint has told yet"
+        return self.guarantee(), "computed from the configuration and checkpoint storage; there is no checkpoint yet"
 
     def notices(self) -> list[Notice]:
         """What is wrong, the worst first."""
@@ -175,7 +175,7 @@ class JobFacts:
         """By a driver that does not run, in the systems of the sinks."""
         found = self.in_doubt()
         if found.trouble:
-            return [Notice("warn", f"Nobody can tell what is in doubt: {found.trouble}", "in-doubt")]
+            return [Notice("warn", f"Transactions in doubt are not known: {found.trouble}", "in-doubt")]
         seen, memories = found.value
         said = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in memories]
         said += [Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt") for name, error in seen.errors.items()]

@@ -76,7 +76,7 @@ def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
     def _checkpoint(key: str) -> str:
         statistics = facts.one(key)
         if statistics is None:
-            raise NotFound("this try of a checkpoint is not kept (any more)")
+            raise NotFound("this try of a checkpoint is not in the history (any more)")
         return render_template("checkpoint.html", tab="history", one=statistics)
 
     @app.errorhandler(Exception)

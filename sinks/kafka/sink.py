@@ -482,8 +482,8 @@ class KafkaSink(
         try:
             self._check_brokers()
         except ConfigurationError as error:
-            what, _, mend = str(error).partition(". ")
-            yield Finding.error(what, mend or "see what the message names")
+            what, _, fix = str(error).partition(". ")
+            yield Finding.error(what, fix or "see what the message names")
             if isinstance(error.__cause__, KafkaError):  # nobody answers
                 return
         else:

@@ -301,7 +301,7 @@ class MySQLBackend(PooledServer, Backend):
         if setting(connection, "wsrep_on") in ("1", "ON"):
             return "the server is part of a Galera cluster, which has no XA transactions"
         if recovered(connection) is None:
-            return "the user lacks the right XA_RECOVER_ADMIN, without which nobody could find a prepared transaction"
+            return "the user lacks the right XA_RECOVER_ADMIN, which is needed to list prepared transactions"
         return None
 
     def choose(self, connection: Connection, target: MySQLTarget) -> tuple[str, str]:

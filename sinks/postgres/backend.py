@@ -553,10 +553,10 @@ class PostgresBackend(PooledServer, Backend):
         if not isinstance(error, psycopg.Error) or isinstance(error, ask_again):
             return None
         constraint = f' (constraint "{error.diag.constraint_name}")' if error.diag.constraint_name else ""
-        mend = next((f"; {mend}" for kind, mend in _MENDS.items() if isinstance(error, kind)), "")
+        fix = next((f"; {fix}" for kind, fix in _MENDS.items() if isinstance(error, kind)), "")
         if isinstance(error, errors.CheckViolation) and not constraint:
-            mend = "; attach a partition that takes it"
-        return f"{constraint}: {describe(error, dict.fromkeys(tables, target.label))}{mend}"
+            fix = "; attach a partition that takes it"
+        return f"{constraint}: {describe(error, dict.fromkeys(tables, target.label))}{fix}"
 
     # ------------------------------------------------------------------ staging tables
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
@@ -614,13 +614,13 @@ def _findings(connection: Connection, wanted: str) -> Iterable[Finding]:
 
 
 def _prepared(limit: int, used: int, wanted: str) -> Iterable[Finding]:
-    mend = f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * limit)}; then restart the server"
+    fix = f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * limit)}; then restart the server"
     if limit == 0:
         if wanted == "auto":
             yield Finding.ok("max_prepared_transactions is 0, so the sink uses the strategy staged")
     elif limit - used < _FEW and wanted != "staged":
         yield Finding.warning(
-            f"{limit - used} of max_prepared_transactions = {limit} are free; each partition needs one", mend
+            f"{limit - used} of max_prepared_transactions = {limit} are free; each partition needs one", fix
         )
     else:
         yield Finding.ok(f"{limit - used} of max_prepared_transactions = {limit} are free")

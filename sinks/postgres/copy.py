@@ -25,7 +25,7 @@ WHERE conrelid = %s::regclass AND condeferred
   AND (contype IN ('p', 'u', 'x') OR contype = 'f' AND confrelid <> conrelid)
 """
 """Schema and name of constraints that judge rows at the end of a transaction, unless they are told to do so at once:
-keys, exclusions, and references to other tables. What a later row of the table may mend has to wait: its references to
+keys, exclusions, and references to other tables. What a later row of the table may fix has to wait: its references to
 itself, and triggers."""
 
 

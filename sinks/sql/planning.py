@@ -81,7 +81,7 @@ class Planner:
         return others
 
     def _mismatches(self, target: Target, batch: pa.Schema, changes: Sequence[SchemaChange]) -> list[str]:
-        """Those that the changes do not mend."""
+        """Those that the changes do not fix."""
         added = {change.column for change in changes if change.step == "add"}
         written = set(self.backend.merge.written(batch.names, target.names)) - added
         return self.backend.mismatches(pa.schema([field for field in batch if field.name in written]), target)
@@ -132,7 +132,7 @@ class Planner:
             if fault is None:
                 raise
             raise ConfigurationError(
-                f"sink {self.sink!r}: table {table} cannot be altered: {said}. It takes: {_statements(due)}. Mend what "
+                f"sink {self.sink!r}: table {table} cannot be altered: {said}. It takes: {_statements(due)}. Fix what "
                 "the server names (a view or generated column over the column is to be dropped before, and made again "
                 "after it), or let the table's owner run it, and start the query again"
             ) from error
@@ -148,7 +148,7 @@ class Planner:
                 found = self.backend.ddl.holders(connection, schema, name)
         except Exception:
             logger.debug("who holds locks cannot be told", exc_info=True)
-            return "Who holds it cannot be told with the rights of this user"
+            return "This user may not see who holds it"
         return f"It may be held by {', '.join(found)}" if found else "Nobody holds it any more"
 
     def _changes(self, connection: Any, target: Target, batch: pa.Schema, *, every: bool = False) -> list[SchemaChange]:
@@ -195,8 +195,8 @@ class Planner:
         else:
             problems = list(self.backend.problems(connection, target, self.ledger))
             for problem in problems:
-                what, _, mend = problem.partition(": ")
-                yield Finding.error(what, mend or "mend what is named")
+                what, _, fix = problem.partition(": ")
+                yield Finding.error(what, fix or "fix what is named")
             if not problems:
                 strategy = self._plan(connection, target).strategy
                 yield Finding.ok(f"table {target.label} can be written by strategy {strategy}")

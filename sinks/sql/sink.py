@@ -252,8 +252,8 @@ class TableSink(
             with self._backend.lend() as connection:
                 found = [*self._planner.diagnose(connection), *self._backend.findings(connection)]
         except Exception as error:
-            what, _, mend = (self._backend.misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
-            found = [Finding.error(what, mend)]
+            what, _, fix = (self._backend.misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
+            found = [Finding.error(what, fix)]
         yield from found
         if all(one.severity is not Severity.ERROR for one in found):
             yield from super().diagnose(job)

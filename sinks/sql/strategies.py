@@ -98,7 +98,7 @@ class TwoPhase(Strategy):
             reason = ledger.contradiction(connection, proof, witnessed=witnessed)
             if reason or (reason := self.backend.contradiction(connection, proof)):
                 return CommitOutcome.unknown(
-                    f"{key} is no longer prepared at {self.backend}, and nobody can tell what became of it: {reason}. "
+                    f"{key} is no longer prepared at {self.backend}, and its outcome is unknown: {reason}. "
                     "Look for its rows in the table, then point the sink at the old ledger, or insert its row into the "
                     "new one"
                 )
@@ -262,7 +262,7 @@ class StagingTables(Strategy):
         return [
             CommitOutcome.unknown(
                 f"{reason}. The checkpoint is complete and none of it is in the table; its rows are safe in "
-                f"{self.kept(committables)}, which must not be touched. Mend what is named and start the query "
+                f"{self.kept(committables)}, which must not be touched. Fix what is named and start the query "
                 "again: it moves every row, once"
             )
         ] * len(committables)
@@ -289,7 +289,7 @@ class StagingTables(Strategy):
             if _id(c) in witnessed or _id(c) not in intact:
                 if reason := ledger.contradiction(connection, c.proof, witnessed=_id(c) in witnessed):
                     outcomes[_id(c)] = CommitOutcome.unknown(
-                        f"nobody can tell whether the rows of {_id(c)} are in the table: {reason}. Look for them, then "
+                        f"it is unknown whether the rows of {_id(c)} are in the table: {reason}. Look for them, then "
                         "point the sink at the old ledger, or insert its row into the new one"
                     )
                 else:

@@ -77,9 +77,8 @@ class Target:
         new = sorted(name for name, definition in triggers.items() if self.triggers.get(name) != definition)
         if new:
             raise TargetChanged(
-                f"table {self.label} was changed while the query ran: {' and '.join(new)} is new, or is not what it "
-                "was, and may alter rows or leave them out: take it away, or start the query again, which takes it as "
-                "meant"
+                f"table {self.label} was changed while the query ran: {' and '.join(new)} is new or was altered, and "
+                "may change or drop rows. Remove it, or start the query again, which accepts it"
             )
 
     @property
@@ -95,10 +94,10 @@ class Target:
         self,
         written: Sequence[str],
         staged: Iterable[tuple[str, str]] = (),
-        mend: Callable[[str, str], str] = lambda column, kind: "",
+        fix: Callable[[str, str], str] = lambda column, kind: "",
     ) -> Iterator[str]:
         """Why rows of the columns `written` cannot go in as they are, and what to change back. `staged`: columns with
-        the types that their staging tables have; `mend`: the statement that gives a column such a type."""
+        the types that their staging tables have; `fix`: the statement that gives a column such a type."""
         now = {column.name: column for column in self.columns}
         for name in written:
             if name not in now:
@@ -108,7 +107,7 @@ class Target:
         for name, kind in staged:
             column = now.get(name) if name in written else None
             if column and not column.generated and not any(holds(now, kind) for now in column.holding):
-                statement = mend(name, kind)
+                statement = fix(name, kind)
                 how = f" ({statement};), and again when the rows are in" if statement else ""
                 yield f'its column "{name}" was {kind} and is {column.holding[0]}: change it back{how}'
         for column in self.columns:

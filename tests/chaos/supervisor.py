@@ -49,12 +49,12 @@ EXPECTED = frozenset(
         "NoBrokersAvailable",
     ]
 )
-"""How drivers may fail under faults: refusals that a restart mends, and servers that are not there."""
+"""How drivers may fail under faults: refusals that a restart fixes, and servers that are not there."""
 
 REFUSALS = frozenset(
     ["StorageBehind", "ExternalSystemBehind", "CheckpointGap", "CheckpointLocationMismatch", "QueryNotAdopted"]
 )
-"""How the first driver after a set-back may fail; restoring what was there before mends it."""
+"""How the first driver after a set-back may fail; restoring what was there before fixes it."""
 
 _SET_BACKS = (("storage",), ("query",), ("storage", "query"), ("system",))
 

@@ -89,7 +89,7 @@ def test_memories_that_agree(db_job: Job) -> None:
     same = {"storage": (2, ""), "checkpointLocation": (2, "as storage"), "sink o": (2, "as storage")}
     assert memories(db_job) == same
     assert doctors_errors(db_job) == []
-    assert "beside storage" in db_job.cli("checkpoints", "show").stdout
+    assert "compared with storage" in db_job.cli("checkpoints", "show").stdout
 
 
 def test_a_checkpoint_that_is_complete_and_not_yet_committed(db_job: Job) -> None:

@@ -71,7 +71,7 @@ def test_statements_and_who_runs_them(tmp_path: Path, pg_database: str, evolutio
         assert ["amount" in each["reason"] for each in found["unfit"]] == [True]
         shown = job.cli("schema", "diff", "id bigint, amount date, note string", "--sink", "orders", code=1)
         assert "ADD COLUMN IF NOT EXISTS" in shown.stdout
-        assert 'no statement mends: column "amount"' in shown.stderr
+        assert 'no statement can change this: column "amount"' in shown.stderr
         assert connection.execute("SELECT count(*) FROM pg_attribute WHERE attname = 'note'").fetchone() == (0,)
         for change in found["changes"]:
             connection.execute(change["statement"].encode())

@@ -119,13 +119,13 @@ def test_a_server_set_back_where_others_took_the_numbers_of_its_transactions(job
     assert job.run(KillAt(Step.COMPLETE, checkpoint_id=2)) == KILLED
     job.set_back()
     job.others_write(200)
-    with pytest.raises(InDoubtError, match="nobody can tell what became of it: the server says"):
+    with pytest.raises(InDoubtError, match="its outcome is unknown: the server says"):
         job.driver().run_here()
     assert job.visible() == Counter(ids(INPUT[:2]))
 
 
 def test_a_server_set_back_behind_sparks_back(job: Job) -> None:
-    """As before, but Spark has moved on from checkpoint 2. What the error says to do mends it."""
+    """As before, but Spark has moved on from checkpoint 2. What the error says to do fixes it."""
     assert job.run(batches=3) == 0
     job.set_back()
     with pytest.raises(InDoubtError, match="delete commits/2"):

@@ -97,7 +97,9 @@ def test_storage_comes_from_the_config(tmp_path: Path) -> None:
 
 def test_what_cannot_be_exactly_once_is_refused_where_that_is_required(tmp_path: Path) -> None:
     sink, memory = FileSink(tmp_path), f"memory:{uuid.uuid4().hex}"
-    with pytest.raises(NotExactlyOnce, match=r"job 'job' is to be exactly-once, but is not: .* gone with the driver"):
+    with pytest.raises(
+        NotExactlyOnce, match=r"job 'job' requires exactly-once, but cannot promise it: .* gone with the driver"
+    ):
         CheckpointCoordinator("job", [sink], memory, CheckpointConfig(require="exactly-once"))
     config = CheckpointConfig(mode=CheckpointingMode.AT_LEAST_ONCE, require="exactly-once")
     with pytest.raises(NotExactlyOnce, match="the mode is AT_LEAST_ONCE"):

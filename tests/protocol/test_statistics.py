@@ -315,7 +315,7 @@ def test_metrics_at_an_address(job: Job, caplog: pytest.LogCaptureFixture) -> No
         assert {"checkpointing_rows", "checkpointing_phase_duration_seconds", "checkpointing_in_doubt"} <= names
         with job.coordinator(config={"metrics_address": f"127.0.0.1:{port}"}) as next_one:
             job.query(3).run(next_one)
-        assert f"nobody can read its metrics at 127.0.0.1:{port}" in caplog.text
+        assert f"cannot serve metrics at 127.0.0.1:{port}" in caplog.text
     with pytest.raises(urllib.error.URLError):
         read()
     job.assert_exactly_once(3)

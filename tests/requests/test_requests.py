@@ -314,7 +314,7 @@ def test_a_driver_that_dies_after_it_has_begun(job: Job, target: str, monkeypatc
         waiting = asking(job.storage, "stop", holds=1)
         eventually(lambda: bool(store.notes("request")))
         store.put_note("begun", store.notes("request")[0], {})
-    with pytest.raises(SavepointError, match=r"(?s)nobody can tell what became of it.* savepoint list"):
+    with pytest.raises(SavepointError, match=r"(?s)the outcome is unknown.* savepoint list"):
         waiting.result(120)
 
 

@@ -148,7 +148,7 @@ def test_a_poison_row_is_retried(job: Job) -> None:
 def test_a_replaced_checkpoint_location_is_fatal(job: Job) -> None:
     job.run(job.coordinator())
     (job.folder / "spark").rename(job.folder / "old")
-    with pytest.raises(JobFailed, match="a restart cannot mend it") as failed:
+    with pytest.raises(JobFailed, match="a restart cannot fix it") as failed:
         job.run(job.coordinator())
     assert isinstance(failed.value.__cause__, CheckpointLocationMismatch)
     assert job.starts == 2
@@ -163,7 +163,7 @@ def test_a_trigger_that_nobody_has_looked_at_is_not_taken_as_meant_by_a_restart(
         run("CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
         run("CREATE TRIGGER skips BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION skip()")
 
-    with pytest.raises(JobFailed, match=r"attempt 1, and a restart cannot mend it: TargetChanged: .*skips") as failed:
+    with pytest.raises(JobFailed, match=r"attempt 1, and a restart cannot fix it: TargetChanged: .*skips") as failed:
         job.run(job.coordinator(None, At(Step.DONE, 0, leave_rows_out)))
     assert isinstance(failed.value.__cause__, TargetChanged)
     run("DROP TRIGGER skips ON orders")
@@ -172,7 +172,7 @@ def test_a_trigger_that_nobody_has_looked_at_is_not_taken_as_meant_by_a_restart(
 
 
 def test_a_query_that_cannot_be_started_is_fatal_but_a_service_that_is_away_is_not(job: Job) -> None:
-    with pytest.raises(JobFailed, match="a restart cannot mend it: AnalysisException"):
+    with pytest.raises(JobFailed, match="a restart cannot fix it: AnalysisException"):
         job.run(job.coordinator(), shape=lambda df: df.select("missing"))
     calls: list[int] = []
 

@@ -261,5 +261,5 @@ def test_a_source_without_replay_is_seen(tmp_path: Path, sink: FileSink, server:
                 connections.enter_context(lines.accept()[0]).sendall(b"one line\n")
 
         assert job.run(meanwhile=speak) == 1
-    assert "is to be exactly-once, but is not: the source Socket" in job.output()
+    assert "requires exactly-once, but cannot promise it: the source Socket" in job.output()
     assert visible(sink) == []

@@ -152,7 +152,7 @@ def test_no_checkpoint_yet(job: Job) -> None:
     assert "the job has never been started on this storage" in pages[""]
     assert "No checkpoint yet" in pages["history"]
     assert "there are none" in pages["summary"]
-    assert "no checkpoint has told yet" in pages["guarantee"]
+    assert "there is no checkpoint yet" in pages["guarantee"]
     assert "no place for savepoints" in pages["savepoints"]
 
 

@@ -32,7 +32,7 @@ def change(field: str, step: str, what: str) -> SchemaChange:
 
 @dataclass(frozen=True)
 class Merged:
-    """A schema that takes the rows: the registered one with `changes`, or a first one. `unfit` is what none mends."""
+    """A schema that takes the rows: the registered one with `changes`, or a first one. `unfit` is what none fixes."""
 
     text: str
     changes: tuple[SchemaChange, ...] = ()
