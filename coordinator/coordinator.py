@@ -75,7 +75,7 @@ class CheckpointCoordinator:
         self._made_of = (job, sinks, storage, config, listeners)
         if not job:
             raise ValueError("a job needs a name: it is how a restarted driver finds its checkpoints again")
-        if not isinstance(sinks, Sequence) or not all(isinstance(one, TwoPhaseCommitSink) for one in sinks):
+        if not isinstance(sinks, Sequence) or not all(isinstance(sink, TwoPhaseCommitSink) for sink in sinks):
             raise TypeError(f"sinks has to be a list of sinks, not {sinks!r}")
         if not sinks:
             raise ValueError("a coordinator needs at least one sink")

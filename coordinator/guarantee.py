@@ -43,9 +43,9 @@ def promise(
     if batch:
         reasons += batch.weaknesses(recomputed=config.replay is Replay.RECOMPUTE)
         asked |= {f"sink {name!r}": sink for name, sink in sinks.items() if isinstance(sink, Diagnosable)}
-    for name, one in asked.items():
+    for name, described in asked.items():
         try:
-            reasons += [f"{name}: {why}" for why in one.weaknesses()]
+            reasons += [f"{name}: {why}" for why in described.weaknesses()]
         except Exception as error:
             if config.require:
                 raise
@@ -87,12 +87,12 @@ def of_shuffles(*, checked: bool, deterministic: bool) -> list[str]:
     ]
 
 
-def of_order(found: Sequence[str]) -> list[str]:
+def of_order(functions: Sequence[str]) -> list[str]:
     """`found` is what takes the rows that happen to come first, such as `first()`."""
     return [
         f"the query has {what}, whose result depends on the order of rows, which Spark does not fix: a transaction "
         "that is lost can then not be written again, and the query stops until its rows are given up"
-        for what in found
+        for what in functions
     ]
 
 

@@ -64,12 +64,12 @@ def predecessors(memories: Memories, newest: Complete | None, lineage: str) -> M
     newest record has them, or, if nobody has looked yet, as the sinks remember them."""
     if newest and newest.record.predecessors is not None:
         return newest.record.predecessors
-    found: dict[str, int] = {}
+    newest_of_each: dict[str, int] = {}
     for memory in memories.values():
         for other, checkpoint in (memory or {}).items():
-            found[other] = max(checkpoint, found.get(other, -1))
-    found.pop(lineage, None)
-    return found
+            newest_of_each[other] = max(checkpoint, newest_of_each.get(other, -1))
+    newest_of_each.pop(lineage, None)
+    return newest_of_each
 
 
 def require_one_history(
@@ -77,9 +77,9 @@ def require_one_history(
 ) -> None:
     """Raises `StorageBehind` if a sink has committed what is neither of this lineage nor of those before it, as far as
     they were restored."""
-    if (found := of_another_history(memory, before, lineage)) is None:
+    if (foreign := of_another_history(memory, before, lineage)) is None:
         return
-    other, newest = found
+    other, newest = foreign
     if other in before:
         raise StorageBehind(
             f"this lineage began with a savepoint of checkpoint {before[other]}, but sink {sink!r} has rows of the "
@@ -125,7 +125,7 @@ def require_restored(memories: Memories, base: Record, storage: str) -> None:
 
 def worth_reading(memories: Memories, in_doubt: Iterable[Identity], lineage: str) -> Callable[[int], bool]:
     """Which retained checkpoints before the newest can be lacking in a sink, or be in doubt: of thousands a few."""
-    ids = {InDoubt.named(one).checkpoint for one in in_doubt}
+    ids = {InDoubt.named(transaction).checkpoint for transaction in in_doubt}
     if None in ids:  # its name does not tell
         return lambda _: True
     first = min((memory.get(lineage, -1) for memory in memories.values() if memory is not None), default=math.inf)
@@ -138,17 +138,17 @@ def decided_before(
     """Each sink's part of the retained checkpoints before the newest that is still in doubt, oldest first: a system
     that was set back has it again, and it is decided. Raises `ExternalSystemBehind` for what is neither committed nor
     in doubt: nobody has its rows any more."""
-    found = []
+    parts = []
     for complete in older:
         for sink, memory in memories.items():
             part = complete.only(sink)
             named = [committable.transaction for committable in part.named.values()]
             gone = not_among(named, in_doubt[sink])
             if len(gone) < len(named):
-                found.append((sink, part))
+                parts.append((sink, part))
             if gone and memory is not None and missing(memory, part):
                 raise external_system_behind(sink, memory, part)
-    return found
+    return parts
 
 
 def external_system_behind(sink: str, memory: Mapping[str, int] | None, part: Complete) -> ExternalSystemBehind:

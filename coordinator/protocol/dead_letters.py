@@ -13,11 +13,13 @@ from sinks.task import Ack
 def with_dead_letters(sinks: Sequence[Sink]) -> dict[str, Sink]:
     """All sinks of a job by name, those of dead letters last. Raises ValueError where one has two parts, or a name."""
     dead = [sink.dead_letters for sink in sinks if sink.dead_letters]
-    for one in dead:
-        if sum(one is other for other in dead) > 1:
-            raise ValueError(f"sink {one.name!r} is for the dead letters of two sinks; give each its own")
-        if any(one is sink for sink in sinks):
-            raise ValueError(f"sink {one.name!r} is for dead letters, and written by the tasks of another sink alone")
+    for letters in dead:
+        if sum(letters is other for other in dead) > 1:
+            raise ValueError(f"sink {letters.name!r} is for the dead letters of two sinks; give each its own")
+        if any(letters is sink for sink in sinks):
+            raise ValueError(
+                f"sink {letters.name!r} is for dead letters, and written by the tasks of another sink alone"
+            )
     names = [sink.name for sink in (*sinks, *dead)]
     if len(set(names)) < len(names):
         raise ValueError(f"two sinks have the same name in {names}; set name= on one of them")
@@ -38,6 +40,6 @@ def require_few(n: int, rows: Mapping[str, int], acks: Sequence[Ack], sinks: Map
         refused = rows.get(dead, 0)
         read = refused + rows.get(name, 0)
         if refused > allowed(limit, read):
-            named = [one for ack in acks if ack.sink == dead and ack.committable for one in ack.committable.refused]
-            reasons = [(one.error_class, one.error) for one in named[:3]]
+            named = [row for ack in acks if ack.sink == dead and ack.committable for row in ack.committable.refused]
+            reasons = [(row.error_class, row.error) for row in named[:3]]
             raise too_many(name, f"the {read:,} rows of checkpoint {n}", f"{refused:,}", limit, reasons)

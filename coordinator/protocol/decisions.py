@@ -86,7 +86,7 @@ class Complete:
 
     def part(self, sink: str) -> Part:
         """The same, as a sink is asked for it."""
-        given_up = [one.transaction for record in self.rounds for one in record.accepted if one.sink == sink]
+        given_up = [loss.transaction for record in self.rounds for loss in record.accepted if loss.sink == sink]
         named = list(self.only(sink).named.values())
         return Part(self.record.lineage, self.checkpoint_id, named, given_up, self.rounds[-1].round)
 

@@ -55,12 +55,12 @@ def understood(where: str) -> Iterator[None]:
         raise CorruptRecord(f"{where} lacks or misuses a field: {error!r}") from error
 
 
-def fitting(one: T) -> T:
+def fitting(instance: T) -> T:
     """The dataclass itself. Raises TypeError if a field, at any depth, is not of its type."""
-    for name, kind in _kinds(type(one)).items():  # type: ignore[arg-type]
-        if not _fits(value := getattr(one, name), kind):
+    for name, kind in _kinds(type(instance)).items():  # type: ignore[arg-type]
+        if not _fits(value := getattr(instance, name), kind):
             raise TypeError(f"{name} is {str(value)[:80]!r}")
-    return one
+    return instance
 
 
 @cache

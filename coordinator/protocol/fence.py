@@ -34,13 +34,13 @@ class Fence:
     def require_newest(self, what: str, listing: Listing | None = None) -> None:
         """Raises `Superseded` if a newer generation was claimed before the listing was made, or now; `StorageBehind` if
         the claim of this one is gone."""
-        there = listing or self.store.look("generation/")
-        if there.newest_generation > self.generation:
+        listing = listing or self.store.look("generation/")
+        if listing.newest_generation > self.generation:
             raise Superseded(
-                f"generation {there.newest_generation} of job {self.store.job!r} has started; this driver (generation "
-                f"{self.generation}) may not {what} any more. Two drivers of one job were running."
+                f"generation {listing.newest_generation} of job {self.store.job!r} has started; this driver "
+                f"(generation {self.generation}) may not {what} any more. Two drivers of one job were running."
             )
-        if self.generation not in there.generations:
+        if self.generation not in listing.generations:
             raise self.storage_changed(what, f"the claim of this driver (generation {self.generation})")
 
     def storage_changed(self, what: str, gone: str) -> StorageBehind:

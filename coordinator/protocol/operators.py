@@ -68,11 +68,11 @@ def accept_loss(protocol: CheckpointProtocol, participants: Sequence[Participant
     permit = protocol.decide(record, complete)
     if permit.complete.rounds[-1] is not record:
         raise Superseded(f"another driver has decided round {record.round} meanwhile; look again")
-    told = [f"{one.sink}/{one.subtask}, {one.rows} rows, by {one.who}: {one.why}" for one in accepted]
-    logger.warning("job %s, checkpoint %d: given up: %s", protocol.job, record.checkpoint_id, "; ".join(told))
-    for one in accepted:
-        if one.outcome == CommitState.UNKNOWN.value:
-            protocol.abort_quietly(protocol.sinks[one.sink], one.transaction)
+    lines = [f"{loss.sink}/{loss.subtask}, {loss.rows} rows, by {loss.who}: {loss.why}" for loss in accepted]
+    logger.warning("job %s, checkpoint %d: given up: %s", protocol.job, record.checkpoint_id, "; ".join(lines))
+    for loss in accepted:
+        if loss.outcome == CommitState.UNKNOWN.value:
+            protocol.abort_quietly(protocol.sinks[loss.sink], loss.transaction)
     permit, _ = protocol.commit_once(permit)
     protocol.newest = permit.complete
     return permit.complete

@@ -459,16 +459,16 @@ class CheckpointProtocol:
     def _replays(self, complete: Complete, spooled: Mapping[str, SpooledRows]) -> dict[str, Replay]:
         """By sink whose tasks write them, what is lost. R17: with what the records say of its dead letters, also of
         those that were given up."""
-        lost, found = complete.lost(), dict[str, Replay]()
+        lost, replays = complete.lost(), dict[str, Replay]()
         for name, sink in self.sinks.items():
             dead = sink.dead_letters.name if sink.dead_letters else None
-            own, letters = (frozenset(subtask for one, subtask in lost if one == wanted) for wanted in (name, dead))
+            own, letters = (frozenset(subtask for sink, subtask in lost if sink == wanted) for wanted in (name, dead))
             if name not in self._dead_letter_writers and own | letters:
                 named = [c for record in complete.rounds for c in record.committables if c.sink == dead]
                 refused = {c.subtask: c.refused for c in named}
                 whole = complete.record.partitions.get(name) == 1
-                found[name] = Replay(own, letters, refused, whole, spooled.get(name))
-        return found
+                replays[name] = Replay(own, letters, refused, whole, spooled.get(name))
+        return replays
 
     def _validate(self, batch: MicroBatch, acks: Acks) -> None:
         if errors := acks.errors:
@@ -729,8 +729,8 @@ class CheckpointProtocol:
         """R15: a driver with a copy of this storage aborts what is pre-committed here, and writes it by itself."""
         for name in {sink for sink, _ in complete.lost()} if self.config.exactly_once else ():
             remembered, n = self.sinks[name].committed_checkpoints(self.job), complete.checkpoint_id
-            visible = [one for one, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
-            own = {sink for sink, _ in visible} | {one.sink for record in complete.rounds for one in record.accepted}
+            visible = [p for p, outcome in complete.outcomes.items() if outcome.state is CommitState.COMMITTED]
+            own = {sink for sink, _ in visible} | {loss.sink for record in complete.rounds for loss in record.accepted}
             consistency.require_alone(name, remembered, self.store.lineage, n + (name in own), self.store.storage.uri)
 
     def _pre_commit_again(self, batch: MicroBatch, complete: Complete, replays: Mapping[str, Replay]) -> Acks:

@@ -96,7 +96,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {
             "committables": [committable.to_json() for committable in self.committables],
-            "accepted": [asdict(one) for one in self.accepted],
+            "accepted": [asdict(acceptance) for acceptance in self.accepted],
         }
 
     @property
@@ -171,9 +171,9 @@ class Listing:
 
 def jobs_in(storage: CheckpointStorage) -> list[str]:
     """The names of all jobs that were ever started on a storage."""
-    found = {key.partition("/")[0]: key for key in storage.list("") if "/generation/" in key}
+    claims = {key.partition("/")[0]: key for key in storage.list("") if "/generation/" in key}
     names = []
-    for root, key in found.items():
+    for root, key in claims.items():
         with suppress(StorageError):
             try:
                 if (data := storage.get(key)) is not None:
@@ -290,11 +290,11 @@ class CheckpointStore:
         body |= {"sign": claim.sign.to_json(), "job": self.job}
         if not self._calls.put_if_absent(self._generation_key(claim.generation), seal(body)):
             return False
-        there = self.look("generation/")
-        if there.newest_generation != claim.generation:
+        listing = self.look("generation/")
+        if listing.newest_generation != claim.generation:
             return False
         with suppress(StorageError):  # they do no harm
-            for old in there.generations:
+            for old in listing.generations:
                 if old <= claim.generation - _KEPT_GENERATIONS:
                     self._calls.delete(self._generation_key(old))
         return True
@@ -329,8 +329,8 @@ class CheckpointStore:
     def add_statistics(self, new: Sequence[Mapping[str, Any]], *, together: int, keep: int) -> None:
         """Put them with those of the newest object, if it has fewer than `together`, and delete the oldest objects that
         are not needed for the newest `keep`. Two drivers at once leave some twice, and lose none."""
-        there = self._statistics()
-        number, count, newest = there[-1] if there else (0, 0, "")
+        objects = self._statistics()
+        number, count, newest = objects[-1] if objects else (0, 0, "")
         before: list[Mapping[str, Any]] = []
         if count >= together:
             newest = ""
@@ -346,7 +346,7 @@ class CheckpointStore:
         self._calls.put_if_absent(key, seal({"job": self.job, "checkpoints": [*before, *new]}))
         if newest:
             self._calls.delete(newest)
-        for _, older, old in reversed([one for one in there if one[2] != newest]):
+        for _, older, old in reversed([each for each in objects if each[2] != newest]):
             if count >= keep:
                 self._calls.delete(old)
             count += older
@@ -358,8 +358,8 @@ class CheckpointStore:
     def _statistics(self) -> list[tuple[int, int, str]]:
         """Number, count and key of each object; what else is there is passed over."""
         keys = self._calls.list(f"{self._root}/statistics")
-        found = [(_STATISTICS.search(key), key) for key in keys]
-        return [(int(name[1]), int(name[2]), key) for name, key in found if name]
+        matches = [(_STATISTICS.search(key), key) for key in keys]
+        return [(int(name[1]), int(name[2]), key) for name, key in matches if name]
 
     def statistics_in(self, key: str) -> list[Mapping[str, Any]]:
         """Oldest first; some may be in another object, too."""
@@ -367,7 +367,7 @@ class CheckpointStore:
         if body is None:
             return []
         with understood(self._where(key)):
-            return [dict(one) for one in body["checkpoints"]]
+            return [dict(checkpoint) for checkpoint in body["checkpoints"]]
 
     # ------------------------------------------------------------------ notes between operators and drivers
     def note_of_now(self) -> tuple[str, SignOfLife]:
@@ -457,26 +457,26 @@ class CheckpointStore:
 
     def read(self, before: Sequence[tuple[int, int]], bad: list[str] | None = None) -> list[tuple[Record, ...]]:
         """As `history`: of the current lineage those of `before`, which are some of `ids`."""
-        found: dict[int, list[Record]] = {}
+        by_id: dict[int, list[Record]] = {}
         with progress("read the records", len(before), "records") as advance:
             for id, number in before:
                 try:
                     if record := self.get(id, number):  # None: retention was quicker
-                        found.setdefault(id, []).append(record)
+                        by_id.setdefault(id, []).append(record)
                 except (CheckpointError, StorageError) as error:
                     if bad is None:
                         raise
                     bad.append(str(error))
                 advance(1)
-        return [tuple(rounds) for rounds in found.values() if rounds[0].round == 0]
+        return [tuple(rounds) for rounds in by_id.values() if rounds[0].round == 0]
 
     def ids(self) -> list[tuple[int, int]]:
         """Id and round of each retained record, oldest first. A reader need not claim."""
         return sorted(self.look().records) if self.lineage or self.follow_newest_claim().lineage else []
 
     # ------------------------------------------------------------------ old records, and losses
-    def delete_older_than(self, checkpoint_id: int, there: Listing) -> None:
-        for id, number in there.records:
+    def delete_older_than(self, checkpoint_id: int, listing: Listing) -> None:
+        for id, number in listing.records:
             if id < checkpoint_id:
                 if number and (replay := self.get(id, number)):  # who put it may have died before it kept the loss
                     self._keep_loss(replay)
@@ -484,16 +484,16 @@ class CheckpointStore:
 
     def losses(self, bad: list[str]) -> list[Record]:
         """Every record, of any lineage, that gives participants up, oldest first. `bad`: as in `history`."""
-        found = {}
+        losses = {}
         replays = [self._record_key(id, number) for id, number in self.ids() if number]
         for key in [*self._calls.list(f"{self._root}/loss"), *replays]:
             try:
                 record = self._record_at(key)
                 if record and record.accepted:
-                    found[record.lineage, record.checkpoint_id, record.round] = record
+                    losses[record.lineage, record.checkpoint_id, record.round] = record
             except (CheckpointError, StorageError) as error:
                 bad.append(str(error))
-        return sorted(found.values(), key=lambda record: record.completed_at)
+        return sorted(losses.values(), key=lambda record: record.completed_at)
 
     def _keep_loss(self, record: Record) -> None:
         if record.accepted:

@@ -116,15 +116,15 @@ class Spool:
             for name in (sink, *(dead for dead, writer in writers.items() if writer == sink)):
                 if part := complete.named.get((name, subtask)):
                     wanted += part.fingerprint
-            found = next((tuple(keys) for keys in own.values() if _is_whole(keys, wanted)), None)
-            if found is None:
+            whole = next((tuple(keys) for keys in own.values() if _is_whole(keys, wanted)), None)
+            if whole is None:
                 return {}
-            chunks.setdefault(sink, {})[subtask] = found
+            chunks.setdefault(sink, {})[subtask] = whole
         return {sink: SpooledRows(self._uri, of_sink) for sink, of_sink in chunks.items()}
 
     def delete(self, lineage: str, visible: int | None = None, predecessors: Iterable[str] = ()) -> None:
         """Those of `lineage`, up to a checkpoint that is visible, and all of its predecessors, which are over."""
-        over = tuple(f"{self._root}/{one}/" for one in predecessors if one != lineage)
+        over = tuple(f"{self._root}/{before}/" for before in predecessors if before != lineage)
         own = f"{self._root}/{lineage}/"
         first_after = own + (f"{visible + 1:020d}" if visible is not None else "~")
         try:

@@ -94,8 +94,8 @@ class Sweeper:
                         aborted.setdefault(name, []).append(dict(orphan))
                     advance(1)
         if aborted:
-            told = [f"{name}: {shown(orphan)}" for name, orphans in aborted.items() for orphan in orphans]
-            logger.info("job %s: aborted orphaned transactions %s", self._job, "; ".join(told))
+            names = [f"{name}: {shown(orphan)}" for name, orphans in aborted.items() for orphan in orphans]
+            logger.info("job %s: aborted orphaned transactions %s", self._job, "; ".join(names))
         self._listeners.tell(Step.SWEPT, aborted=aborted)
         while self._former and self.has_swept:
             with suppress(Exception):

@@ -45,21 +45,21 @@ class TwoProcessProtocol(CheckpointProtocol):
         call = self._start(batch, self.config.timeout)
         self.sweep()
         facts, fence, lineage = batch.facts, self.fence, self.store.lineage
-        found = Prepared(
+        prepared = Prepared(
             facts.checkpoint_id, facts.query_id, lineage, fence.generation, self._predecessors, setup=setup
         )
         if call is Call.WRITE:
             self._evolve(batch)
-            return found
+            return prepared
         newest = self.newest if call is Call.FINISH else None
         if newest is None or not newest.lost():
-            return replace(found, needed=False)
+            return replace(prepared, needed=False)
         decisions.require_known_hash(newest.record, batch.row_hash, newest.lost())
         fence.require_newest("replay")  # R6
         self._check_schemas(batch)
         self._evolve(batch)
         [replay] = self._replays(newest, {}).values()
-        return replace(found, round=newest.next_round, replay=replay)
+        return replace(prepared, round=newest.next_round, replay=replay)
 
     def conclude(self, prepared: Prepared, batch: MicroBatch) -> None:
         """All that comes after the tasks: the commit point, and phase two. `batch.run` hands over what the tasks have

@@ -104,11 +104,11 @@ def _bounded(schema: StructType, limit: int, used_with: object) -> Sequence[Colu
 def setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
     """`value` in the block, then what was there before. The session keeps that too: with Spark Connect (up to 4.2) it
     is the user's own, and outlives a worker that is killed in the block."""
-    conf, kept = session.conf, f"spark.coordinator.before.{key}"
-    before = conf.get(kept, None)
+    conf, saved = session.conf, f"spark.coordinator.before.{key}"
+    before = conf.get(saved, None)
     if before is None:
         before = conf.get(key, None) or ""
-        conf.set(kept, before)
+        conf.set(saved, before)
     conf.set(key, value)
     try:
         yield
@@ -117,7 +117,7 @@ def setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
             conf.set(key, before)
         else:
             conf.unset(key)
-        conf.unset(kept)
+        conf.unset(saved)
 
 
 # ---------------------------------------------------------------------- by type

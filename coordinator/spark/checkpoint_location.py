@@ -54,12 +54,12 @@ class _Directory(CheckpointLocation):
         self.uri = f"file://{root}"
 
     def files(self) -> list[str]:
-        found = []
+        paths = []
         for folder, inner, names in os.walk(self._root):
             for name in (*inner, *names):
                 self._require_no_link(Path(folder, name))
-            found += [Path(folder, name) for name in names]
-        return sorted(path.relative_to(self._root).as_posix() for path in found if not path.name.startswith("."))
+            paths += [Path(folder, name) for name in names]
+        return sorted(path.relative_to(self._root).as_posix() for path in paths if not path.name.startswith("."))
 
     def read(self, path: str) -> Iterator[bytes]:
         with (self._root / path).open("rb") as file:
@@ -105,9 +105,9 @@ class _HadoopDirectory(CheckpointLocation):
         paths = []
         if self._fs.exists(self._path(self.uri)):
             with _file_not_found():
-                found = self._fs.listFiles(self._path(self.uri), True)
-                while found.hasNext():
-                    paths.append(str(found.next().getPath().toUri().getPath()).removeprefix(root))
+                entries = self._fs.listFiles(self._path(self.uri), True)
+                while entries.hasNext():
+                    paths.append(str(entries.next().getPath().toUri().getPath()).removeprefix(root))
         return sorted(path for path in paths if not path.rsplit("/", 1)[-1].startswith("."))
 
     def read(self, path: str) -> Iterator[bytes]:

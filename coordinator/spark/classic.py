@@ -87,12 +87,12 @@ class SparkBatch(DataFrameBatch):
         self._df.sparkSession.sparkContext.cancelJobsWithTag(self._job_tag)
 
     def weaknesses(self, *, recomputed: bool) -> list[str]:
-        found = guarantee.of_checkpoint_location(self.location)
+        weaknesses = guarantee.of_checkpoint_location(self.location)
         for source in self._execution.sources():
-            found += guarantee.of_source(*source)
+            weaknesses += guarantee.of_source(*source)
         deterministic = self._execution.is_deterministic(self._df)
-        found += guarantee.of_order(self._execution.order_dependent(self._df)) if recomputed else []
-        return found + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
+        weaknesses += guarantee.of_order(self._execution.order_dependent(self._df)) if recomputed else []
+        return weaknesses + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
 
     def topic_ids(self) -> TopicIds:
         kinds = [kind for kind, _ in self._execution.sources()]

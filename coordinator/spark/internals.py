@@ -76,10 +76,10 @@ def _says_gone(error: Exception) -> bool:
 @_internal("SparkContext._gateway")
 def gateway(session: SparkSession) -> Any:
     """Py4J's gateway into the JVM. Raises PySparkException if the session has none, as with Spark Connect."""
-    found = session.sparkContext._gateway
-    if found is None:
+    java = session.sparkContext._gateway
+    if java is None:
         raise AttributeError("it is None")
-    return found
+    return java
 
 
 @_internal("SparkSession._jsparkSession.sessionState().newHadoopConf()")
@@ -115,8 +115,8 @@ class StreamExecution:
         if not query_id:
             return None
         queries = session._jsparkSession.sharedState().activeStreamingQueries()
-        found = queries.get(gateway(session).jvm.java.util.UUID.fromString(query_id))
-        return (query_id, cls(found)) if found else None
+        execution = queries.get(gateway(session).jvm.java.util.UUID.fromString(query_id))
+        return (query_id, cls(execution)) if execution else None
 
     @property
     @_internal("StreamExecution.runId()")
@@ -149,17 +149,17 @@ class StreamExecution:
     @_internal("StreamExecution.sources()")
     def sources(self) -> list[tuple[str, str]]:
         """The class of each, without its package, and what it says of itself."""
-        found = self._execution.sources()
-        each = [found.apply(i) for i in range(found.size())]
-        return [(str(source.getClass().getSimpleName()), str(source.toString())) for source in each]
+        sources = self._execution.sources()
+        streams = [sources.apply(i) for i in range(sources.size())]
+        return [(str(source.getClass().getSimpleName()), str(source.toString())) for source in streams]
 
     @_internal("KafkaMicroBatchStream.kafkaOffsetReader().admin()")
     def topic_ids(self, source: int, topics: Collection[str]) -> dict[str, str]:
         """As the brokers of a Kafka source, by its place among all, tell them. Raises Py4JJavaError as Kafka does, as
         late as for any question of Spark's (`kafka.default.api.timeout.ms`). Read in 4.2.0."""
         admin = self._execution.sources().apply(source).kafkaOffsetReader().admin()
-        found = admin.describeTopics(list(topics)).allTopicNames().get()
-        return {topic: str(found[topic].topicId().toString()) for topic in topics}
+        descriptions = admin.describeTopics(list(topics)).allTopicNames().get()
+        return {topic: str(descriptions[topic].topicId().toString()) for topic in topics}
 
     @_internal("StreamExecution.logicalPlan() and Dataset.queryExecution().analyzed(), with deterministic()")
     def is_deterministic(self, df: DataFrame) -> bool:
@@ -172,15 +172,15 @@ class StreamExecution:
         """What takes the rows that come first, in the query's own plan and in what foreachBatch made of the batch."""
         plans = self._execution.logicalPlan(), df._jdf.queryExecution().analyzed()
         nodes = [node for plan in plans for node in _nodes(plan)]
-        found = set()
+        functions = set()
         for node in nodes:
             name = str(node.nodeName())
             if name.startswith("Deduplicate") and node.keys().size() < node.child().output().size():
-                found.add("dropDuplicates on some of the columns")
+                functions.add("dropDuplicates on some of the columns")
             elif name == "Aggregate":
                 text = str(node.aggregateExpressions().mkString(", "))
-                found |= {f"{function}()" for function in _BY_ORDER.findall(text)}
-        return sorted(found)
+                functions |= {f"{function}()" for function in _BY_ORDER.findall(text)}
+        return sorted(functions)
 
 
 _BY_ORDER = re.compile(r"(?<![\w.])(first|last|any_value|collect_list|collect_set)\(")

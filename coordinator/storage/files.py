@@ -119,10 +119,10 @@ class FileStorage(CheckpointStorage):
         """A link is removed, and not what it leads to."""
         with self._errors("cannot delete", check_key(key)), suppress(FileNotFoundError), self._folders(key) as folders:
             name = _name(key)
-            for there in os.listdir(folders[-1]):
-                if there == name or there.startswith(f"{name}#"):
+            for entry in os.listdir(folders[-1]):
+                if entry == name or entry.startswith(f"{name}#"):
                     with suppress(FileNotFoundError):
-                        os.unlink(there, dir_fd=folders[-1])
+                        os.unlink(entry, dir_fd=folders[-1])
 
     @contextmanager
     def _folders(self, key: str, *, make: bool = False) -> Iterator[Sequence[int]]:

@@ -120,8 +120,8 @@ class HadoopStorage(CheckpointStorage):
                 if _class(error) == "FileAlreadyExistsException":
                     return False
                 with suppress(StorageError):  # the answer may have got lost
-                    if (found := self.get(key)) is not None:
-                        return found == value
+                    if (current := self.get(key)) is not None:
+                        return current == value
                 raise
             return True
 
@@ -138,9 +138,9 @@ class HadoopStorage(CheckpointStorage):
         folder = check_folder(prefix)
         names = []
         with self._errors(f"cannot list {folder!r}"), _if_missing():
-            found = self._files.util().listFiles(self._path(folder), True)
-            while found.hasNext():
-                names.append(found.next().getPath().toUri().getPath()[len(self._folder) :])
+            files = self._files.util().listFiles(self._path(folder), True)
+            while files.hasNext():
+                names.append(files.next().getPath().toUri().getPath()[len(self._folder) :])
         return sorted(name for name in names if is_key(name))
 
     def delete(self, key: str) -> None:

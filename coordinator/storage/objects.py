@@ -76,10 +76,10 @@ class ObjectStorage(CheckpointStorage):
             try:
                 obstore.put(self._store, key, value, mode="create")
             except AlreadyExistsError:
-                found = self.get(key)
-                if found is None:
+                current = self.get(key)
+                if current is None:
                     raise
-                return retrying.statistics["attempt_number"] > 1 and found == value
+                return retrying.statistics["attempt_number"] > 1 and current == value
             return True
 
         with self._errors(f"cannot write {len(value)} bytes", check_key(key)):
@@ -178,7 +178,7 @@ def _reason(text: str) -> str:
     """What obstore says, without its appendix, and of an XML or HTML answer only the code and the message."""
     text = text.partition("\n\nDebug source")[0]
     said, _, body = text.partition("<")
-    answer = [found[1] for tag in ("Code", "Message") if (found := re.search(rf"<{tag}>([^<\n]*)", body))]
+    answer = [match[1] for tag in ("Code", "Message") if (match := re.search(rf"<{tag}>([^<\n]*)", body))]
     return " ".join((said + ": ".join(answer)).split())
 
 
@@ -191,5 +191,5 @@ def _may_pass(error: BaseException) -> bool:
 
 def _advice(uri: str, text: str) -> str:
     variables = _VARIABLES.get(uri.partition(":")[0])
-    found = next((advice for pattern, advice in _CLOUD_ADVICE if variables and re.search(pattern, text)), "")
-    return found.format(variables)
+    advice = next((advice for pattern, advice in _CLOUD_ADVICE if variables and re.search(pattern, text)), "")
+    return advice.format(variables)

@@ -177,13 +177,16 @@ class SQLStorage(CheckpointStorage):
             except DBAPIError:  # another process may have made it at the same time
                 if not inspect(self._engine).has_table(_TABLE.name):
                     raise
-            found = {column["name"] for column in inspect(self._engine).get_columns(_TABLE.name)}
-            unique = inspect(self._engine).get_pk_constraint(_TABLE.name)["constrained_columns"]
-        if (found, unique) != (set(_TABLE.columns.keys()), ["key"]):  # without that key a second put would be taken
+            columns = {column["name"] for column in inspect(self._engine).get_columns(_TABLE.name)}
+            primary_key = inspect(self._engine).get_pk_constraint(_TABLE.name)["constrained_columns"]
+        if (columns, primary_key) != (
+            set(_TABLE.columns.keys()),
+            ["key"],
+        ):  # without that key a second put would be taken
             raise StorageError(
                 self.uri,
                 "",
-                f"the table {_TABLE.name} has the columns {sorted(found)} and the primary key {unique}, not "
+                f"the table {_TABLE.name} has the columns {sorted(columns)} and the primary key {primary_key}, not "
                 f"{sorted(_TABLE.columns.keys())} and ['key']",
                 "It belongs to something else: use another database or schema, or give it that primary key",
             )
@@ -212,9 +215,9 @@ def _parse(uri: str) -> URL:
         raise StorageError(f"{scheme}:...", "", "this is no database URL", _URL_ADVICE) from None
     if url.host and "@" in url.host:
         raise StorageError(f"{scheme}:...", "", "the host of the database URL holds an '@'", _URL_ADVICE)
-    if found := file_readers(url):
+    if readers := file_readers(url):
         raise StorageError(
-            redacted(uri), "", f"{', '.join(found)} would let the server read files of this machine", "Leave it out"
+            redacted(uri), "", f"{', '.join(readers)} would let the server read files of this machine", "Leave it out"
         )
     if url.get_backend_name() == "sqlite" and not (url.database and url.database.startswith("/")):
         raise StorageError(

@@ -54,12 +54,12 @@ def without_secrets(uri: str) -> str:
 def within(uri: str, roots: Iterable[str]) -> str | None:
     """The URI to open for `uri`, if it is one of `roots` or a folder below one, with the secrets of that root and none
     of its own. A database has to be a root itself."""
-    here = _comparable(uri)
+    wanted = _comparable(uri)
     for root in roots:
-        there = _comparable(root)
-        if here == there:
+        allowed = _comparable(root)
+        if wanted == allowed:
             return root
-        if _is_folder(root) and here.startswith(f"{there}/") and is_key(below := here[len(there) + 1 :]):
+        if _is_folder(root) and wanted.startswith(f"{allowed}/") and is_key(below := wanted[len(allowed) + 1 :]):
             return f"{root.rstrip('/')}/{below}"
     return None
 

@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant(
         "a claim that is gone is taken for one that is there (R14)",
         "coordinator",
-        "if self.generation not in there.generations:",
+        "if self.generation not in listing.generations:",
         "if False:",
         MEMORIES,
     ),
@@ -264,8 +264,8 @@ MUTANTS = (
     Mutant(
         "a topic is known by its name",
         "coordinator",
-        "str(found[topic].topicId().toString())",
-        "str(found[topic].name())",
+        "str(descriptions[topic].topicId().toString())",
+        "str(descriptions[topic].name())",
         ("tests/spark/test_killed.py::test_a_topic_that_is_made_anew_is_not_read_on",),
     ),
     Mutant(
@@ -278,7 +278,7 @@ MUTANTS = (
     Mutant(
         "rows of a lineage that storage does not know (R15)",
         "coordinator",
-        "if (found := of_another_history(memory, before, lineage)) is None:",
+        "if (foreign := of_another_history(memory, before, lineage)) is None:",
         "if True:",
         MEMORIES,
     ),
@@ -475,7 +475,7 @@ MUTANTS = (
     Mutant(
         "a generation is claimed twice",
         "coordinator",
-        "        if there.newest_generation != claim.generation:\n            return False\n",
+        "        if listing.newest_generation != claim.generation:\n            return False\n",
         "",
         (*QUICK, "tests/protocol", *SAVEPOINTS),
     ),
@@ -585,14 +585,14 @@ MUTANTS = (
     Mutant(
         "cloud: a repeated put is taken for the first",
         "coordinator/storage",
-        'return retrying.statistics["attempt_number"] > 1 and found == value',
+        'return retrying.statistics["attempt_number"] > 1 and current == value',
         'return retrying.statistics["attempt_number"] > 1',
         CLOUDS,
     ),
     Mutant(
         "cloud: a put whose answer got lost is taken for another's",
         "coordinator/storage",
-        'return retrying.statistics["attempt_number"] > 1 and found == value',
+        'return retrying.statistics["attempt_number"] > 1 and current == value',
         "return False",
         CLOUDS,
     ),
@@ -1229,8 +1229,8 @@ MUTANTS = (
     Mutant(
         "format: what is visible is written again",
         "coordinator",
-        "return replace(found, needed=False)",
-        "return found",
+        "return replace(prepared, needed=False)",
+        "return prepared",
         FORMAT,
     ),
     Mutant(
