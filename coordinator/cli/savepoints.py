@@ -13,7 +13,7 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.text import ago
 from coordinator.requests import ask_driver
 from coordinator.savepoints import describe_savepoint, dispose_savepoint, restore_savepoint
-from coordinator.savepoints.model import full_address, look_for_savepoints
+from coordinator.savepoints.model import full_address, list_savepoints
 from coordinator.storage.uris import redacted, within, without_secrets
 
 app = typer.Typer(help="Take, list and restore savepoints: checkpoints that you own.", no_args_is_help=True)
@@ -78,7 +78,7 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
     with opened(job, missing_storage=True) as coordinator:
         storage = _storage(coordinator, target)
         bad: list[str] = []
-        found = [one.summary() for one in look_for_savepoints(storage, bad) if one.job == coordinator.job]
+        found = [one.summary() for one in list_savepoints(storage, bad) if one.job == coordinator.job]
         say_bad(bad)
         if not found:
             say(f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.")

@@ -116,25 +116,20 @@ def chunk_key(id: str, number: int) -> str:
     return f"{id}/{number:010d}"
 
 
-def list_savepoints(uri: str | CheckpointStorage) -> list[Savepoint]:
-    """The whole savepoints in a storage, oldest first. Half-written and damaged ones are logged."""
-    bad: list[str] = []
-    found = look_for_savepoints(uri, bad)
-    for text in bad:
-        logger.warning("%s", text)
-    return found
-
-
-def look_for_savepoints(uri: str | CheckpointStorage, bad: list[str]) -> list[Savepoint]:
-    """As `list_savepoints`; `bad` gets a sentence on each of the others."""
+def list_savepoints(uri: str | CheckpointStorage, bad: list[str] | None = None) -> list[Savepoint]:
+    """The whole savepoints in a storage, oldest first. Half-written and damaged ones are logged, or `bad` gets a
+    sentence on each."""
+    found = []
     with opened(uri, as_found=True) as storage:
-        found = []
         for id in sorted({key.partition("/")[0] for key in storage.list("") if key.startswith("savepoint-")}):
             try:
                 found.append(load(storage, id))
             except (SavepointError, StorageError) as error:
-                bad.append(str(error))
-        return sorted(found, key=lambda savepoint: savepoint.created_at)
+                if bad is None:
+                    logger.warning("%s", error)
+                else:
+                    bad.append(str(error))
+    return sorted(found, key=lambda savepoint: savepoint.created_at)
 
 
 def describe_savepoint(uri: str) -> Savepoint:

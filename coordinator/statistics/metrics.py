@@ -57,89 +57,63 @@ STORAGE = Metric(
 )
 HISTOGRAMS = (DURATION, SIZE, PHASE, STORAGE)
 
-Values = Sequence[tuple[float, Mapping[str, str]]]
-"""Of a gauge, each with its labels."""
+BALANCE_GAUGES = (
+    Metric("checkpointing.balance.differences", "", "Differences between the books of retained checkpoints"),
+    Metric("checkpointing.balance.unknown", "", "Retained checkpoints that could not be compared"),
+    Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column"),
+    Metric("checkpointing.balance.timestamp", "s", "When the books were compared, since the epoch"),
+)
+GAUGES = (
+    Metric("checkpointing.checkpoint.last", "", "Number of the newest visible checkpoint, -1 before the first"),
+    Metric("checkpointing.checkpoint.last.timestamp", "s", "When it became visible, since the epoch"),
+    Metric("checkpointing.checkpoint.last.duration", "s", "How long it took"),
+    Metric("checkpointing.checkpoint.last.size", "By", "Its rows as Arrow record batches"),
+    Metric("checkpointing.checkpoint.in_progress", "s", "How long the current one has been under way; 0 between two"),
+    Metric("checkpointing.in_doubt", "", "Decided transactions that are not known to be visible"),
+    Metric("checkpointing.in_doubt.age", "s", "How long they have been in doubt"),
+    Metric("checkpointing.generation", "", "Number of the driver among all of the job"),
+    Metric("checkpointing.exactly_once", "", "1 if the guarantee is exactly-once"),
+    *BALANCE_GAUGES,
+)
+
+Values = Mapping[str, Sequence[tuple[float, Mapping[str, str]]]]
+"""Of gauges, by name; each value with its labels."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What was found of the books, when (milliseconds since the epoch), and `by` whom: driver or verify."""
+def _of_tracker(tracker: CheckpointStatisticsTracker) -> Values:
+    newest = tracker.newest
+    values = {
+        "checkpointing.checkpoint.last": newest.checkpoint_id if newest else -1,
+        "checkpointing.checkpoint.last.timestamp": newest.ended_at / 1000 if newest else 0,
+        "checkpointing.checkpoint.last.duration": newest.duration if newest else 0,
+        "checkpointing.checkpoint.last.size": sum(newest.bytes.values()) if newest else 0,
+        "checkpointing.checkpoint.in_progress": tracker.under_way_seconds,
+        "checkpointing.in_doubt": tracker.in_doubt.total(),
+        "checkpointing.in_doubt.age": tracker.in_doubt_seconds,
+        "checkpointing.generation": tracker.generation,
+        "checkpointing.exactly_once": tracker.exactly_once,
+    }
+    balance = _of_balance(tracker.balance, tracker.verified_at, "driver") if tracker.balance else {}
+    return {**{name: [(value, {})] for name, value in values.items()}, **balance}
 
-    balance: Balance
-    at: int
-    by: str
 
-
-def _of_sinks(by: str, values: Mapping[str, float]) -> Values:
-    return [(value, {"sink": sink, "by": by}) for sink, value in values.items()]
-
-
-BALANCE_GAUGES: Mapping[Metric, Callable[[Comparison], Values]] = {
-    Metric("checkpointing.balance.differences", "", "Differences between the books of retained checkpoints"): (
-        lambda found: _of_sinks(found.by, found.balance.differences_by_sink())
-    ),
-    Metric("checkpointing.balance.unknown", "", "Retained checkpoints that could not be compared"): (
-        lambda found: _of_sinks(found.by, found.balance.unknown_by_sink())
-    ),
-    Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column"): (
-        lambda found: [
-            (rows, {"sink": sink, "column": name, "by": found.by})
-            for sink, totals in found.balance.totals().items()
-            for name, rows in totals.items()
+def _of_balance(balance: Balance, at: int, by: str) -> Values:
+    """What was found, when (milliseconds since the epoch), and by whom: driver or verify."""
+    return {
+        "checkpointing.balance.differences": [
+            (count, {"sink": sink, "by": by}) for sink, count in balance.differences_by_sink().items()
+        ],
+        "checkpointing.balance.unknown": [
+            (count, {"sink": sink, "by": by}) for sink, count in balance.unknown_by_sink().items()
+        ],
+        "checkpointing.balance.rows": [
+            (rows, {"sink": sink, "column": column, "by": by})
+            for sink, totals in balance.totals().items()
+            for column, rows in totals.items()
             if rows is not None
-        ]
-    ),
-    Metric("checkpointing.balance.timestamp", "s", "When the books were compared, since the epoch"): (
-        lambda found: [(found.at / 1000, {"by": found.by})]
-    ),
-}
-
-_OF_TRACKER: Mapping[Metric, Callable[[CheckpointStatisticsTracker], float]] = {
-    Metric("checkpointing.checkpoint.last", "", "Number of the newest visible checkpoint, -1 before the first"): (
-        lambda tracker: tracker.newest.checkpoint_id if tracker.newest else -1
-    ),
-    Metric("checkpointing.checkpoint.last.timestamp", "s", "When it became visible, since the epoch"): (
-        lambda tracker: tracker.newest.ended_at / 1000 if tracker.newest else 0
-    ),
-    Metric("checkpointing.checkpoint.last.duration", "s", "How long it took"): (
-        lambda tracker: tracker.newest.duration if tracker.newest else 0
-    ),
-    Metric("checkpointing.checkpoint.last.size", "By", "Its rows as Arrow record batches"): (
-        lambda tracker: sum(tracker.newest.bytes.values()) if tracker.newest else 0
-    ),
-    Metric("checkpointing.checkpoint.in_progress", "s", "How long the current one has been under way; 0 between two"): (
-        lambda tracker: tracker.under_way_seconds
-    ),
-    Metric("checkpointing.in_doubt", "", "Decided transactions that are not known to be visible"): (
-        lambda tracker: tracker.in_doubt.total()
-    ),
-    Metric("checkpointing.in_doubt.age", "s", "How long they have been in doubt"): (
-        lambda tracker: tracker.in_doubt_seconds
-    ),
-    Metric("checkpointing.generation", "", "Number of the driver among all of the job"): (
-        lambda tracker: tracker.generation
-    ),
-    Metric("checkpointing.exactly_once", "", "1 if the guarantee is exactly-once"): (
-        lambda tracker: tracker.exactly_once
-    ),
-}
-
-
-def _one(read: Callable[[CheckpointStatisticsTracker], float]) -> Callable[[CheckpointStatisticsTracker], Values]:
-    return lambda tracker: [(read(tracker), {})]
-
-
-def _of_driver(read: Callable[[Comparison], Values]) -> Callable[[CheckpointStatisticsTracker], Values]:
-    def values(tracker: CheckpointStatisticsTracker) -> Values:
-        return read(Comparison(tracker.balance, tracker.verified_at, "driver")) if tracker.balance else []
-
-    return values
-
-
-GAUGES: Mapping[Metric, Callable[[CheckpointStatisticsTracker], Values]] = {
-    **{metric: _one(read) for metric, read in _OF_TRACKER.items()},
-    **{metric: _of_driver(read) for metric, read in BALANCE_GAUGES.items()},
-}
+        ],
+        "checkpointing.balance.timestamp": [(at / 1000, {"by": by})],
+    }
 
 
 class MetricsReporter:
@@ -152,7 +126,7 @@ class MetricsReporter:
             )
             for each in HISTOGRAMS
         }
-        _observe(meter, tracker.job, {each: partial(read, tracker) for each, read in GAUGES.items()})
+        _observe(meter, tracker.job, GAUGES, partial(_of_tracker, tracker))
 
     def begin_at_zero(self, sinks: Iterable[str]) -> None:
         """An alert of Prometheus on the first of anything needs the 0 before it."""
@@ -197,14 +171,14 @@ class MetricsReporter:
         self._histograms[metric].record(value, {**self._job, **labels})
 
 
-def _observe(meter: metrics.Meter, job: str, gauges: Mapping[Metric, Callable[[], Values]]) -> None:
-    """Ask them when the meter is asked."""
+def _observe(meter: metrics.Meter, job: str, gauges: Iterable[Metric], read: Callable[[], Values]) -> None:
+    """Read them when the meter is asked."""
 
-    def observed(read: Callable[[], Values], _: metrics.CallbackOptions) -> list[metrics.Observation]:
-        return [metrics.Observation(value, {JOB: job, **labels}) for value, labels in read()]
+    def observed(name: str, _: metrics.CallbackOptions) -> list[metrics.Observation]:
+        return [metrics.Observation(value, {JOB: job, **labels}) for value, labels in read().get(name, ())]
 
-    for each, read in gauges.items():
-        meter.create_observable_gauge(each.name, [partial(observed, read)], each.unit, each.description)
+    for each in gauges:
+        meter.create_observable_gauge(each.name, [partial(observed, each.name)], each.unit, each.description)
 
 
 def open_telemetry(tracker: CheckpointStatisticsTracker) -> tuple[Reporter, ...]:
@@ -260,8 +234,8 @@ def write_balance(file: Path, job: str, balance: Balance, at: int) -> None:
     node_exporter's textfile collector. Needs the extra `prometheus`."""
     with needs_extra("prometheus"):
         from prometheus_client import CollectorRegistry, write_to_textfile
-    found, registry = Comparison(balance, at, "verify"), CollectorRegistry()
-    _observe(_shown_by(registry), job, {each: partial(read, found) for each, read in BALANCE_GAUGES.items()})
+    registry = CollectorRegistry()
+    _observe(_shown_by(registry), job, BALANCE_GAUGES, partial(_of_balance, balance, at, "verify"))
     write_to_textfile(str(file), registry)
 
 

@@ -1,4 +1,4 @@
-"""The page itself: a Flask application, each address a template over `JobFacts`. Nothing can be done by it."""
+"""The page itself: a Flask application, each address a template over `JobView`. Nothing can be done by it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coordinator.operate.in_doubt import Decision, Pending, remedies
 from coordinator.operate.text import ago, by_sink, duration, of_driver, of_newest, time_of
 from coordinator.statistics.model import PHASES, Status
 from coordinator.statistics.summary import remarks, summarized
-from coordinator.ui.facts import JobFacts, counts, key_of, latest, pace, waterfall
+from coordinator.ui.job import JobView, key_of, pace, waterfall
 from sinks.errors import printable
 from sinks.extras import needs_extra
 from sinks.transaction import shown
@@ -53,7 +53,7 @@ _HEADERS = {
 _ON_A_PAGE = 50
 
 
-def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
+def page_of(view: JobView, job_file: str = "FILE") -> Flask:
     """`job_file` is what commands name the job by."""
     app = Flask("coordinator.ui")
     app.config["TRUSTED_HOSTS"] = _HOSTS
@@ -61,8 +61,8 @@ def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
 
     @app.context_processor
     def _of_all() -> dict[str, Any]:
-        of_job = {"job": facts.job, "place": facts.storage.uri, "job_option": f"--job {job_file}"}
-        return {"tabs": TABS, "tab": "", "facts": facts, **of_job}
+        of_job = {"job": view.job, "place": view.storage.uri, "job_option": f"--job {job_file}"}
+        return {"tabs": TABS, "tab": "", "view": view, **of_job}
 
     @app.get("/")
     @app.get("/<tab>")
@@ -70,11 +70,11 @@ def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
         if tab not in TABS:
             raise NotFound("there is no such page")
         name = tab.replace("-", "_") or "overview"
-        return render_template(f"{name}.html", tab=tab, **_paged(facts, request.args) if tab == "history" else {})
+        return render_template(f"{name}.html", tab=tab, **_paged(view, request.args) if tab == "history" else {})
 
     @app.get("/history/<key>")
     def _checkpoint(key: str) -> str:
-        statistics = facts.one(key)
+        statistics = view.one(key)
         if statistics is None:
             raise NotFound("this try of a checkpoint is not in the history (any more)")
         return render_template("checkpoint.html", tab="history", one=statistics)
@@ -94,10 +94,10 @@ def page_of(facts: JobFacts, job_file: str = "FILE") -> Flask:
     return app
 
 
-def _paged(facts: JobFacts, query: Mapping[str, str]) -> dict[str, Any]:
+def _paged(view: JobView, query: Mapping[str, str]) -> dict[str, Any]:
     """What of the history is on the page that is asked for."""
     wanted = query.get("status", "")
-    tries = [each for each in facts.tries().value if wanted in ("", each.status.value)]
+    tries = [each for each in view.tries().value if wanted in ("", each.status.value)]
     pages = max(1, -(-len(tries) // _ON_A_PAGE))
     number = int(query["page"]) if re.fullmatch(r"\d{1,6}", query.get("page", "")) else 1
     number = min(max(number, 1), pages)
@@ -110,7 +110,7 @@ def _make_ready(app: Flask) -> None:
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.finalize = lambda value: printable(value) if type(value) is str else value
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    functions = (key_of, latest, counts, pace, waterfall, remedies, summarized)
+    functions = (key_of, pace, waterfall, remedies, summarized)
     app.jinja_env.globals |= {each.__name__: each for each in functions}
     app.jinja_env.globals |= {"Status": Status, "PHASES": PHASES, "COLUMNS": COLUMNS, "command": _command}
     app.jinja_env.filters |= {
@@ -126,7 +126,6 @@ def _make_ready(app: Flask) -> None:
         "shown": shown,
         "time": time_of,
         "took": _took,
-        "size": _size,
     }
 
 
@@ -150,14 +149,6 @@ def _took(seconds: float | None) -> str:
 
 def _rate(rows: float) -> str:
     return f"{rows:,.0f}" if rows >= 10 else f"{rows:.2g}"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _pretty(text: str) -> str:

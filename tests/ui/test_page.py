@@ -23,8 +23,8 @@ from coordinator.protocol import encoding
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
-from coordinator.ui import ask
-from coordinator.ui.facts import facts_of, waterfall
+from coordinator.ui import questions
+from coordinator.ui.job import view_of, waterfall
 from coordinator.ui.page import TABS, page_of
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
@@ -40,7 +40,7 @@ class Browser:
     """What a browser asks of the page, without one."""
 
     def __init__(self, coordinator: CheckpointCoordinator) -> None:
-        self._client = page_of(facts_of(coordinator), "job.toml").test_client()
+        self._client = page_of(view_of(coordinator), "job.toml").test_client()
         self.headers: Mapping[str, str] = {}
 
     def get(self, path: str, **headers: str) -> tuple[int, str]:
@@ -327,7 +327,7 @@ def test_headers(browser: Browser) -> None:
 
 # ---------------------------------------------------------------------- what it costs
 def test_one_slow_read_stops_no_other_page(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask, "_PATIENCE", 0.5)
+    monkeypatch.setattr(questions, "_PATIENCE", 0.5)
     go_on = threading.Event()
 
     class Frozen(WrappedStorage):
@@ -360,7 +360,7 @@ def test_many_looks_read_storage_once(job: Job) -> None:
 
     job.run(1)
     with job.coordinator(storage=Counting(job.storage)) as coordinator:
-        facts = facts_of(coordinator)
+        facts = view_of(coordinator)
         for _ in range(50):
             facts.driver()
             facts.newest()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from importlib import metadata
 from typing import Any
 
 from coordinator.config import CheckpointConfig
@@ -23,12 +20,12 @@ from coordinator.operate.memories import set_back
 from coordinator.operate.text import of_driver, of_newest
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.records import CheckpointStore, jobs_in
-from coordinator.savepoints.model import Savepoint, look_for_savepoints
+from coordinator.savepoints.model import Savepoint, list_savepoints
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import Activity, CheckpointStatistics, Status
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.uris import redacted
-from coordinator.ui.ask import Answer, Questions
+from coordinator.ui.questions import Answer, Questions
 from sinks.optional import Diagnosable
 from sinks.sql.sink import TableSink
 
@@ -62,7 +59,7 @@ class Setting:
 
 
 @dataclass
-class JobFacts:
+class JobView:
     """Of one job, for one page."""
 
     job: str
@@ -208,7 +205,7 @@ class JobFacts:
             return Answer([])
 
         def read(bad: list[str]) -> list[Savepoint]:
-            return [one for one in reversed(look_for_savepoints(place, bad)) if one.job == self.job]
+            return [one for one in reversed(list_savepoints(place, bad)) if one.job == self.job]
 
         return self._questions.ask("savepoints", 10, read)
 
@@ -237,16 +234,9 @@ class JobFacts:
         written = {one.sink: one.transaction for record in self.newest().value or () for one in record.committables}
         return {name: sink.how(written.get(name)) for name, sink in self.sinks.items() if isinstance(sink, TableSink)}
 
-    def versions(self) -> dict[str, str]:
-        found = {"Python": platform.python_version()}
-        for name in ("pyspark-exactly-once", "pyspark"):
-            with suppress(metadata.PackageNotFoundError):
-                found[name] = metadata.version(name)
-        return found
 
-
-def facts_of(coordinator: CheckpointCoordinator) -> JobFacts:
-    return JobFacts(
+def view_of(coordinator: CheckpointCoordinator) -> JobView:
+    return JobView(
         coordinator.job,
         coordinator.protocol.store.storage,
         coordinator.sinks,
@@ -259,15 +249,6 @@ def facts_of(coordinator: CheckpointCoordinator) -> JobFacts:
 def key_of(one: CheckpointStatistics) -> str:
     """Its place in addresses."""
     return f"{one.generation}.{one.checkpoint_id}.{one.attempt}.{one.triggered_at}"
-
-
-def latest(tries: Sequence[CheckpointStatistics]) -> dict[Status, CheckpointStatistics]:
-    """By status; `tries` newest first."""
-    return {one.status: one for one in reversed(tries)}
-
-
-def counts(tries: Sequence[CheckpointStatistics]) -> dict[Status, int]:
-    return {status: sum(one.status is status for one in tries) for status in Status if status is not Status.IN_PROGRESS}
 
 
 @dataclass(frozen=True)
