@@ -162,7 +162,7 @@ def test_a_job_whose_driver_ended(job: Job) -> None:
     with seen_from_outside(job) as browser:
         pages = see_all(browser)
         assert "has ended its query" in pages[""]
-        assert "Nobody can tell whether the books balance" in pages["balance"], "files keep no ledger"
+        assert "The row counts could not all be compared" in pages["balance"], "files keep no ledger"
         assert len(re.findall("<td>files<td", pages["balance"])) == 2 + 1, "retained, and all"
         assert "Newest checkpoint: 3, complete" in pages[""]
         assert "Of the last 4 tries: 4 completed." in pages["summary"]
