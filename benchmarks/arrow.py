@@ -21,7 +21,7 @@ from benchmarks.shapes import SHAPES, Shape
 from benchmarks.spark import CORES
 from coordinator.spark import arrow
 from coordinator.spark.arrow import RowTransfer
-from sinks.task import with_row_hash
+from sinks.row_hash import with_row_hash
 
 SECTIONS = ("throughput", "memory")
 SPARKS, OURS, NONE = "Spark's limit", "bounded by the coordinator", "no bound"

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from sinks.task import ACK_SCHEMA, with_row_hash
+from sinks.row_hash import with_row_hash
+from sinks.task import ACK_SCHEMA
 
 CORES = 2
 

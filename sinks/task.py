@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from functools import cache
 
 import pyarrow as pa
 
 from sinks.base import Sink
 from sinks.dead_letters import Recorded
-from sinks.errors import SchemaMismatch, SinkError
+from sinks.errors import SinkError
 from sinks.participant import FirstWrite, LettersTransaction, ReplayWrite, SinkTransaction
 from sinks.transaction import Committable, Fingerprint, Refused, TransactionId
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
-
 logger = logging.getLogger(__name__)
 
-HASH_COLUMN = "__tpc_row_hash"
-ROW_HASH = "xxhash64 of columns and parts"
-"""As `Record.row_hash` names it."""
 ACK_SCHEMA = "ack string"
 ON_DRIVER = 10**15
 """In place of Spark's number of a task attempt, which counts from 0 and never gets there."""
@@ -167,112 +158,6 @@ class SinkTask:
         own = SinkTransaction(self.sink, *how) if subtask in replay.own else None
         dead = LettersTransaction(letters, *how) if letters and subtask in replay.letters else None
         return ReplayWrite(own, dead, Recorded(replay.refused.get(subtask, ())))
-
-
-def with_row_hash(df: DataFrame) -> DataFrame:
-    """`df` with a hash of each row as last column. Raises SchemaMismatch for a column of its name, whose place it would
-    take."""
-    if HASH_COLUMN in map(str.lower, df.columns):
-        raise SchemaMismatch(f"the name {HASH_COLUMN} is taken by the coordinator: rename this column")
-    return df.withColumn(HASH_COLUMN, _hash(df.schema, columns_of(df)))
-
-
-def columns_of(df: DataFrame) -> object:
-    """What the same `Column` can be used with again: each call that makes one is a question to the JVM."""
-    from pyspark.sql import is_remote
-
-    return None if is_remote() else df.sparkSession.sparkContext
-
-
-@lru_cache
-def _hash(schema: StructType, used_with: object) -> Column:
-    """Spark's xxhash64 passes over NULLs, wherever they are, takes 0.0 and -0.0 for the same, and what is equal in a
-    collation, 1.00 and 100 as decimals, texts and their bytes, and no maps. So it gets what it can tell apart, with a
-    flag for each value that may be NULL, and the columns' names and types."""
-    from pyspark.sql import functions
-
-    columns = columns_hash((field.name, field.dataType.simpleString()) for field in schema)
-    parts = [part for field in schema for part in _parts(column(field.name), field.dataType)]
-    return functions.xxhash64(functions.lit(columns), *parts)
-
-
-def columns_hash(columns: Iterable[tuple[str, str]]) -> int:
-    """Of names and types, in 64 bits."""
-    return int.from_bytes(hashlib.sha256(json.dumps(list(columns)).encode()).digest()[:8], "big", signed=True)
-
-
-def _parts(value: Column, data_type: DataType) -> list[Column]:
-    """Nothing here has a function for each element: Spark would compile none of the projection then."""
-    from pyspark.sql import functions
-    from pyspark.sql.types import (
-        ArrayType,
-        BooleanType,
-        DateType,
-        FractionalType,
-        MapType,
-        NumericType,
-        StringType,
-        StructType,
-    )
-
-    is_null = functions.isnull(value)
-    if isinstance(data_type, StringType):
-        return [is_null, value.cast("string")]
-    if isinstance(data_type, FractionalType):
-        return [is_null, value, functions.when(value == 0, value.cast("string"))]
-    if not _holds(data_type, "array", "map", "struct", "variant"):
-        return [is_null, value]
-    if isinstance(data_type, StructType) and _can_be_named(data_type):
-        return [is_null, *(part for f in data_type for part in _parts(value.getField(f.name), f.dataType))]
-    if isinstance(data_type, ArrayType):
-        if isinstance(data_type.elementType, StringType):
-            texts = value.cast("array<string>")
-            return [is_null, *_elements(texts, _NULL, functions.array_join(texts, "\n", _NULL))]
-        if isinstance(data_type.elementType, NumericType):
-            return [is_null, *_elements(value, functions.lit(0).cast(data_type.elementType), value.cast("string"))]
-        if isinstance(data_type.elementType, (BooleanType, DateType)):
-            return [is_null, value.cast("string")]
-    if isinstance(data_type, MapType) and _holds(data_type.keyType, "binary", "array", "struct"):
-        value = functions.map_entries(value)  # names in JSON would be addresses in the JVM's memory
-    return [is_null, functions.to_json(functions.struct(value), _JSON)]
-
-
-def _elements(array: Column, rare: Column | str, text: Column) -> list[Column]:
-    """Also the text, which takes longer, if the array holds NULLs or what is `rare`."""
-    from pyspark.sql import functions
-
-    plain = functions.array_contains(array, rare).eqNullSafe(functions.lit(False))
-    return [functions.array_size(array), array, functions.when(~plain, text)]
-
-
-_NULL = "NULL 0c5f61e0a2d14f6f9a5c7c3f1f2f4b7e"
-"""In place of a NULL among texts."""
-
-
-def _can_be_named(data_type: StructType) -> bool:
-    """Spark takes no field of a struct by its name if there are two that differ in capitals alone."""
-    return len({name.lower() for name in data_type.names}) == len(data_type.names)
-
-
-_JSON = {
-    "ignoreNullFields": "true",
-    "timeZone": "UTC",
-    "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
-    "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
-}
-"""To the microsecond, and the same in every session."""
-
-
-def column(name: str) -> Column:
-    """Of whichever DataFrame it is used with."""
-    from pyspark.sql import functions
-
-    return functions.col(f"`{name.replace('`', '``')}`")
-
-
-def _holds(data_type: DataType, *kinds: str) -> bool:
-    text = json.dumps(data_type.jsonValue())
-    return any(f'"{kind}"' in text for kind in kinds)
 
 
 def _drain(batches: Iterator[pa.RecordBatch]) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
-from sinks.task import HASH_COLUMN, column, columns_of
+from sinks.row_hash import HASH_COLUMN, column, columns_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -24,7 +24,8 @@ from coordinator.spark.arrow import RowTransfer
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.spark.classic import SparkBatch
 from coordinator.spark.dataframe import DataFrameBatch
-from sinks.task import SinkTask, with_row_hash
+from sinks.row_hash import with_row_hash
+from sinks.task import SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

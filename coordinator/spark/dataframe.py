@@ -19,7 +19,8 @@ from coordinator.spark.internals import arrow_schema
 from coordinator.spark.small import Cancelled, OneParticipant
 from sinks.errors import LargeRow
 from sinks.optional import DriverWriting
-from sinks.task import ACK_SCHEMA, ROW_HASH, Ack, SinkTask, with_row_hash
+from sinks.row_hash import ROW_HASH, with_row_hash
+from sinks.task import ACK_SCHEMA, Ack, SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -27,9 +27,9 @@ from coordinator.protocol.batch import BatchFacts, Query, Sink, TopicIds
 from coordinator.protocol.two_processes import Prepared, TwoProcessProtocol
 from coordinator.spark.checkpoint_location import facts_in
 from coordinator.spark.internals import task_of_query, to_arrow
-from coordinator.spark.row_hash import row_hashes
 from sinks.errors import ConfigurationError
-from sinks.task import HASH_COLUMN, Ack, SinkTask
+from sinks.row_hash import HASH_COLUMN, row_hashes
+from sinks.task import Ack, SinkTask
 
 try:
     from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage

@@ -22,7 +22,8 @@ from pyspark import cloudpickle
 from coordinator import CheckpointCoordinator
 from coordinator.protocol.batch import BatchFacts, TopicIds
 from sinks.base import TwoPhaseCommitSink
-from sinks.task import HASH_COLUMN, Ack, SinkTask
+from sinks.row_hash import HASH_COLUMN
+from sinks.task import Ack, SinkTask
 
 Partitions = Sequence[pa.Table]
 

@@ -1238,7 +1238,7 @@ MUTANTS = (
     ),
     Mutant(
         "format: all rows have the same hash",
-        "coordinator",
+        "sinks",
         'pa.array(hashes.view("int64"))',
         'pa.array(0 * hashes.view("int64"))',
         FORMAT,

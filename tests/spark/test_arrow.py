@@ -23,7 +23,7 @@ from examples.custom_sink import FileSink
 from sinks.dead_letters import Refusal, letters
 from sinks.errors import SchemaMismatch
 from sinks.kafka.columns import with_json
-from sinks.task import HASH_COLUMN, with_row_hash
+from sinks.row_hash import HASH_COLUMN, with_row_hash
 from sinks.transaction import TransactionContext
 from tests.spark.job import wait_for
 from tests.spark.test_spark import visible

@@ -26,10 +26,10 @@ from pyspark.sql.types import StructType
 from coordinator import CheckpointListener, Step
 from coordinator.errors import CheckpointError, CheckpointLocationMismatch, InDoubtError, ReplayMismatch, Superseded
 from coordinator.jobfile import load_job
-from coordinator.spark.row_hash import row_hashes
 from coordinator.spark.source import Decision, ExactlyOnceSource, Participant, Written, register
 from sinks.errors import BadValue, ConfigurationError
 from sinks.postgres import PostgresSink
+from sinks.row_hash import row_hashes
 from sinks.testing import rows
 from tests.postgres.play import Observer
 from tests.spark.job import KILLED, SparkJob, write_input

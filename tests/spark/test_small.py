@@ -21,7 +21,8 @@ from coordinator.spark.small import Cancelled, OneParticipant
 from examples.custom_sink import FileSink
 from sinks.optional import DriverWriting
 from sinks.postgres import PostgresSink
-from sinks.task import SinkTask, with_row_hash
+from sinks.row_hash import with_row_hash
+from sinks.task import SinkTask
 from sinks.testing import rows
 from sinks.testing.local import with_row_hash as hashed_locally
 from tests.spark.job import wait_for

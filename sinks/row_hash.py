@@ -1,0 +1,171 @@
+"""The hash of each row, by which a replay tells whether it writes the same rows: computed by Spark's JVM for a
+DataFrame, or here for record batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.arrow.types import is_text
+from sinks.errors import SchemaMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+HASH_COLUMN = "__tpc_row_hash"
+ROW_HASH = "xxhash64 of columns and parts"
+"""As `Record.row_hash` names it."""
+
+
+# ---------------------------------------------------------------------- in Spark's JVM
+def with_row_hash(df: DataFrame) -> DataFrame:
+    """`df` with a hash of each row as last column. Raises SchemaMismatch for a column of its name, whose place it would
+    take."""
+    if HASH_COLUMN in map(str.lower, df.columns):
+        raise SchemaMismatch(f"the name {HASH_COLUMN} is taken by the coordinator: rename this column")
+    return df.withColumn(HASH_COLUMN, _hash(df.schema, columns_of(df)))
+
+
+def columns_of(df: DataFrame) -> object:
+    """What the same `Column` can be used with again: each call that makes one is a question to the JVM."""
+    from pyspark.sql import is_remote
+
+    return None if is_remote() else df.sparkSession.sparkContext
+
+
+@lru_cache
+def _hash(schema: StructType, used_with: object) -> Column:
+    """Spark's xxhash64 passes over NULLs, wherever they are, takes 0.0 and -0.0 for the same, and what is equal in a
+    collation, 1.00 and 100 as decimals, texts and their bytes, and no maps. So it gets what it can tell apart, with a
+    flag for each value that may be NULL, and the columns' names and types."""
+    from pyspark.sql import functions
+
+    columns = columns_hash((field.name, field.dataType.simpleString()) for field in schema)
+    parts = [part for field in schema for part in _parts(column(field.name), field.dataType)]
+    return functions.xxhash64(functions.lit(columns), *parts)
+
+
+def columns_hash(columns: Iterable[tuple[str, str]]) -> int:
+    """Of names and types, in 64 bits."""
+    return int.from_bytes(hashlib.sha256(json.dumps(list(columns)).encode()).digest()[:8], "big", signed=True)
+
+
+def _parts(value: Column, data_type: DataType) -> list[Column]:
+    """Nothing here has a function for each element: Spark would compile none of the projection then."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import (
+        ArrayType,
+        BooleanType,
+        DateType,
+        FractionalType,
+        MapType,
+        NumericType,
+        StringType,
+        StructType,
+    )
+
+    is_null = functions.isnull(value)
+    if isinstance(data_type, StringType):
+        return [is_null, value.cast("string")]
+    if isinstance(data_type, FractionalType):
+        return [is_null, value, functions.when(value == 0, value.cast("string"))]
+    if not _holds(data_type, "array", "map", "struct", "variant"):
+        return [is_null, value]
+    if isinstance(data_type, StructType) and _can_be_named(data_type):
+        return [is_null, *(part for f in data_type for part in _parts(value.getField(f.name), f.dataType))]
+    if isinstance(data_type, ArrayType):
+        if isinstance(data_type.elementType, StringType):
+            texts = value.cast("array<string>")
+            return [is_null, *_elements(texts, _NULL, functions.array_join(texts, "\n", _NULL))]
+        if isinstance(data_type.elementType, NumericType):
+            return [is_null, *_elements(value, functions.lit(0).cast(data_type.elementType), value.cast("string"))]
+        if isinstance(data_type.elementType, (BooleanType, DateType)):
+            return [is_null, value.cast("string")]
+    if isinstance(data_type, MapType) and _holds(data_type.keyType, "binary", "array", "struct"):
+        value = functions.map_entries(value)  # names in JSON would be addresses in the JVM's memory
+    return [is_null, functions.to_json(functions.struct(value), _JSON)]
+
+
+def _elements(array: Column, rare: Column | str, text: Column) -> list[Column]:
+    """Also the text, which takes longer, if the array holds NULLs or what is `rare`."""
+    from pyspark.sql import functions
+
+    plain = functions.array_contains(array, rare).eqNullSafe(functions.lit(False))
+    return [functions.array_size(array), array, functions.when(~plain, text)]
+
+
+_NULL = "NULL 0c5f61e0a2d14f6f9a5c7c3f1f2f4b7e"
+"""In place of a NULL among texts."""
+
+
+def _can_be_named(data_type: StructType) -> bool:
+    """Spark takes no field of a struct by its name if there are two that differ in capitals alone."""
+    return len({name.lower() for name in data_type.names}) == len(data_type.names)
+
+
+_JSON = {
+    "ignoreNullFields": "true",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+    "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+}
+"""To the microsecond, and the same in every session."""
+
+
+def column(name: str) -> Column:
+    """Of whichever DataFrame it is used with."""
+    from pyspark.sql import functions
+
+    return functions.col(f"`{name.replace('`', '``')}`")
+
+
+def _holds(data_type: DataType, *kinds: str) -> bool:
+    text = json.dumps(data_type.jsonValue())
+    return any(f'"{kind}"' in text for kind in kinds)
+
+
+# ---------------------------------------------------------------------- of record batches
+_NO_VALUE = 0x9E3779B97F4A7C15
+"""In place of a value."""
+_OF_THE_SESSION = re.compile(r"large_(?=string|binary|list)|(?<=tz=)[^\]]*| not null")
+"""What settings make of the same type of Spark."""
+
+
+def row_hashes(batch: pa.RecordBatch) -> pa.Array:
+    """One int64 a row, of its columns' names and types and all its values. Equal rows have equal hashes, whatever else
+    is in their batches and the session's settings, under one version of pandas."""
+    import numpy
+    from pandas.util import hash_array
+
+    columns = columns_hash((field.name, _OF_THE_SESSION.sub("", str(field.type))) for field in batch.schema)
+    hashes = numpy.full(batch.num_rows, columns, dtype="int64").view("uint64")
+    for column in batch.columns:
+        values = numpy.where(column.is_null().to_numpy(zero_copy_only=False), _NO_VALUE, _hashes(column))
+        hashes = hash_array(hashes * numpy.uint64(31) + values.astype("uint64"))
+    return pa.array(hashes.view("int64"))
+
+
+def _hashes(column: pa.Array) -> Any:
+    from pandas.util import hash_array
+
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        column, kind = column.cast(pa.int8()), pa.int8()
+    if pa.types.is_primitive(kind) and kind.bit_width in (8, 16, 32, 64):
+        bits = column.view(pa.type_for_alias(f"int{kind.bit_width}"))
+        return hash_array(pc.fill_null(bits, 0).to_numpy(zero_copy_only=False).astype("uint64"))
+    if is_text(kind):
+        return hash_array(pc.fill_null(column, "").to_numpy(zero_copy_only=False), categorize=False)
+    import numpy
+
+    texts = numpy.empty(len(column), dtype=object)
+    texts[:] = [repr(value) for value in column.to_pylist()]
+    return hash_array(texts, categorize=False)
