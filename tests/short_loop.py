@@ -27,11 +27,15 @@ one does about it, is the protocol's, whatever the sink; what is the sink's is w
 aborts what a dead one has pre-committed."""
 
 
-SECOND_VARIANTS = ("TestPostgresTwoPhase",)
-"""Over the same system as another variant of the same sink: of its processes that die, only one test."""
+SECOND_VARIANTS = ("delta/test_conformance.py::TestPartitioned", "sqlalchemy_sink/test_conformance.py::TestPostgres")
+"""The code of another variant over other files or another database: of its processes that die, only `ONCE`."""
 
 ONCE = ("test_another_process_sees_and_commits_what_a_dead_one_pre_committed", "test_killed_again_and_again")
-
+MANY = (
+    "test_many_commit_at_once",
+    "test_many_rows_in_several_batches_arrive",
+    "test_nothing_grows_with_each_transaction",
+)
 
 OVER_OTHERS = (
     "sqlalchemy_sink/test_dead_letters.py::TestTwoPhase::test_what_only_the_move_shows_fails_the_checkpoint",
@@ -51,8 +55,8 @@ def is_large(item: pytest.Item) -> bool:
         return bool(cases["how"] == "restart")  # one that is killed has more to lose
     if item.path.name == EVERY_CASE:
         return False
-    if f"::{item.nodeid}".split("::")[-2] in SECOND_VARIANTS and name in vars(SinkConformance):
-        return name not in ONCE
+    if "::".join(item.nodeid.split("::")[:2]).endswith(SECOND_VARIANTS):
+        return name in MANY or (name in vars(SinkConformance) and name not in ONCE)
     if name not in KEPT:
         return False
     return not any(case in KEPT[name] for case in cases.values())

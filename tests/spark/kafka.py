@@ -125,9 +125,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     return into
 
 
-into_either = pytest.mark.parametrize(
-    "target", ["kafka", pytest.param("postgres", marks=pytest.mark.large)], indirect=True
-)
+into_either = pytest.mark.parametrize("target", ["kafka", "postgres"], indirect=True)
 
 
 def reading(

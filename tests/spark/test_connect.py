@@ -172,6 +172,7 @@ def test_worker_killed_and_a_transaction_lost(tmp_path: Path, sink: FileSink, se
     assert_exactly_once(sink, ids)
 
 
+@pytest.mark.large
 def test_checkpoint_that_expires_is_cancelled_on_the_server(
     tmp_path: Path, sink: FileSink, server: ConnectServer
 ) -> None:
@@ -212,12 +213,13 @@ NO_LOCATION = r"name it in CheckpointConfig\(checkpoint_location='…'\)"
 IN_MEMORY = "with Spark Connect checkpoints cannot be recorded in memory:"
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param({"location": None}, NO_LOCATION, marks=pytest.mark.large),
+        ({"location": None}, NO_LOCATION),
         ({"location": "elsewhere"}, "but the running query has another one"),
-        pytest.param({"storage": "memory:refused"}, IN_MEMORY, marks=pytest.mark.large),
+        ({"storage": "memory:refused"}, IN_MEMORY),
     ],
     ids=["no location", "another location", "memory"],
 )
@@ -244,6 +246,7 @@ def test_refused_where_the_server_unpickles_it(
         cloudpickle.loads(sent)
 
 
+@pytest.mark.large
 def test_a_source_without_replay_is_seen(tmp_path: Path, sink: FileSink, server: ConnectServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as lines, ExitStack() as connections:
         lines.setblocking(False)

@@ -448,6 +448,7 @@ class Asking(CheckpointListener):
                 time.sleep(0.01)
 
 
+@pytest.mark.large  # tests/kafka/test_crashes.py has it with less
 @into_either
 @pytest.mark.chaos
 def test_broker_killed_while_the_job_goes_on(
