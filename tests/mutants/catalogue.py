@@ -56,12 +56,7 @@ KAFKA_CRASHES = ("tests/kafka/test_crashes.py",)
 LETTERS = ("tests/kafka/test_dead_letters.py",)
 PRODUCER = ("tests/kafka/test_producer.py",)
 DEAD_LETTERS = ("tests/test_task.py", "tests/postgres/test_dead_letters.py")
-ROW_HASHES = tuple(
-    f"tests/spark/test_arrow.py::test_{name}"
-    for name in ("rows_that_differ_have_other_hashes", "the_hash_of_version_0_1_stays_for_its_records")
-)
-JSON = ("tests/test_from_json.py",)
-ROW_HASHES = tuple(f"tests/spark/test_arrow.py::test_{name}" for name in ("rows_that_differ_have_other_hashes",))
+ROW_HASHES = ("tests/spark/test_arrow.py::test_rows_that_differ_have_other_hashes",)
 PROTOBUF = ("tests/kafka/test_protobuf.py",)
 SPOOL = ("tests/protocol/test_spool.py",)
 REQUESTS = ("tests/requests/test_requests.py",)
