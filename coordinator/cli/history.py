@@ -12,7 +12,7 @@ from coordinator.cli.output import JOB_FILE, AsJson, Job, opened, say, say_bad, 
 from coordinator.operate.text import by_sink, duration, time_of
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import PHASES, Status
-from coordinator.statistics.summary import remarks, summarized
+from coordinator.statistics.summary import summarized
 
 _STYLES = {Status.FAILED.value: "red", Status.HALTED.value: "bold red", Status.RESTORED.value: "yellow"}
 
@@ -32,7 +32,10 @@ def history(
     if not tries:
         say(f"No statistics of job {store.job!r} are in {store.storage.uri}: history_size is 0, or no checkpoint yet.")
     about: dict[str, Any] = {"job": store.job, "storage": store.storage.uri, "summary": summarized(tries)}
-    about["checkpoints"] = [each.to_json() | {"remarks": remarks(each)} for each in tries]
+    about["checkpoints"] = [
+        each.to_json() | {"remarks": "; ".join([each.error, *each.remarks] if each.error else each.remarks)}
+        for each in tries
+    ]
     show(
         about,
         as_json,

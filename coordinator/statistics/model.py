@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from coordinator.heartbeat import Driver, State
+from coordinator.operate.text import by_sink, duration
 from coordinator.protocol.encoding import fitting
 
 
@@ -78,25 +79,30 @@ class CheckpointStatistics:
         texts = {name: tuple(known.get(name, ())) for name in ("reasons", "offsets_from", "offsets_to")}
         return fitting(cls(**known | texts | {"status": Status(known["status"])}))
 
+    @property
+    def remarks(self) -> str:
+        """The error, and whatever else is out of the ordinary."""
+        said = [self.error] if self.error else []
+        said += [f"recovery {self.phases['recover']:.3f} s"] if "recover" in self.phases else []
+        said += [f"try {self.attempt}"] if self.attempt > 1 else []
+        said += [f"asked {self.commit_retries} times again"] if self.commit_retries else []
+        for what, counts in (
+            ("dead letters", self.dead_lettered),
+            ("written again", self.replayed),
+            ("orphans aborted", self.aborted),
+            ("not known to be visible", self.unknown),
+        ):
+            said += [f"{what}: {by_sink(counts)}"] if any(counts.values()) else []
+        return "; ".join(said)
+
     def __str__(self) -> str:
         """One line for a person."""
         phases = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.phases.items())
         said = [f"checkpoint {self.checkpoint_id} {self.status.value} in {self.duration:.3f} s ({phases})"]
-        if self.rows:
-            said.append("rows: " + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items()))
-        if sum(self.transactions.values()):
-            said.append(f"{sum(self.transactions.values())} transactions")
-        for count, what in (
-            (sum(self.dead_lettered.values()), "dead letters"),
-            (self.attempt - 1, "failed tries before"),
-            (self.commit_retries, "times asked again to commit"),
-            (sum(self.replayed.values()), "lost transactions written again"),
-            (sum(self.aborted.values()), "orphans aborted"),
-            (sum(self.unknown.values()), "transactions not known to be visible"),
-        ):
-            if count:
-                said.append(f"{count} {what}")
-        return "; ".join(said) + (f": {self.error}" if self.error else "")
+        said += ["rows: " + ", ".join(f"{rows:,} into {sink}" for sink, rows in self.rows.items())] if self.rows else []
+        transactions = sum(self.transactions.values())
+        said += [f"{transactions} transactions"] if transactions else []
+        return "; ".join([*said, self.remarks] if self.remarks else said)
 
 
 @dataclass(frozen=True)
@@ -132,19 +138,17 @@ class Activity:
             number = checkpoint.checkpoint_id if checkpoint.checkpoint_id >= 0 else "?"
             again = f", try {checkpoint.attempt}" if checkpoint.attempt > 1 else ""
             phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in checkpoint.phases.items())
-            rows = "".join(f"; rows of {sink}: {count:,}" for sink, count in checkpoint.rows.items())
-            done = f"{phases or 'nothing yet'}{rows}"
-            said.insert(0, f"In progress: checkpoint {number}, for {checkpoint.duration:,.1f} s{again}. Done: {done}.")
+            done = (phases or "nothing yet") + (f"; rows: {by_sink(checkpoint.rows)}" if checkpoint.rows else "")
+            lasts = duration(checkpoint.duration)
+            said.insert(0, f"In progress: checkpoint {number}, for {lasts}{again}. Done: {done}.")
         return [*said, *self.not_visible, *self.differs]
 
     @property
     def not_visible(self) -> list[str]:
         if not self.in_doubt:
             return []
-        by_sink = ", ".join(f"{sink} {count:,}" for sink, count in self.in_doubt.items())
-        seconds = (self.at - self.in_doubt_since) / 1000
-        count = sum(self.in_doubt.values())
-        return [f"{count:,} decided transactions are not known to be visible for {seconds:,.0f} s: {by_sink}."]
+        lasts, count = duration((self.at - self.in_doubt_since) / 1000), sum(self.in_doubt.values())
+        return [f"{count:,} decided transactions are not known to be visible for {lasts}: {by_sink(self.in_doubt)}."]
 
     @property
     def differs(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is said of the statistics of several checkpoints together, or of one beside its numbers."""
+"""What is said of the statistics of several checkpoints together."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from collections.abc import Sequence
 from statistics import mean, quantiles
 from typing import Any
 
-from coordinator.operate.text import by_sink
 from coordinator.statistics.model import PHASES, CheckpointStatistics, Status
-
-
-def remarks(one: CheckpointStatistics) -> str:
-    said = [one.error] if one.error else []
-    said += [f"recovery {one.phases['recover']:.3f} s"] if "recover" in one.phases else []
-    said += [f"try {one.attempt}"] if one.attempt > 1 else []
-    said += [f"asked {one.commit_retries} times again"] if one.commit_retries else []
-    said += [f"written again: {by_sink(one.replayed)}"] if one.replayed else []
-    said += [f"orphans aborted: {by_sink(one.aborted)}"] if one.aborted else []
-    said += [f"dead letters: {by_sink(one.dead_lettered)}"] if any(one.dead_lettered.values()) else []
-    return "; ".join(said)
 
 
 def summarized(found: Sequence[CheckpointStatistics]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from coordinator.operate.balance import COLUMNS
 from coordinator.operate.in_doubt import Decision, Pending, remedies
 from coordinator.operate.text import ago, by_sink, duration, of_driver, of_newest, time_of
 from coordinator.statistics.model import PHASES, Status
-from coordinator.statistics.summary import remarks, summarized
+from coordinator.statistics.summary import summarized
 from coordinator.ui.job import JobView, key_of, pace, waterfall
 from sinks.errors import printable
 from sinks.extras import needs_extra
@@ -122,7 +122,6 @@ def _make_ready(app: Flask) -> None:
         "number": "{:,}".format,
         "pretty": _pretty,
         "rate": _rate,
-        "remarks": remarks,
         "shown": shown,
         "time": time_of,
         "took": _took,

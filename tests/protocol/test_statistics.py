@@ -98,7 +98,7 @@ def test_a_failed_try_and_the_next(job: Job) -> None:
     assert [(one.status, one.attempt) for one in told] == [(Status.FAILED, 1), (Status.COMPLETED, 2)]
     assert "not today" in told[0].error
     assert "commit" not in told[0].phases
-    assert "failed tries before" in str(told[1])
+    assert "try 2" in str(told[1])
 
 
 def test_a_checkpoint_that_a_killed_driver_left_complete(job: Job) -> None:
