@@ -32,10 +32,7 @@ def history(
     if not tries:
         say(f"No statistics of job {store.job!r} are in {store.storage.uri}: history_size is 0, or no checkpoint yet.")
     about: dict[str, Any] = {"job": store.job, "storage": store.storage.uri, "summary": summarized(tries)}
-    about["checkpoints"] = [
-        each.to_json() | {"remarks": "; ".join([each.error, *each.remarks] if each.error else each.remarks)}
-        for each in tries
-    ]
+    about["checkpoints"] = [each.to_json() | {"remarks": each.remarks} for each in tries]
     show(
         about,
         as_json,
