@@ -53,8 +53,8 @@ class Commit:
         for at in others:
             if outcomes[at] == CommitOutcome.COMMITTED and (topic := made_anew(committables[at], ids)):
                 outcomes[at] = CommitOutcome.unknown(
-                    f"it was committed, and at the same time its topic {topic!r} was deleted: nobody can tell whether "
-                    "anybody has read its records. Look for them in the topic; they are either all there or none"
+                    f"it was committed while its topic {topic!r} was deleted: it is unknown whether anybody has read "
+                    "its records. Look for them in the topic: all of them are there, or none"
                 )
         return [self._unless_astray(c, outcomes[at]) for at, c in enumerate(committables)]
 

@@ -19,8 +19,8 @@ NO_RIGHTS_ON_GROUP = (
 NO_TOPIC = "the topic does not exist"
 _REFUSED = "the brokers refuse user name, password or certificate"
 _TOO_LARGE = (
-    "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, or so are all that go "
-    "together, which options={'batch.size': …} (bytes) bounds"
+    "a record is larger than the producer's message.max.bytes or the topic's max.message.bytes, or a record batch is "
+    "(lower options={'batch.size': …}, in bytes)"
 )
 _FENCED = (
     "the broker has ended this transaction: it was open for longer than the sink's transaction_timeout, or another "
@@ -44,8 +44,8 @@ _MEANINGS: dict[str, tuple[type[Exception], str]] = {
     ),
     "INVALID_TRANSACTION_TIMEOUT": (
         ConfigurationError,
-        "the broker's transaction.max.timeout.ms is below the sink's transaction_timeout; raise the one or lower the "
-        "other",
+        "the sink's transaction_timeout is above the broker's transaction.max.timeout.ms: lower it, or raise the "
+        "broker's",
     ),
     "UNKNOWN_TOPIC_OR_PARTITION": (ConfigurationError, NO_TOPIC),
     "SASL_AUTHENTICATION_FAILED": (ConfigurationError, _REFUSED),

@@ -109,8 +109,8 @@ def _problems(
         yield f"schema_registry and schema_evolution belong to value_format={EITHER} and key_format='avro'"
     if formats.get("value") == "protobuf" and evolution == "widen":
         yield (
-            "schema_evolution='widen' is Avro's: readers of Protobuf that have the older field would cut off a wider "
-            "number, and nobody would say so. Use 'add', and another name for the wider column"
+            "schema_evolution='widen' is only for Avro: Protobuf readers with the older field would silently cut off a "
+            "wider number. Use 'add', and another name for the wider column"
         )
 
 

@@ -132,8 +132,8 @@ class Ledger:
 
     def _set_back(self) -> str:
         return (
-            f"the ledger {self.label} lacks what {self.witness.label}, which is written in the same transaction, has: "
-            "the ledger was set back by itself, or rows of it were deleted"
+            f"the ledger {self.label} lacks rows of {self.witness.label}, which is written in the same transactions: "
+            "the ledger alone was set back, or rows of it were deleted"
         )
 
     def states(self, connection: Any, ids: Collection[str]) -> dict[str, bool]:
@@ -156,8 +156,8 @@ class Ledger:
         own = self._newest(connection, job, sink)
         if any(checkpoint > own.get(lineage, -1) for lineage, checkpoint in witnessed.items()):
             raise ConfigurationError(
-                f"{self._set_back()}. Look for the rows of the newest checkpoint in the table. If they are there, give "
-                f"the ledger what it lacks, as {self.witness.label} has it; if not, restore the newer table. Nothing "
+                f"{self._set_back()}. Look for the rows of the newest checkpoint in the table. If they are there, copy "
+                f"the missing rows of {self.witness.label} into the ledger; if not, restore the newer table. Nothing "
                 "was changed"
             )
         return own

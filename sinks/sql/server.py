@@ -272,7 +272,7 @@ def no_ledger(table: str) -> ConfigurationError:
     """What is told of a table that has the name of a ledger."""
     return ConfigurationError(
         f"{table} exists and is not a ledger of this version (a table with transactions, the primary key "
-        f"transaction_id, and the columns {', '.join(LEDGER_COLUMNS[1:])}): give it what it lacks, or the sink another "
+        f"transaction_id, and the columns {', '.join(LEDGER_COLUMNS[1:])}): add what is missing, or choose another "
         "name with ledger=…"
     )
 

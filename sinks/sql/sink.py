@@ -204,7 +204,7 @@ class TableSink(
                 plan = self._planned()
             except ConfigurationError as error:
                 kept = f"the rows are safe in {self._staged.kept(committables)}"
-                return [_not_the_same(error, f"If it was dropped or renamed, give it back: {kept}")] * len(committables)
+                return [_not_the_same(error, f"If it was dropped or renamed, restore it: {kept}")] * len(committables)
             return self._staged.commit_all(plan, committables)
         except Exception as error:
             self._look_again(error)
@@ -263,7 +263,7 @@ class TableSink(
         with self._backend.lend() as connection, self._backend.reading(connection):
             _, ledger = self._planner.find_ledger(connection)
             if ledger is None:
-                gone = f"the ledger {self._planner.ledger}, which says what was committed, is gone, or was emptied"
+                gone = f"the ledger {self._planner.ledger} is gone or was emptied"
                 return Audit([Holding(remarks=(gone,))] * len(parts))
             return Audit([ledger.holding(connection, job, self.name, part, self._key) for part in parts])
 
