@@ -74,8 +74,8 @@ _IGNORED = (
 """Beginnings of librdkafka's options that change nothing."""
 IGNORED = (
     "it is librdkafka's. Here a record batch goes out when it is full (batch.size) or has the last row, a task tries "
-    "as long as transaction_timeout says, connections are kafka-python's (admin={…} takes its options), and the "
-    "loggers sinks.kafka and kafka tell of them"
+    "as long as transaction_timeout says, connections are kafka-python's (client_options={…} takes its options), "
+    "and the loggers sinks.kafka and kafka tell of them"
 )
 
 
@@ -101,7 +101,7 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
     for name in options:
         if name not in (*_USED, *_OURS) and not is_ignored(name):
             known = ", ".join(sorted(_USED))
-            yield f"there is no option {name}: there are {known}, and kafka-python's, which admin={{…}} takes"
+            yield f"there is no option {name}: there are {known}, and kafka-python's, which client_options={{…}} takes"
     for name in _NUMBERS:
         if name in options and not (str(options[name]).isdecimal() and int(options[name]) > 0):
             yield f"the option {name} is a whole number above 0, not {options[name]!r}"
@@ -172,7 +172,7 @@ def client_options(bootstrap: str, options: Mapping[str, Any], own: Mapping[str,
         if not callable(options.get("oauth_cb")):
             raise ConfigurationError(
                 "the sink cannot fetch OAUTHBEARER tokens by itself: give oauth_cb in options, or a "
-                "sasl_oauth_token_provider of kafka-python in admin"
+                "sasl_oauth_token_provider of kafka-python in client_options"
             )
         made["sasl_oauth_token_provider"] = _token_provider(options["oauth_cb"], options.get("sasl.oauthbearer.config"))
     if made.get("security_protocol") in ("SSL", "SASL_SSL") and "ssl_context" not in own:
@@ -192,7 +192,7 @@ def _ssl_context(options: Mapping[str, Any]) -> ssl.SSLContext:
     if other := set(_FILES) & set(options):
         raise ConfigurationError(
             f"the sink cannot use {sorted(other)}: give ssl.certificate.location and ssl.key.location (PEM "
-            "files), or an ssl_context in admin"
+            "files), or an ssl_context in client_options"
         )
     if str(options.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":
         context.check_hostname = False

@@ -112,7 +112,7 @@ class KafkaSink(
         value_serializer: SerializerFactory | None = None,
         timeout: float = 30.0,
         transform: Callable[[DataFrame], DataFrame] | None = None,
-        admin: Mapping[str, Any] | None = None,
+        client_options: Mapping[str, Any] | None = None,
         remember: bool = True,
         dead_letters: Sink | None = None,
         max_dead_letters: int | float = 1000,
@@ -139,7 +139,7 @@ class KafkaSink(
           those of confluent-kafka's schema registry client (Avro, Protobuf, JSON Schema): it is called with each value
           (a struct is a dict) and a SerializationContext, and returns bytes.
         * `timeout`: seconds that a request to a broker may take.
-        * `admin`: options of kafka-python's client, which connects to the brokers. All options travel to the
+        * `client_options`: options of kafka-python's client, which connects to the brokers. All options travel to the
           executors, so they have to be picklable.
         * `remember`: whether transactions carry an offset of the consumer group `tpc.JOB.SINK`, by which a start knows
           that checkpoint storage was set back. It needs the right to read the topic and groups of that prefix.
@@ -187,7 +187,7 @@ class KafkaSink(
             if is_ignored(option):
                 logger.warning("sink %r: the option %s changes nothing: %s", self.name, option, IGNORED)
         self._producer_options = producer_options(options or {}, transaction_timeout)
-        self._options, self._admin = dict(options or {}), dict(admin or {})
+        self._options, self._client_options = dict(options or {}), dict(client_options or {})
         self._largest = self._producer_options.largest
         self._limits: dict[str, int] = {}
         """Bytes of a record batch that a topic takes."""
@@ -294,7 +294,7 @@ class KafkaSink(
         if self._cluster is None:
             self._cluster = rested(self._place) if self._in_task and self._place else None
         if self._cluster is None:
-            configured = client_options(self.bootstrap_servers, self._options, self._admin)
+            configured = client_options(self.bootstrap_servers, self._options, self._client_options)
             self._cluster = Cluster(configured, self.timeout, self._reached_by)
         return self._cluster
 
@@ -533,7 +533,10 @@ class KafkaSink(
     @property
     def _place(self) -> tuple[object, ...] | None:
         """Tasks with the same settings leave connections to each other. None: they have some that are objects."""
-        settings = [*self._options.items(), *((f"admin {name}", value) for name, value in self._admin.items())]
+        settings = [
+            *self._options.items(),
+            *((f"client {name}", value) for name, value in self._client_options.items()),
+        ]
         if not all(isinstance(value, str | int | float) for _, value in settings):
             return None
         return self.system, self.bootstrap_servers, self.timeout, *sorted(settings)

@@ -101,7 +101,7 @@ def test_a_task_that_fails_leaves_no_connection_to_the_next_one(sink: KafkaSink)
 
 
 @pytest.mark.parametrize(
-    "other", [{"options": {"client.id": "other"}}, {"admin": {"client_id": "other"}}, {"timeout": 9}]
+    "other", [{"options": {"client.id": "other"}}, {"client_options": {"client_id": "other"}}, {"timeout": 9}]
 )
 def test_a_sink_with_other_settings_has_its_own(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink, other: dict[str, Any]
@@ -115,7 +115,7 @@ def test_a_sink_with_other_settings_has_its_own(
 
 
 def test_what_cannot_be_compared_is_connected_anew(kafka: KafkaService, kafka_topic: str) -> None:
-    sink = sink_of(kafka, kafka_topic, admin={"socket_options": []})
+    sink = sink_of(kafka, kafka_topic, client_options={"socket_options": []})
     assert in_a_task(sink, "1")[0] is not in_a_task(sink, "2", 1)[0]
     sink.close()
 
