@@ -1,4 +1,4 @@
-"""Whether SkeletonSink keeps the contract: the conformance kit. Its `visible` must not use the sink."""
+"""The conformance kit for SkeletonSink. `visible` must read the system without the sink."""
 
 from __future__ import annotations
 

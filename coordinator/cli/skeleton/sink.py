@@ -1,9 +1,9 @@
 """SkeletonSink: rows of a Spark stream, each exactly once, in TODO: name your system.
 
-It works as it stands, with folders for a system: a transaction is a file of JSON lines, and the folder that the file is
-in is its state. `rename` is what makes a state change atomic: two processes cannot both move one file. Replace the
-bodies by what your system has, method by method, and run the test after each. What every method has to keep is in the
-docstrings of sinks.TwoPhaseCommitSink, and in docs/custom-sinks.md.
+It works as it is, with folders as the system: a transaction is a file of JSON lines, and its folder is its state.
+`rename` makes a change of state atomic, because two processes cannot both move one file. Replace the methods one by one
+with calls of your system, and run the test after each. The docstrings of sinks.TwoPhaseCommitSink, and
+docs/custom-sinks.md, say what each method has to do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SkeletonSink(DirectCommitting[TextIO], Diagnosable[TextIO]):
 
     def __init__(self, folder: str | Path, name: str = "skeleton") -> None:
         super().__init__(name=name)
-        self.folder = Path(folder)  # the sink is pickled: keep addresses here, connections in the handle
+        self.folder = Path(folder)  # the sink is pickled: addresses belong here, connections in the handle
 
     # ------------------------------------------------------------------ in both
     def open(self) -> None:
@@ -57,7 +57,7 @@ class SkeletonSink(DirectCommitting[TextIO], Diagnosable[TextIO]):
             (self.folder / state / Path(transaction.name).name).unlink(missing_ok=True)
 
     def commit_directly(self, transaction: TextIO) -> None:
-        """At-least-once mode: under a name that `committed_checkpoints` does not take for a committed checkpoint."""
+        """At-least-once mode. `committed_checkpoints` ignores a file with this name."""
         name = self._seal(transaction)
         if not self._move(name, OPEN, COMMITTED, f"direct-{name}"):
             raise SinkError(f"{name} is no longer open in {self.folder}; was it deleted?")
@@ -88,7 +88,7 @@ class SkeletonSink(DirectCommitting[TextIO], Diagnosable[TextIO]):
         return newest
 
     def purge(self, checkpoint: Checkpoint) -> None:
-        for state in (OPEN, ABORTED):  # what dead tasks have left, and proofs that nobody asks for any more
+        for state in (OPEN, ABORTED):  # leftovers of dead tasks, and old proofs
             for name, id in self._names(state, checkpoint.job, checkpoint.lineage).items():
                 if id.checkpoint < checkpoint.oldest_retained:
                     (self.folder / state / name).unlink(missing_ok=True)
@@ -104,7 +104,7 @@ class SkeletonSink(DirectCommitting[TextIO], Diagnosable[TextIO]):
         return Path(transaction.name).name
 
     def _move(self, name: str, before: str, after: str, new_name: str = "") -> bool:
-        """Whether it was there. Durable when this returns, also if another process has moved it just now."""
+        """Whether the file was there. Durable when this returns, also if another process has just moved it."""
         try:
             os.rename(self.folder / before / name, self.folder / after / (new_name or name))
             moved = True
@@ -120,7 +120,7 @@ class SkeletonSink(DirectCommitting[TextIO], Diagnosable[TextIO]):
         return (self.folder / state / name).exists()
 
     def _names(self, state: str, job: str, lineage: str | None = None) -> dict[str, TransactionId]:
-        """Of the transactions in a state that are this job's (or lineage's) and this sink's, with their parts."""
+        """Names of this sink's transactions of a job (or lineage) in a state, with their parts."""
         files = (self.folder / state).glob(TransactionId.prefix(job, lineage) + "*")
         names = {file.name: TransactionId.parse(file.name) for file in files}
         return {name: id for name, id in names.items() if id.sink == token(self.name)}
