@@ -57,7 +57,7 @@ class DeltaSink(LakeSink):
         max_dead_letters: int | float = 1000,
     ) -> None:
         """`uri` is a folder, or `s3://`, `gs://`, `az://`; `storage_options` are deltalake's, and environment variables
-        do as well. With `create_table` a table that is not there is made of the first batch, with `partition_by`."""
+        do as well. `create_table` creates a missing table from the first batch, with `partition_by`."""
         self._uri = os.fspath(uri).rstrip("/")
         name = name or self._uri.rpartition("/")[2]
         super().__init__(name, schema_evolution, create_table, transform, dead_letters, max_dead_letters)

@@ -46,7 +46,7 @@ class IcebergSink(LakeSink):
         max_dead_letters: int | float = 1000,
     ) -> None:
         """`table` is `NAMESPACE.TABLE`. `catalog` has pyiceberg's properties (`name`, `type`, `uri`, `warehouse` …), or
-        is the name of one in its configuration file. With `keep_snapshots` older snapshots of this sink are expired."""
+        is the name of one in its configuration file. `keep_snapshots`: expire older snapshots of this sink."""
         super().__init__(name or table, schema_evolution, create_table, transform, dead_letters, max_dead_letters)
         if "." not in table:
             raise ConfigurationError(f"sink {self.name!r}: a table of Iceberg is NAMESPACE.TABLE, not {table!r}")

@@ -119,7 +119,7 @@ class KafkaSink(
     ) -> None:
         """Set up the sink; nothing is connected yet.
 
-        * `topic`: for rows without one of their own. `name` (default: the topic, or "kafka") is the sink's uid.
+        * `topic`: for rows without a column `topic`. `name` (default: the topic, or "kafka") is the sink's uid.
         * `options`: by librdkafka's names: `security.protocol`, `sasl.…`, `ssl.…`, `compression.type`, `partitioner` …
           (docs/kafka.md has all). The partitioner is Java's murmur2 unless they say otherwise.
         * `transaction_timeout`: seconds from a task's first record until the broker aborts a transaction that is still
@@ -130,9 +130,9 @@ class KafkaSink(
           `value`, all other columns become its fields.
         * `value_format="avro"` or `"protobuf"`: `value`, a struct or the struct of all other columns, is written in
           Confluent's wire format, as a record of Avro or a message of Protobuf. `schema_registry` is the registry's
-          URL, or settings of confluent-kafka's SchemaRegistryClient; `subject` (default: `topic` + "-value") is where
-          the schema stands. With `schema_evolution` "none" that has to take the rows as it is; "add" registers new
-          nullable fields, and a first version; "widen", for Avro alone, also wider numbers. docs/schema-registry.md
+          URL, or settings of confluent-kafka's SchemaRegistryClient. `subject` (default: `topic` + "-value") has the
+          schema. With `schema_evolution="none"` that schema has to take the rows; "add" registers new nullable fields,
+          and a first version; "widen", for Avro alone, also wider numbers. See docs/schema-registry.md
         * `key_format="avro"`: `key`, a struct, becomes a record of Avro, by the first version of `key_subject`
           (default: `topic` + "-key"), which never changes; unless `schema_evolution` is "none", the sink registers it.
         * `value_serializer`: a function without arguments, called once in each task, that returns a serializer as
@@ -143,8 +143,8 @@ class KafkaSink(
           executors, so they have to be picklable.
         * `remember`: whether transactions carry an offset of the consumer group `tpc.JOB.SINK`, by which a start knows
           that checkpoint storage was set back. It needs the right to read the topic and groups of that prefix.
-        * `dead_letters`: a sink for rows that no topic takes; `max_dead_letters`: how many a checkpoint may have of
-          them, or, as a float, which share of its rows.
+        * `dead_letters`: a sink for rows that no topic takes. `max_dead_letters`: the most of them in a
+          checkpoint, or, as a float, their largest share of its rows.
 
         Raises ConfigurationError for options that the sink sets itself.
         """

@@ -64,17 +64,17 @@ class MySQLSink(TableSink):
           (default: `table`) is the sink's uid.
         * `mode="upsert"`: the last row of each key (`keys`, which need a unique index) in a checkpoint, by the greatest
           `order_by`, replaces the row of that key, or deletes it if the boolean column `delete_marker` is true. Without
-          `order_by` a key may come only once in a checkpoint. Neither `delete_marker` nor an `order_by` that the table
-          has not is written.
-        * `keep_newer`: a change that is older, by `order_by`, than the row that the table has of its key is dropped.
-        * `rounding`: "refuse" fails the checkpoint for a value that its column cannot hold as it is; "allow" rounds
+          `order_by` a key may come only once in a checkpoint. `delete_marker` is not written, `order_by` only if the
+          table has that column.
+        * `keep_newer`: drop a change that is older, by `order_by`, than the table's row of its key.
+        * `rounding`: "refuse" fails the checkpoint for a value that its column cannot store exactly; "allow" rounds
           numbers and times to what it can hold, and lets CHAR drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
         * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones; "widen"
-          also makes numbers and varchar wider, where the batch's types need it. Nothing else of the table is altered.
+          also makes numbers and varchar wider if the batch's types need it. Nothing else of the table is altered.
         * `lock_timeout`: seconds that any of our statements waits for a lock, rounded up to whole ones.
-        * `dead_letters`: a sink for the rows that the table refuses; `max_dead_letters`: how many a checkpoint may have
-          of them, or, as a float, which share of its rows.
+        * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them in a
+          checkpoint, or, as a float, their largest share of its rows.
 
         Raises ConfigurationError for options that contradict each other, and for what is no DSN.
         """
