@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
@@ -21,6 +20,7 @@ from coordinator.errors import (
     CheckpointFailed,
     CorruptRecord,
     InDoubtError,
+    SourceReplaced,
     StorageBehind,
     Superseded,
     reason,
@@ -126,7 +126,7 @@ class CheckpointProtocol:
     def _write_or_finish(self, call: Call, batch: MicroBatch) -> None:
         if call is Call.WRITE:
             self._topic_ids = self._require_same_topics(batch)
-            record = self._with_topic_ids(self._pre_commit(batch), batch)  # 4.-5. phase one
+            record = self._pre_commit(batch)  # 4.-5. phase one
             permit = self.decide(record)  # 6.-7. THE COMMIT POINT
             decisions.require_same_offsets(batch.facts, permit.complete.record)  # R12: if it was adopted
             self._delete_older_records(permit)
@@ -395,11 +395,13 @@ class CheckpointProtocol:
                 with deadline(self.config.timeout, batch, self.clock):
                     acks = self._run(batch, len(errors))
                     self._validate(batch, acks)
+                # Ids never come again, so topics that have theirs before and after the tasks are what the tasks read.
+                self._topic_ids = self._require_same_topics(batch)
                 partitions = {name: acks.partitions[name] for name in self.sinks}
                 return self._record(batch, acks, partitions, started)
             except InDoubtError:
                 raise
-            except (Superseded, StorageBehind):
+            except (SourceReplaced, Superseded, StorageBehind):
                 self._abort(acks.committables)
                 raise
             except Exception as error:
@@ -533,16 +535,8 @@ class CheckpointProtocol:
             batch_rows=batch.rows,
             dead_letters=self._dead_letter_writers,
             row_hash=batch.row_hash,
+            topic_ids=tuple(self._topic_ids),
         )
-
-    def _with_topic_ids(self, record: Record, batch: MicroBatch) -> Record:
-        """Ids never come again, so topics that have theirs before and after the tasks are what the tasks have read."""
-        try:
-            self._topic_ids = self._require_same_topics(batch)
-        except Exception:
-            self._abort(record.committables)
-            raise
-        return replace(record, topic_ids=tuple(self._topic_ids))
 
     def _require_same_topics(self, batch: MicroBatch) -> TopicIds:
         """R19. Where nobody tells, the query goes on, and what was known last is compared with what is told next."""

@@ -238,8 +238,8 @@ MUTANTS = (
     Mutant(
         "a topic that was made anew while the tasks ran (R19)",
         "coordinator",
-        "self._with_topic_ids(self._pre_commit(batch), batch)",
-        "replace(self._pre_commit(batch), topic_ids=self._topic_ids)",
+        "                self._topic_ids = self._require_same_topics(batch)\n                partitions",
+        "                partitions",
         PROTOCOL,
     ),
     Mutant(
