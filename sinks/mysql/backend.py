@@ -199,7 +199,7 @@ class MySQLBackend(PooledServer, Backend):
                 raise no_ledger(f"{schema}.{name}")
         return bool(found)
 
-    def answers(self, connection: Connection) -> bool:
+    def answers(self, connection: Connection, rested: float) -> bool:
         connection.ping(reconnect=False)
         return True
 

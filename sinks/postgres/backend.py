@@ -4,16 +4,18 @@ moves every staging table of a checkpoint into the target, and drops them."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import select
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pyarrow as pa
-from psycopg import IsolationLevel, errors, sql
+from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from sinks.diagnosis import Finding, compare_clocks
@@ -27,13 +29,15 @@ from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
-from sinks.sql.server import KEEPALIVES, LEDGER_COLUMNS, PERCENT_ENCODED, PooledServer, Row, no_ledger
+from sinks.sql.questions import TRIGGERS
+from sinks.sql.server import KEEPALIVES, LEDGER_COLUMNS, PERCENT_ENCODED, LedgerRow, PooledServer, Row, no_ledger
 from sinks.sql.strategies import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 logger = logging.getLogger(__name__)
 
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
+_SHORT = 5
 _OLD = 3600
 _FEW = 8
 _MOVED_TOGETHER = 100
@@ -103,15 +107,14 @@ class PostgresBackend(PooledServer, Backend):
                 f"PostgreSQL at {self} did not answer a moment ago; it is not asked yet again"
             )
         try:
-            connection = Connection.connect(**self._parameters, autocommit=True, prepare_threshold=None)
+            how = {"autocommit": True, "prepare_threshold": None, "cursor_factory": psycopg.ClientCursor}
+            connection = Connection.connect(**self._parameters | how)
         except psycopg.OperationalError as error:
             if isinstance(error, errors.ConnectionTimeout):
                 self._was_silent()
             reason = self.redact(str(error))
             message = f"cannot connect to PostgreSQL at {self}: {reason}"
             raise type(error)(message) from (None if reason != str(error) else error)
-        connection.isolation_level = IsolationLevel.READ_COMMITTED
-        connection.read_only = False
         return connection
 
     def take(self) -> Connection:
@@ -122,77 +125,122 @@ class PostgresBackend(PooledServer, Backend):
     def _was_silent(self) -> None:
         self._silent_until = time.monotonic() + SILENCE
 
-    def answers(self, connection: Connection) -> bool:
-        return bool(connection.execute("SELECT 1"))
+    def answers(self, connection: Connection, rested: float) -> bool:
+        """After a short rest it is asked only if something came meanwhile: what a server says when it ends."""
+        came = select.poll()
+        came.register(connection, select.POLLIN)
+        return (rested < _SHORT and not came.poll(0)) or bool(connection.execute("SELECT 1"))
 
     def can_be_lent(self, connection: Connection) -> bool:
-        idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        return idle and not connection.closed
+        return connection.idle and not connection.closed
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_silent_until": 0.0}  # another machine has another clock
 
+    def give(self, connection: Connection) -> None:
+        connection.flush()
+        super().give(connection)
+
     @contextmanager
     def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
-        inside = connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+        connection.flush()
+        if connection.idle:
+            with self._begun(connection, "WRITE", undo=undo):
+                yield
+            return
         with connection.transaction(force_rollback=undo):
-            if not inside:
-                self._configure(connection)
             yield
 
     def reading(self, connection: Connection) -> AbstractContextManager[None]:
-        return self._bounded(connection)
+        return self._begun(connection, "ONLY") if connection.idle else contextlib.nullcontext()
 
     @contextmanager
-    def _bounded(self, connection: Connection, *, write: bool = False) -> Iterator[None]:
-        """A transaction, or the one that is open already: outside of one `lock_timeout` cannot be set."""
-        if connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
-            yield
-            return
-        connection.read_only = not write
+    def _begun(self, connection: Connection, access: str, *, undo: bool = False) -> Iterator[None]:
+        self._begin(connection, access)
         try:
-            with self.transaction(connection):
-                yield
-        finally:
-            if not connection.closed:
-                connection.read_only = False
+            yield
+            connection.flush()
+        except BaseException:
+            with contextlib.suppress(psycopg.Error):  # that of a lost connection
+                connection.rollback()
+            raise
+        connection.execute("ROLLBACK" if undo else "COMMIT")
+
+    def _begin(self, connection: Connection, access: str = "WRITE") -> None:
+        """With the next statement."""
+        connection.defer(f"BEGIN ISOLATION LEVEL READ COMMITTED READ {access}")
+        connection.defer(self._settings(connection))
 
     def quote(self, *names: str) -> str:
         return sql.Identifier(*names).as_string()
 
     def execute(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> int:
-        with self._bounded(connection, write=True):
-            return connection.execute(statement.encode(), parameters or None).rowcount
+        if connection.idle:
+            with self.transaction(connection):
+                return self.execute(connection, statement, parameters)
+        return connection.execute(statement.encode(), parameters or None).rowcount
 
     def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
-        with self._bounded(connection):
-            return connection.execute(statement.encode(), parameters or None).fetchall()
+        self._bound(connection)
+        return connection.execute(statement.encode(), parameters or None).fetchall()
+
+    def later(
+        self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
+    ) -> list[Row]:
+        self._bound(connection)
+        return connection.defer(statement, parameters, judge)
+
+    def _bound(self, connection: Connection) -> None:
+        """Outside of a transaction several statements in one message are one."""
+        if connection.idle:
+            connection.defer(self._settings(connection))
+
+    def judge_triggers(
+        self, connection: Connection, schema: str, name: str, judge: Callable[[Mapping[str, str]], object]
+    ) -> None:
+        table = [self.quote(schema, name)] * 3
+        self.later(connection, TRIGGERS[self.dialect], table, lambda rows: judge(dict(rows)))
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
-        found = self.query(
+        found = self.require_ledger(connection, schema, name)
+        connection.flush()
+        return bool(found)
+
+    def require_ledger(self, connection: Connection, schema: str, name: str) -> list[Row]:
+        def judge(found: list[Row]) -> None:
+            if found and not (found[0][0] and set(found[0][1]) >= set(LEDGER_COLUMNS)):
+                raise no_ledger(f"{schema}.{name}")
+
+        return self.later(
             connection,
             "SELECT c.relkind IN ('r', 'p') AND EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary),"
             " ARRAY(SELECT attname::text FROM pg_attribute"
             " WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped)"
             " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
             [schema, name],
+            judge,
         )
-        if found and not (found[0][0] and set(found[0][1]) >= set(LEDGER_COLUMNS)):
-            raise no_ledger(f"{schema}.{name}")
-        return bool(found)
 
-    def _configure(self, connection: Connection) -> None:
-        """Settings of the running transaction: at least a local flush at its end, whatever the user's default is;
+    def insert_both(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
+        (one, some), (other, more) = (self._insertion(table, rows) for table, rows in inserts.items())
+        both = f"WITH a AS ({one} RETURNING 1), b AS ({other} RETURNING 1) SELECT 1 FROM a UNION ALL SELECT 1 FROM b"
+        return len(self.query(connection, both, [*some, *more]))
+
+    def _settings(self, connection: Connection) -> str:
+        """Of the running transaction: at least a local flush at its end, whatever the user's default is;
         `lock_timeout`; and no statement or transaction timeout, since a COPY is one statement for as long as the
         partition lasts."""
-        unlimited = ", set_config('transaction_timeout', '0', true)" if connection.info.server_version >= 170000 else ""
-        connection.execute(
+        settings = {
+            "lock_timeout": f"{max(1, round(self._lock_timeout * 1000))}ms",
+            "statement_timeout": "0",
+            "idle_in_transaction_session_timeout": f"{max(_IDLE_LIMIT, round(self._lock_timeout))}s",
+        }
+        if connection.info.server_version >= 170000:
+            settings["transaction_timeout"] = "0"
+        return (
             "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
-            " WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true),"
-            " set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true),"
-            f" set_config('idle_in_transaction_session_timeout', %s, true){unlimited}",
-            [f"{max(1, round(self._lock_timeout * 1000))}ms", f"{max(_IDLE_LIMIT, round(self._lock_timeout))}s"],
-        )
+            " WHEN 'off' THEN 'local' ELSE current_setting('synchronous_commit') END, true)"
+        ) + "".join(f", set_config('{name}', '{value}', true)" for name, value in settings.items())
 
     # ------------------------------------------------------------------ the target
     def locate(self, connection: Connection, table: str) -> tuple[str, str]:
@@ -276,24 +324,20 @@ class PostgresBackend(PooledServer, Backend):
         return self.redact(str(error)).strip() if isinstance(error, psycopg.OperationalError) else None
 
     # ------------------------------------------------------------------ two-phase transactions
-    def _begun(self, context: TransactionContext, target: PostgresTarget, identity: Identity) -> CopyTransaction:
+    def _new(self, context: TransactionContext, target: PostgresTarget, identity: Identity) -> CopyTransaction:
         connection = self.take()
-        try:
-            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-            self._configure(connection)
-        except BaseException:
-            connection.close()
-            raise
+        self._begin(connection)
         return CopyTransaction(connection, self.give, context, target.label, identity)
 
     def begin(self, plan: Plan, context: TransactionContext) -> CopyTransaction:
         """Begin to copy into the target itself, with the types that this transaction sees: COPY BINARY would take the
         bytes of one type for those of another."""
         target = plan.target
-        transaction = self._begun(context, target, {self.KEY: context.transaction_id})
+        transaction = self._new(context, target, {self.KEY: context.transaction_id})
         with transaction.begun():
             with transaction.explained():
                 catalog.lock(transaction.connection, target)
+                transaction.number = transaction.connection.defer("SELECT txid_current()")
                 columns = catalog.current(transaction.connection, target).columns
             try:
                 encoder = self.encoder(context, columns, target)
@@ -332,7 +376,7 @@ class PostgresBackend(PooledServer, Backend):
         return [{self.KEY: gid} for (gid,) in rows if of_sink(gid, sink)]
 
     def evidence(self, transaction: CopyTransaction) -> dict[str, object]:
-        (xid,) = row(transaction.connection, "SELECT txid_current()")
+        ((xid,),) = transaction.number
         return {"xid": xid}
 
     def contradiction(self, connection: Connection, proof: Mapping[str, object]) -> str | None:
@@ -355,7 +399,7 @@ class PostgresBackend(PooledServer, Backend):
         target, name = plan.target, staging_table(context.transaction_id)
         table = sql.Identifier(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
-        transaction = self._begun(context, target, identity)
+        transaction = self._new(context, target, identity)
         with transaction.begun():
             with transaction.explained():
                 target = catalog.current(transaction.connection, target)
@@ -364,8 +408,9 @@ class PostgresBackend(PooledServer, Backend):
                 encoder = self.encoder(context, columns, target)
             except SchemaMismatch as mismatch:
                 raise catalog.changed(mismatch, plan.target.columns, target.columns) from None
-            transaction.execute(f"CREATE TABLE {table.as_string()} ({', '.join(declarations)})")
-            transaction.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id)))
+            create = f"CREATE TABLE {table.as_string()} ({', '.join(declarations)})"
+            comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id))
+            transaction.execute(f"{create}; {comment.as_string()}")
             transaction.start(table, encoder, alias=name)
         return transaction
 
@@ -402,6 +447,7 @@ class PostgresBackend(PooledServer, Backend):
             missing = self._missing_rights(connection, plan)
             if not missing:
                 catalog.lock(connection, known)
+                connection.flush()
         except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
             raise ConfigurationError(
                 f"table {known.label} is not there any more ({describe(error)}): rename or restore it"

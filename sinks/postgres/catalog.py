@@ -29,7 +29,7 @@ from sinks.arrow import convert
 from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, created_type, same, short
 from sinks.arrow.types import bytes_of, is_list, is_text
 from sinks.errors import ConfigurationError, SchemaMismatch
-from sinks.postgres.connection import Connection, row
+from sinks.postgres.connection import Connection, Rows, row
 from sinks.sql import target as targets
 from sinks.sql.questions import HOMES
 from sinks.sql.server import ambiguous
@@ -409,40 +409,46 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         raise ConfigurationError(f"{schema}.{name} is {_KINDS.get(kind, 'not a table')}; rows can only go to a table")
     if persistence == "t":
         raise ConfigurationError(f"{schema}.{name} is a temporary table; no other session can see it")
-    columns, declarations, always = _columns(connection, oid)
-    uniques, special = _indexes(connection, oid)
-    constraints = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
-    constraints += [row[0] for row in connection.execute(_CONSTRAINTS, {"oid": oid}).fetchall()]
-    checks = connection.execute(
+    constraints = connection.defer(_CONSTRAINTS, {"oid": oid})
+    unwritable = connection.defer(_UNWRITABLE, {"oid": oid})
+    checks = connection.defer(
         "SELECT conname::text, pg_get_expr(conbin, conrelid), ARRAY(SELECT attname::text FROM pg_attribute"
         " WHERE attrelid = conrelid AND attnum = ANY(conkey)) FROM pg_constraint"
         " WHERE conrelid = %s AND contype = 'c' AND convalidated AND NOT coalesce(0 >= ANY(conkey), false)"
         " ORDER BY conname",
         [oid],
-    ).fetchall()
-    references = connection.execute(
+    )
+    references = connection.defer(
         "SELECT format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint"
         " WHERE contype = 'f' AND confrelid = %s AND conparentid = 0 ORDER BY 1",
         [oid],
-    ).fetchall()
-    heirs = (
-        "SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid"
-        " WHERE inhparent = %s AND NOT relispartition ORDER BY 1"
     )
+    heirs = connection.defer(
+        "SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid"
+        " WHERE inhparent = %s AND NOT relispartition ORDER BY 1",
+        [oid],
+    )
+    columns, declarations, always = _columns(connection, sql.Identifier(schema, name))
+    uniques, special = _indexes(connection, oid)
+    special += [f"generated column {column.name}" for column in columns if column.generated]
     return PostgresTarget(
         schema,
         name,
         columns,
         uniques,
-        tuple(constraints),
-        tuple(row[0] for row in references),
+        (*special, *_firsts(constraints)),
+        _firsts(references),
         oid=oid,
         declarations=declarations,
         always_identity=always,
         checks=tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
-        unwritable=tuple(row[0] for row in connection.execute(_UNWRITABLE, {"oid": oid}).fetchall()),
-        heirs=tuple(row[0] for row in connection.execute(heirs, [oid]).fetchall()),
+        unwritable=_firsts(unwritable),
+        heirs=_firsts(heirs),
     )
+
+
+def _firsts(rows: Rows) -> tuple[str, ...]:
+    return tuple(row[0] for row in rows)
 
 
 _UNWRITABLE = """
@@ -473,7 +479,7 @@ SELECT 'trigger or index of a partition' FROM pg_partitioned_table WHERE partrel
 _COLUMNS = """
 WITH RECURSIVE inner_type AS (
 SELECT attnum, atttypid AS type, atttypmod AS modifier, 0 AS depth, 0::oid AS element, false AS required
-  FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+  FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
 UNION ALL
 SELECT attnum, CASE typtype WHEN 'd' THEN typbasetype ELSE typelem END,
        CASE WHEN typtype = 'd' AND modifier = -1 THEN typtypmod ELSE modifier END, depth + 1,
@@ -491,33 +497,36 @@ SELECT DISTINCT ON (attnum) attname::text, CASE WHEN element <> 0 THEN '_' ELSE 
   FROM inner_type JOIN pg_attribute a USING (attnum) JOIN pg_type t ON t.oid = atttypid JOIN pg_type b ON b.oid = type
   LEFT JOIN pg_type e ON e.oid = element
   LEFT JOIN (pg_collation c JOIN pg_namespace n ON n.oid = collnamespace) ON c.oid = attcollation
- WHERE attrelid = %s ORDER BY attnum, depth DESC
+ WHERE attrelid = to_regclass(%s) ORDER BY attnum, depth DESC
 """
 
 
-def _columns(connection: Connection, oid: int) -> tuple[tuple[PostgresColumn, ...], dict[str, str], frozenset[str]]:
-    rows = connection.execute(_COLUMNS, [oid, oid]).fetchall()
+def _columns(
+    connection: Connection, table: sql.Identifier
+) -> tuple[tuple[PostgresColumn, ...], dict[str, str], frozenset[str]]:
+    rows = connection.execute(_COLUMNS, [table.as_string()] * 2).fetchall()
     columns = tuple(PostgresColumn(*row[:10]) for row in rows)
     return columns, {row[0]: row[2] + row[10] for row in rows}, frozenset(row[0] for row in rows if row[11])
 
 
 def lock(connection: Connection, target: PostgresTarget) -> None:
-    """Nobody changes the table until the caller's transaction ends: the lock of an INSERT."""
-    connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier))
+    """With the next statement: nobody changes the table until the caller's transaction ends. The lock of an INSERT."""
+    connection.defer(f"LOCK TABLE ONLY {target.identifier.as_string()} IN ROW EXCLUSIVE MODE")
 
 
 def current(connection: Connection, target: PostgresTarget) -> PostgresTarget:
     """The target with the columns that it has now. Raises ConfigurationError if it is no table any more."""
-    found = connection.execute(
-        "SELECT c.oid, relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+    found = connection.defer(
+        "SELECT c.oid::bigint, relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
         " WHERE nspname = %s AND relname = %s",
         [target.schema, target.name],
-    ).fetchone()
-    if found is None or found[1] not in "rp":
-        what = "gone" if found is None else f"{_KINDS.get(found[1], 'no table')} now"
+    )
+    columns, declarations, always = _columns(connection, target.identifier)
+    oid, kind = found[0] if found else (0, "")
+    if kind not in tuple("rp"):
+        what = f"{_KINDS.get(kind, 'no table')} now" if found else "gone"
         raise ConfigurationError(f"table {target.label} changed while the query ran: it is {what}")
-    columns, declarations, always = _columns(connection, found[0])
-    return replace(target, oid=found[0], columns=columns, declarations=declarations, always_identity=always)
+    return replace(target, oid=oid, columns=columns, declarations=declarations, always_identity=always)
 
 
 def changed(mismatch: SchemaMismatch, then: Iterable[PostgresColumn], now: Iterable[PostgresColumn]) -> SchemaMismatch:

@@ -53,6 +53,7 @@ _NOT_PREPARED = (
     'A trigger or rule of the table does what cannot be prepared: use strategy="staged". Row-level security: let the '
     "role pass it (BYPASSRLS)"
 )
+Rows = list[tuple[Any, ...]]
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
@@ -78,6 +79,48 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             if f'"{_NOT_IN_CLEAR}" failed' not in str(error):
                 raise
             raise psycopg.OperationalError(f"{str(error).strip()}. {_IN_CLEAR}") from error
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deferred: list[tuple[str, Rows, Callable[[Rows], object] | None]] = []
+
+    def defer(self, statement: str, parameters: Any = None, judge: Callable[[Rows], object] | None = None) -> Rows:
+        """Run it in one message with the next statement, just before that, where cursors are psycopg.ClientCursor. Its
+        rows are in the list then. `judge` gets them, and may raise."""
+        rows: Rows = []
+        self._deferred.append((self._text(statement.encode(), parameters), rows, judge))
+        return rows
+
+    def _text(self, statement: Any, parameters: Any) -> str:
+        cursor: Any = self.cursor()
+        return str(cursor.mogrify(statement, parameters or None))
+
+    @property
+    def idle(self) -> bool:
+        """In no transaction, and with nothing to run."""
+        return not self._deferred and self.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+    def flush(self) -> None:
+        if self._deferred:
+            self.execute(b"")
+
+    def rollback(self) -> None:
+        self._deferred = []
+        super().rollback()
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.Cursor[tuple[Any, ...]]:
+        """The cursor is at the result of the query itself."""
+        deferred, self._deferred = self._deferred, []
+        if not deferred:
+            return super().execute(query, params, **options)
+        texts = [*(text for text, _, _ in deferred), self._text(query, params)]
+        cursor = super().execute("; ".join(texts).encode())
+        for _, rows, judge in deferred:
+            rows += cursor.fetchall() if cursor.description else ()
+            if judge:
+                judge(rows)
+            cursor.nextset()
+        return cursor
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         return super().wait(self._watched(gen), *args, **kwargs)

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from sinks.errors import BadValue
 from sinks.postgres.catalog import PostgresColumn
-from sinks.postgres.connection import Connection, explained
+from sinks.postgres.connection import Connection, Rows, explained
 from sinks.sql.backend import RowTransaction
 from sinks.sql.encoder import Encoder
 from sinks.transaction import Identity, TransactionContext
@@ -90,6 +90,7 @@ class CopyTransaction(RowTransaction):
         self._copying: AbstractContextManager[psycopg.Copy] | None = None
         self._sealed = False
         self._put = 0
+        self.number: Rows = []
         self._under_savepoints = False
 
     def explained(self) -> AbstractContextManager[None]:
@@ -173,6 +174,8 @@ class CopyTransaction(RowTransaction):
 
     def seal(self, statement: str | sql.Composed) -> None:
         """Run the statement that makes the transaction durable, then let go of the connection: it may be another's."""
+        with self.explained():
+            self.connection.flush()
         self.sealing = True
         self.execute(statement)
         self._sealed = True
@@ -190,6 +193,5 @@ class CopyTransaction(RowTransaction):
                 reason = RuntimeError("rolled back")
                 copying.__exit__(type(reason), reason, None)
         with contextlib.suppress(Exception):
-            if not self.connection.closed:
-                self.connection.execute("ROLLBACK")
+            self.connection.rollback()
         self.connection.close()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _KEPT_CHECKPOINTS = 100
 _ASKED_TOGETHER = 1000
+_ASK_ID = "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s"
 
 
 @dataclass(frozen=True)
@@ -66,24 +67,28 @@ class Ledger:
         return type(self)(self.server, self.schema, self.name, self._id(connection))
 
     def _id(self, connection: Any) -> str:
-        rows = self._query(connection, "SELECT {lineage} FROM {ledger} WHERE {transaction_id} = %s", [self.IDENTITY])
+        rows = self._query(connection, _ASK_ID, [self.IDENTITY])
         return str(rows[0][0]) if rows else ""
 
     def require_same(self, connection: Any) -> None:
         """Raise ConfigurationError if it was emptied, altered or made anew meanwhile, or if the connection leads to
         another database that has one; the driver's errors if it is gone."""
-        if (there := self._id(connection)) != self.id:
+        self.server.later(connection, self._sql(_ASK_ID), [self.IDENTITY], self._require_id)
+        self.require_intact(connection)
+
+    def _require_id(self, rows: Sequence[Row]) -> None:
+        there = str(rows[0][0]) if rows else ""
+        if there != self.id:
             raise ConfigurationError(
                 f"the ledger {self.label} is another one than when the query looked at it first (id "
                 f"{there or 'none'}, not {self.id}): it was emptied or made anew, or {self.server} is another database "
                 "now. See that it is the right one, then start the query again"
             )
-        self.require_intact(connection)
 
     def require_intact(self, connection: Any) -> None:
         """Raise ConfigurationError if it was altered, so that it proves nothing any more. Where reading a table keeps
         others from altering it until the transaction ends, the caller has read it."""
-        self.server.has_ledger(connection, self.schema, self.name)
+        self.server.require_ledger(connection, self.schema, self.name)
 
     @property
     def witness(self) -> Self:
@@ -148,12 +153,17 @@ class Ledger:
             states |= {text: bool(committed) for text, committed in self._query(connection, template, some)}
         return states
 
-    def newest(self, connection: Any, job: str, sink: str) -> dict[str, int]:
+    def newest(self, connection: Any, job: str, sink: str, *, is_witnessed: bool | None = None) -> dict[str, int]:
         """By lineage, the newest checkpoint of a job and sink (as tokens) that has a row of a commit. Raises
-        ConfigurationError if the witness has a newer one."""
-        has_witness = self.server.has_ledger(connection, self.schema, self.witness.name)
-        witnessed = self.witness._newest(connection, job, sink) if has_witness else {}
-        own = self._newest(connection, job, sink)
+        ConfigurationError if the witness has a newer one. `is_witnessed`: whether there is one, unless it is asked."""
+        template = (
+            "SELECT {lineage}, max({checkpoint}) FROM {ledger} WHERE {job} = %s AND {sink} = %s AND {committed} = %s"
+            " GROUP BY {lineage}"
+        )
+        asked, witnessed = [job, sink, True], dict[str, int]()
+        if is_witnessed or self.server.has_ledger(connection, self.schema, self.witness.name):
+            self.server.later(connection, self.witness._sql(template), asked, witnessed.update)
+        own = {lineage: int(newest) for lineage, newest in self._query(connection, template, asked)}
         if any(checkpoint > own.get(lineage, -1) for lineage, checkpoint in witnessed.items()):
             raise ConfigurationError(
                 f"{self._set_back()}. Look for the rows of the newest checkpoint in the table. If they are there, copy "
@@ -161,13 +171,6 @@ class Ledger:
                 "was changed"
             )
         return own
-
-    def _newest(self, connection: Any, job: str, sink: str) -> dict[str, int]:
-        template = (
-            "SELECT {lineage}, max({checkpoint}) FROM {ledger} WHERE {job} = %s AND {sink} = %s AND {committed} = %s"
-            " GROUP BY {lineage}"
-        )
-        return {lineage: int(newest) for lineage, newest in self._query(connection, template, [job, sink, True])}
 
     def insert(
         self,
@@ -185,12 +188,11 @@ class Ledger:
             (key, committed, name.job, name.lineage, name.sink, name.checkpoint, *stored.get(key, (None, None)))
             for key, name in sorted(transactions.items())  # sorted: two of us never wait in a circle
         ]
-        if self.server.insert_missing(connection, self.table, rows) < len(rows):
-            return False
         if not committed:
-            return True
+            return self.server.insert_missing(connection, self.table, rows) == len(rows)
         witnessed = [(*row[:-2], None, None) for row in rows]
-        return self.server.insert_missing(connection, self.witness.table, witnessed) == len(rows)
+        both = {self.table: rows, self.witness.table: witnessed}
+        return self.server.insert_both(connection, both) == 2 * len(rows)
 
     def decide(
         self,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -90,12 +91,24 @@ class Server(ABC):
     @abstractmethod
     def query(self, connection: Any, statement: str, parameters: Sequence[object] = ()) -> list[Row]: ...
 
+    def later(
+        self, connection: Any, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
+    ) -> object:
+        """Query, at the latest with the next statement. `judge` gets the rows, and may raise. Default: now."""
+        return judge(self.query(connection, statement, parameters))
+
     def triggers(self, connection: Any, schema: str, name: str) -> Mapping[str, str]:
         """What the database runs for the rows of a table and may alter them, with definitions. None, where it is not
         known how to ask."""
         ask = TRIGGERS.get(self.dialect, "")
         table = [self.quote(schema, name)] * 3 if self.dialect == "postgresql" else [schema, name]
         return dict(self.query(connection, ask, table)) if ask else {}
+
+    def judge_triggers(
+        self, connection: Any, schema: str, name: str, judge: Callable[[Mapping[str, str]], object]
+    ) -> None:
+        """As `later`, with what `triggers` tells."""
+        judge(self.triggers(connection, schema, name))
 
     # ------------------------------------------------------------------ tables
     @abstractmethod
@@ -130,6 +143,10 @@ class Server(ABC):
     def has_ledger(self, connection: Any, schema: str, name: str) -> bool:
         """Whether there is such a table. Raises ConfigurationError if it is something else than a ledger."""
 
+    def require_ledger(self, connection: Any, schema: str, name: str) -> object:
+        """Raise ConfigurationError if that is something else than a ledger, at the latest with the next statement."""
+        return self.has_ledger(connection, schema, name)
+
     def create_ledger(self, connection: Any, schema: str, name: str) -> None:
         columns, word = [], _WORDS.get(self.dialect, "varchar(199)")
         for field in LEDGER:
@@ -143,6 +160,10 @@ class Server(ABC):
     def insert_missing(self, connection: Any, ledger: str, rows: Sequence[LedgerRow]) -> int:
         """Insert those rows into the (quoted) ledger whose primary key no row has; returns how many. Waits for others
         that insert the same keys, within the limit for lock waits."""
+
+    def insert_both(self, connection: Any, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
+        """The same for two ledgers, each with its rows."""
+        return sum(self.insert_missing(connection, *insert) for insert in inserts.items())
 
 
 class PooledServer(Server):
@@ -164,7 +185,7 @@ class PooledServer(Server):
             )
         self._parameters = dict(parameters)
         self._lock_timeout = lock_timeout
-        self._idle: list[Any] = []
+        self._idle: list[tuple[Any, float]] = []
         self._in_task = False
 
     @abstractmethod
@@ -173,21 +194,22 @@ class PooledServer(Server):
         the server but no password, if it fails."""
 
     @abstractmethod
-    def answers(self, connection: Any) -> bool:
-        """Whether a connection that was idle still has its server. The driver's errors mean no."""
+    def answers(self, connection: Any, rested: float) -> bool:
+        """Whether a connection that was idle for some seconds still has its server. The driver's errors mean no."""
 
     def can_be_lent(self, connection: Any) -> bool:
         """Whether it is open, and not inside a transaction. Default: it is, since `transaction` has ended each."""
         return True
 
     def insert_missing(self, connection: Any, ledger: str, rows: Sequence[LedgerRow]) -> int:
-        inserted, columns = 0, ", ".join(LEDGER_COLUMNS)
-        for start in range(0, len(rows), _INSERTED_TOGETHER):
-            some = rows[start : start + _INSERTED_TOGETHER]
-            marks = ", ".join([f"({', '.join(['%s'] * len(LEDGER_COLUMNS))})"] * len(some))
-            statement = self.INSERT_MISSING.format(table=ledger, columns=columns, rows=marks)
-            inserted += self.execute(connection, statement, [value for row in some for value in row])
-        return inserted
+        starts = range(0, len(rows), _INSERTED_TOGETHER)
+        some = (self._insertion(ledger, rows[start : start + _INSERTED_TOGETHER]) for start in starts)
+        return sum(self.execute(connection, *insertion) for insertion in some)
+
+    def _insertion(self, ledger: str, rows: Sequence[LedgerRow]) -> tuple[str, list[object]]:
+        marks = ", ".join([f"({', '.join(['%s'] * len(LEDGER_COLUMNS))})"] * len(rows))
+        statement = self.INSERT_MISSING.format(table=ledger, columns=", ".join(LEDGER_COLUMNS), rows=marks)
+        return statement, [value for row in rows for value in row]
 
     @contextmanager
     def lend(self) -> Iterator[Any]:
@@ -207,31 +229,35 @@ class PooledServer(Server):
     def give(self, connection: Any) -> None:
         """Into the pool, unless that is full or the connection cannot be lent again."""
         if self.can_be_lent(connection) and len(self._idle) < IDLE_CONNECTIONS:
-            self._idle.append(connection)
+            self._idle.append((connection, time.monotonic()))
         else:
             disconnect(connection)
 
     def _reusable(self) -> Any | None:
         while (found := _popped(self._idle)) is not None:
-            with contextlib.suppress(Exception):
-                if self.answers(found):
-                    return found
-            disconnect(found)
+            connection, since = found
+            if self._is_there(connection, time.monotonic() - since):
+                return connection
         return None
+
+    def _is_there(self, connection: Any, rested: float) -> bool:
+        with contextlib.suppress(Exception):
+            if self.answers(connection, rested):
+                return True
+        disconnect(connection)
+        return False
 
     def close(self) -> None:
         while (found := _popped(self._idle)) is not None:
             if self.RESTS and self._in_task:
-                rest(self._place, found)
+                rest(self._place, found[0])
             else:
-                disconnect(found)
+                disconnect(found[0])
 
     def _rested(self) -> Any | None:
         while self.RESTS and (connection := rested(self._place)) is not None:
-            with contextlib.suppress(Exception):
-                if self.answers(connection):
-                    return connection
-            disconnect(connection)
+            if self._is_there(connection, 0):
+                return connection
         return None
 
     @property

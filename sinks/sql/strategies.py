@@ -54,9 +54,8 @@ class TwoPhase(Strategy):
     def finish(self, transaction: RowTransaction, plan: Plan) -> int:
         rows = super().finish(transaction, plan)
         with transaction.explained():
-            plan.target.require_meant(
-                self.backend.triggers(transaction.connection, plan.target.schema, plan.target.name)
-            )
+            target = plan.target
+            self.backend.judge_triggers(transaction.connection, target.schema, target.name, target.require_meant)
         return rows
 
     def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
@@ -393,7 +392,7 @@ class StagingTables(Strategy):
             if there and committable.proof["columns"] != columns_digest(there):
                 raise altered(committable.transaction["table"], there)
         target = self.backend.locked(connection, plan, staged)
-        plan.target.require_meant(self.backend.triggers(connection, target.schema, target.name))
+        self.backend.judge_triggers(connection, target.schema, target.name, plan.target.require_meant)
         quoted = [self.backend.quote(target.schema, name) for name in tables]
         return target, quoted, self.merge.written(list(staged.get(tables[0], ())), target.names)
 

@@ -137,7 +137,7 @@ class SqliteBackend(PooledServer, Backend):
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
-    def answers(self, connection: Connection) -> bool:
+    def answers(self, connection: Connection, rested: float) -> bool:
         """The file may be another one by now."""
         return False
 

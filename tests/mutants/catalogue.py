@@ -949,10 +949,24 @@ MUTANTS = (
         POSTGRES,
     ),
     Mutant(
+        "a transaction is made durable before what was asked is judged",
+        "sinks/postgres",
+        "        with self.explained():\n            self.connection.flush()\n        self.sealing",
+        "        self.sealing",
+        POSTGRES,
+    ),
+    Mutant(
+        "a connection that the server has closed is used",
+        "sinks/postgres",
+        "(rested < _SHORT and not came.poll(0))",
+        "rested < _SHORT",
+        ("tests/postgres/test_messages.py",),
+    ),
+    Mutant(
         "a tombstone does not stop a row",
         "sinks/sql",
-        "if self.server.insert_missing(connection, self.table, rows) < len(rows):",
-        "if self.server.insert_missing(connection, self.table, rows) < 0:",
+        "both) == 2 * len(rows)",
+        "both) >= 0",
         POSTGRES,
     ),
     Mutant(
@@ -993,8 +1007,8 @@ MUTANTS = (
     Mutant(
         "another database takes the place of the first",
         "sinks/sql",
-        "if (there := self._id(connection)) != self.id:",
-        "if (there := self._id(connection)) is None:",
+        "if there != self.id:",
+        "if there is None:",
         POSTGRES,
     ),
     Mutant(

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from sinks.errors import BadValue, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.catalog import PostgresColumn, target_type
+from sinks.postgres.connection import Connection
 from sinks.postgres.copy import CopyEncoder
 from sinks.sql.encoder import mismatches
 from sinks.testing.servers.postgres import PostgresService
@@ -36,7 +37,10 @@ WRAPS = -(2**63) + 946_684_800_000_000
 
 @pytest.fixture(scope="module")
 def connection(postgres: PostgresService) -> Iterator[psycopg.Connection]:
-    with postgres.database() as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+    with (
+        postgres.database() as dsn,
+        Connection.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection,
+    ):
         connection.prepare_threshold = None  # the tables behind the same statement change
         connection.execute("SET timezone = 'UTC'")
         connection.execute("CREATE TYPE _mood AS ENUM ('sad', 'happy')")
