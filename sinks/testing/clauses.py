@@ -89,6 +89,7 @@ class Clause(Enum):
     ABORT_COMMITTED = "abort", "raises CommittedError if it finds it committed, and changes nothing"
     ABORT_OR_COMMIT = "abort", "either it or a commit at the same time takes effect, never both"
     ABORT_DIES = "abort", "a driver that dies inside is asked again, and then it is aborted"
+    OWNS = "owns", "knows what it pre-committed as its own, and answers for any dict"
     IN_DOUBT = "in_doubt", "lists every unresolved transaction of this job and sink, of any lineage"
     IN_DOUBT_JOB = "in_doubt", "lists no other job's"
     IN_DOUBT_SINK = "in_doubt", "lists no other sink's"

@@ -113,6 +113,24 @@ class _Call:
         die()
 
 
+@dataclass
+class _Asks:
+    """A driver that asks what became of transactions, and of checkpoints."""
+
+    sink: Sink
+    job: str
+    committables: Sequence[Committable]
+    told: Path
+
+    def __call__(self) -> None:
+        self.sink.open()
+        memory, answers = self.sink.committed_checkpoints(self.job), list[Any]()
+        for one in self.committables:
+            (answer,) = self.sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), [one])
+            answers.append(repr(answer) if isinstance(answer, Exception) else answer.state.value)
+        self.told.write_text(json.dumps([*answers, memory]))
+
+
 class SinkConformance(SinkContract):
     """All of `SinkContract`, and the protocol around it: drivers killed at every step, replays, zombies."""
 
@@ -173,6 +191,15 @@ class SinkConformance(SinkContract):
         self.abort(sink, committables[0], Clause.DURABLE)
         self.commit(sink, committables[1], clause=Clause.DURABLE, when="of a dead task's")
         self.expect_rows(sink, Clause.DURABLE, "with one of two dead tasks' committed", rows(10, 5))
+        told = tmp_path / "told"
+        code, said = in_process(_Asks(sink, self.job, committables, told), tmp_path, type(sink))
+        self.unpickled(code, said)
+        assert code == 0, Clause.DURABLE.broken(f"a driver that asks what became of both ended with {code}: {said}")
+        lost, done, memory = json.loads(told.read_text())
+        assert lost == CommitState.LOST.value, Clause.LOST.broken(f"{lost} in another process than aborted it")
+        assert done == CommitState.COMMITTED.value, Clause.IDEMPOTENT.broken(f"{done} in another process")
+        here = self.memory(sink)
+        assert memory == here, Clause.MEMORY.broken(f"it tells {here}, and {memory} in another process")
 
     def test_a_task_killed_at_any_line_of_pre_commit(self, sink: Sink, tmp_path: Path) -> None:
         """A sweep aborts what it left in doubt, and the next attempt writes the same rows."""
@@ -196,7 +223,7 @@ class SinkConformance(SinkContract):
     @together
     def test_a_driver_killed_at_any_line_of_commit(self, sink: Sink, tmp_path: Path, count: int) -> None:
         done: list[pa.Table] = []
-        for number in self._stops(sink, count, done):
+        for number in self._stops(sink, count, done, self.stops):
             tables = self.tables(sink, count, number)
             when = f"when a driver was killed at line {number} of the commit"
             made = self.participants(sink, tables)

@@ -13,9 +13,9 @@ import pytest
 
 from sinks.base import Sink
 from sinks.testing.clauses import Clause
-from sinks.testing.kit import SinkTests, copy_of, forget, rows
+from sinks.testing.kit import LINEAGE, SinkTests, closed_later, copy_of, forget, rows
 from sinks.testing.lines import at, lines, watched
-from sinks.transaction import CommitOutcome, CommitState, Committable
+from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
 
 COMMITTED, HELD = CommitOutcome.COMMITTED, CommitOutcome.HELD
 _BLOCKED = 0.1  # seconds until one that waits for the other is let wait
@@ -66,12 +66,12 @@ class Faults(SinkTests):
     def participants(self, sink: Sink, tables: Sequence[pa.Table], **parts: Any) -> list[Committable]:
         return [self.pre_committed(sink, table, subtask=p, **parts) for p, table in enumerate(tables)]
 
-    def _stops(self, sink: Sink, count: int, done: list[pa.Table]) -> list[int]:
+    def _stops(self, sink: Sink, count: int, done: list[pa.Table], most: int = 0) -> list[int]:
         """At which lines of a commit it can be stopped. `done` gets what is visible then."""
         done += self.tables(sink, count, 8_000)
         made, driver = self.participants(sink, done), copy_of(sink)
         driver.open()
-        found = lines(driver, lambda: self.ask(driver, *made), self.stops)
+        found = lines(driver, lambda: self.ask(driver, *made), most or 2 * self.stops)
         self.close(driver)
         return found
 
@@ -120,10 +120,17 @@ class Faults(SinkTests):
         assert states <= {"LOST", "UNKNOWN"}, Clause.ROLLBACK_AFTER.broken(f"commit after it answers {states}")
         self.expect_rows(sink, Clause.ROLLBACK_AFTER, "after pre_commit, then rollback")
 
-    def test_a_task_fails_inside_pre_commit_and_rolls_back(self, sink: Sink) -> None:
+    @pytest.mark.parametrize("inside", ["write", "pre_commit"])
+    def test_a_task_fails_and_rolls_back(self, sink: Sink, inside: str) -> None:
+        def fails(transaction: Any) -> None:
+            if inside == "write":
+                sink.write(transaction, rows(10, 2).to_batches()[0])
+            else:
+                sink.snapshot_state(transaction)
+
         first = self.begun(sink)
         self.write(sink, first, rows(0, 2))
-        numbers = lines(sink, lambda: sink.snapshot_state(first), self.stops)
+        numbers = lines(sink, lambda: fails(first), 2 * self.stops)
         self.rollback(sink, first, Clause.ROLLBACK_AFTER)
         before = self.leftovers(sink)
         for number in numbers:
@@ -131,15 +138,63 @@ class Faults(SinkTests):
             self.write(sink, transaction, rows(0, 2))
             try:
                 with watched(sink, at(number, self._fail)):
-                    sink.snapshot_state(transaction)
+                    fails(transaction)
             except Exception as error:
                 forget(error)
             self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
             self.close(sink)
-            when = f"after pre_commit that failed at its line {number}, then rollback"
+            when = f"after {inside} that failed at its line {number}, then rollback"
             self.sweep(sink, Clause.ROLLBACK_AFTER, when)
             self.expect_no_leftovers(sink, when, before)
-        self.expect_rows(sink, Clause.ROLLBACK_AFTER, "after pre_commits that failed, then rollback")
+        self.expect_rows(sink, Clause.ROLLBACK_AFTER, f"after {inside} that failed, then rollback")
+
+    @pytest.mark.parametrize("method", ["in_doubt", "committed_checkpoints", "abort", "purge"])
+    def test_silence_is_no_answer(self, sink: Sink, method: str) -> None:
+        """The system fails at any line: the method raises, or it has done what it was asked."""
+        clause = Clause.MEMORY if method == "committed_checkpoints" else Clause[method.upper()]
+        self.commit(sink, self.pre_committed(sink, rows(0, 1), checkpoint=1))
+        self.abort(sink, self.pre_committed(sink, rows(1, 1), checkpoint=1))
+        memory = self.memory(sink)
+
+        def call(driver: Sink, victim: Committable) -> Any:
+            if method == "in_doubt":
+                return [dict(identity) for identity in driver.in_doubt(self.job)]
+            if method == "committed_checkpoints":
+                return driver.committed_checkpoints(self.job)
+            if method == "abort":
+                return driver.abort(victim.transaction)
+            return driver.purge(Checkpoint(self.job, LINEAGE, 1, oldest_retained=1))
+
+        def made() -> tuple[Sink, Committable]:
+            driver = copy_of(sink)
+            self.open(driver)
+            return driver, self.pre_committed(sink, rows(10, 1), checkpoint=2)
+
+        trial = made()
+        for number in lines(trial[0], lambda: call(*trial), 2 * self.stops):
+            self.sweep(sink, clause, "before the next try")
+            driver, victim = made()
+            error, answer = None, None
+            try:
+                with watched(driver, at(number, self._fail)):
+                    answer = call(driver, victim)
+            except Exception as raised:
+                forget(error := raised)
+            self.close(driver)
+            when = f"the system did not answer at line {number} of {method}, which "
+            when += "raised" if error else f"answered {answer}"
+            if error is None and method == "in_doubt":
+                assert answer == [dict(victim.transaction)], clause.broken(when)
+            if error is None and method == "committed_checkpoints":
+                assert answer == memory, clause.broken(when)
+            if method != "abort":
+                self.expect_doubts(sink, clause, when, victim)
+            elif error is None:
+                (outcome,) = self.outcomes(sink, victim, clause=clause)
+                assert outcome.state is CommitState.LOST, clause.broken(f"{when}; then commit answers {outcome}")
+            told = self.memory(sink)
+            assert told == memory, clause.broken(f"{when}; committed_checkpoints was {memory}, and is {told}")
+            self.expect_rows(sink, clause, when, rows(0, 1))
 
     @together
     def test_commits_side_by_side(self, sink: Sink, count: int) -> None:
@@ -221,10 +276,11 @@ class Faults(SinkTests):
         self.expect_rows(sink, Clause.THREADS, "after a sweep in another thread", rows(10, 2))
 
     def test_nothing_grows_with_each_transaction(self, sink: Sink) -> None:
+        """In a driver that stays open."""
+        driver = closed_later(copy_of(sink))
+
         def once(number: int) -> None:
-            done = self.pre_committed(sink, rows(2 * number, 1))
-            self.commit(sink, done)
-            self.close(sink)
+            self.commit(driver, self.pre_committed(sink, rows(2 * number, 1)))
 
         def held() -> dict[str, int]:
             gc.collect()

@@ -46,6 +46,10 @@ _checked: dict[int, tuple[Sink, pa.Schema]] = {}
 """By the id of a sink of this test: itself, and the columns that it was last checked for."""
 
 
+_opened: dict[int, Sink] = {}
+"""Those of this test that are open, by their ids: a driver stays so for all of its life."""
+_checkpoints: dict[str, Checkpoint] = {}
+"""Of transactions of this test, by the texts of their identities."""
 _made: dict[int, tuple[Sink, Callable[[], Sink]]] = {}
 """By the id of a sink of this test: itself, and its constructor with the same arguments."""
 
@@ -161,8 +165,8 @@ class SinkTests:
         while _open:
             with suppress(Exception):
                 _open.pop().close()
-        _checked.clear()
-        _made.clear()
+        for known in (_checked, _made, _opened, _checkpoints):
+            known.clear()
 
     # ------------------------------------------------------------------ the steps of a task
     def context(
@@ -227,10 +231,13 @@ class SinkTests:
         **parts: Any,
     ) -> Committable:
         """What a task does, up to its ack."""
-        transaction = self.begun(sink, context or self.context(sink, table.schema, **parts))
+        context = context or self.context(sink, table.schema, **parts)
+        transaction = self.begun(sink, context)
         self.write(sink, transaction, table, Clause.WRITE if clause is Clause.PRE_COMMIT else clause)
         committable = self.sealed(sink, transaction, table.num_rows, parts.get("subtask", 0), clause)
         self.close(sink)
+        checkpoint = Checkpoint(context.job, context.lineage, context.checkpoint_id)
+        _checkpoints[_text(committable.transaction)] = checkpoint
         return committable
 
     def rollback(self, sink: Sink, transaction: Any, clause: Clause = Clause.ROLLBACK) -> None:
@@ -238,10 +245,14 @@ class SinkTests:
             sink.rollback(transaction)
 
     def open(self, sink: Sink) -> None:
-        with Clause.OPEN.kept("open"):
-            sink.open()
+        """Unless it is."""
+        if id(sink) not in _opened:
+            with Clause.OPEN.kept("open"):
+                sink.open()
+            _opened[id(sink)] = sink
 
     def close(self, sink: Sink) -> None:
+        _opened.pop(id(sink), None)
         with Clause.CLOSE.kept("close"):
             sink.close()
 
@@ -277,10 +288,18 @@ class SinkTests:
 
     def ask(self, sink: Sink, *committables: Committable) -> list[Any]:
         """The same, of an open sink; and what is raised, for each."""
-        try:
-            return list(sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), committables))
-        except Exception as error:
-            return [error] * len(committables)
+
+        def of(committable: Committable) -> Checkpoint:
+            return _checkpoints.get(_text(committable.transaction), Checkpoint(self.job, LINEAGE, 0))
+
+        answers: list[Any] = []
+        for checkpoint, group in itertools.groupby(committables, of):
+            asked = list(group)
+            try:
+                answers += sink.notify_checkpoint_complete(checkpoint, asked)
+            except Exception as error:
+                answers += [error] * len(asked)
+        return answers
 
     def outcomes(self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT) -> list[CommitOutcome]:
         """Asked again while one of them is an exception."""
@@ -370,7 +389,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _text(identity: Mapping[str, Any]) -> str:
-    return json.dumps(dict(identity), sort_keys=True, default=repr)
+    return json.dumps({str(name): value for name, value in identity.items()}, sort_keys=True, default=repr)
 
 
 def _unlike(one: str, other: str) -> str:

@@ -14,13 +14,13 @@ from typing import Any
 from sinks.base import TwoPhaseCommitSink
 from sinks.optional import OPTIONAL
 
-AtLine = Callable[[int], None]
+AtLine = Callable[[int, FrameType], None]
 
 
 @contextmanager
 def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
-    """Calls `at_line(n)` before the n-th line (from 0) that this thread executes in the modules of the sink's classes,
-    and in those beside them if they are in a package."""
+    """Calls `at_line(n, frame)` before the n-th line (from 0) that this thread executes in the modules of the sink's
+    classes, and in those beside them if they are in a package."""
     own = _own_code(sink)
     numbers = itertools.count()
 
@@ -28,7 +28,7 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
         if not own(frame.f_code.co_filename):
             return None
         if event == "line":
-            at_line(next(numbers))
+            at_line(next(numbers), frame)
         return trace
 
     before = sys.gettrace()
@@ -40,18 +40,28 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
 
 
 def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int) -> list[int]:
-    """Numbers of lines at which `call` can be stopped: all of them, or `most` that are spread evenly."""
-    seen: list[int] = []
-    with watched(sink, seen.append):
+    """Numbers of lines at which `call` can be stopped: the first time that it comes to each and the last, or the first
+    alone, or `most` of these that are spread evenly."""
+    first: dict[tuple[str, int], int] = {}
+    last: dict[tuple[str, int], int] = {}
+
+    def seen(number: int, frame: FrameType) -> None:
+        place = frame.f_code.co_filename, frame.f_lineno
+        first.setdefault(place, number)
+        last[place] = number
+
+    with watched(sink, seen):
         call()
-    step = max(1.0, len(seen) / most)
-    return [int(n * step) for n in range(min(most, len(seen)))]
+    numbers = sorted({*first.values(), *last.values()})
+    numbers = numbers if len(numbers) <= most else sorted(first.values())
+    step = max(1.0, len(numbers) / most)
+    return [numbers[int(n * step)] for n in range(min(most, len(numbers)))]
 
 
 def at(number: int, hook: Callable[[], object]) -> AtLine:
     """Calls `hook` at the line of this number."""
 
-    def at_line(n: int) -> None:
+    def at_line(n: int, frame: FrameType) -> None:
         if n == number:
             hook()
 

@@ -50,7 +50,7 @@ class Options(SinkTests):
         numbers = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
         seen: list[int] = []
 
-        def look(number: int) -> None:
+        def look(number: int, frame: object) -> None:
             if number in numbers:
                 seen.append(self.seen(sink).total() - len(trial))
 
@@ -86,6 +86,7 @@ class Options(SinkTests):
                 validating.validate_all(Checkpoint(self.job, LINEAGE, 0), committables)
         self.expect_rows(sink, Clause.VALIDATE, "after validate_all")
         self.expect_doubts(sink, Clause.VALIDATE, "after validate_all", *committables)
+        self.commit(copy_of(sink), *committables, clause=Clause.VALIDATE, when="by another driver, after validate_all")
 
     # ------------------------------------------------------------------ DeadLettering
     def test_bad_rows_are_named_and_the_others_written(self, sink: Sink) -> None:
@@ -102,10 +103,13 @@ class Options(SinkTests):
             assert found == places, Clause.WRITE_GOOD_ROWS.broken(f"of 9 rows those at {places} are bad, not {found}")
             self.rollback(sink, transaction)
         transaction = self.begun(sink)
-        table = [*good, good[0] | self.bad]
-        choosy.write_good_rows(transaction, pa.RecordBatch.from_pylist(table, schema=SCHEMA), 10)
+        for part in (good[:4], good[4:]):
+            batch = pa.RecordBatch.from_pylist([*part, good[0] | self.bad], schema=SCHEMA)
+            found = [one.row for one in choosy.write_good_rows(transaction, batch, 10)]
+            told = f"in one of two batches, row {len(part)} is bad, not {found}"
+            assert found == [len(part)], Clause.WRITE_GOOD_ROWS.broken(told)
         self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_GOOD_ROWS))
-        self.expect_rows(sink, Clause.WRITE_GOOD_ROWS, "after 9 good rows and a bad one", rows(0, 9))
+        self.expect_rows(sink, Clause.WRITE_GOOD_ROWS, "after 9 good rows and two bad ones", rows(0, 9))
 
     def test_letters_are_told_of_that_are_visible(self, sink: Sink) -> None:
         letters: DeadLettering[Any] = as_(DeadLettering, closed_later(self.accepting(sink, LETTERS)))
@@ -143,7 +147,7 @@ class Options(SinkTests):
         if one is None:
             pytest.skip("this kit has no sink that evolves: it does not override `evolving`")
         evolving: SchemaEvolving[Any] = as_(SchemaEvolving, closed_later(one))
-        wider = rows(10, 2).append_column("more", pa.array([1, None], pa.int64()))
+        wider = rows(10, 2).add_column(0, "more", pa.array([1, None], pa.int64()))
         older = [rows(0, 2), rows(20, 2)]
         self.commit(evolving, self.pre_committed(evolving, older[0]), clause=Clause.EVOLVE)
         for when in ("before", "again before"):
@@ -158,9 +162,12 @@ class Options(SinkTests):
         diff = evolving.schema_diff(wider.schema)
         assert diff is None or not diff.changes, Clause.SCHEMA_DIFF.broken(f"after evolve, it tells {diff}")
         self.commit(evolving, self.pre_committed(evolving, wider, subtask=1), clause=Clause.EVOLVE)
+        with Clause.EVOLVE.kept("check, then evolve, for rows without the new column,"):
+            evolving.check(SCHEMA)
+            evolving.evolve(SCHEMA)
         late = self.pre_committed(evolving, older[1], clause=Clause.EVOLVE, subtask=2)
         self.commit(evolving, late, clause=Clause.EVOLVE, when="of rows without the new column, after evolve")
-        nulls = [table.append_column("more", pa.nulls(2, pa.int64())) for table in older]
+        nulls = [table.add_column(0, "more", pa.nulls(2, pa.int64())) for table in older]
         self.expect_rows(evolving, Clause.EVOLVE, "after evolve", wider, *nulls)
 
     # ------------------------------------------------------------------ Auditable
@@ -174,13 +181,16 @@ class Options(SinkTests):
             ]
             self.commit(sink, *made, clause=Clause.AUDIT)
             parts.append(Part(LINEAGE, number, made[number:]))
-        with Clause.AUDIT.kept("audit"):
-            held = list(auditable.audit(self.job, parts).holdings)
-        assert len(held) == 2, Clause.AUDIT.broken(f"{len(held)} answers for 2 checkpoints")
-        for one, expected in zip(held, (7, 4), strict=True):
-            counts = {one.rows, one.fingerprint.rows if one.fingerprint else None}
-            assert counts <= {None, expected}, Clause.AUDIT.broken(f"{one} of {expected} rows that are visible")
-            assert not one.differences, Clause.AUDIT.broken(f"{one} of {expected} rows that are visible")
+        self.commit(sink, self.pre_committed(sink, rows(900, 1), job=f"{self.job}-2"), clause=Clause.AUDIT)
+        for quick in (False, True):
+            with Clause.AUDIT.kept(f"audit with quick={quick}"):
+                held = list(auditable.audit(self.job, parts, quick=quick).holdings)
+            assert len(held) == 2, Clause.AUDIT.broken(f"{len(held)} answers for 2 checkpoints")
+            for one, expected in zip(held, (7, 4), strict=True):
+                counts = {one.rows, one.fingerprint.rows if one.fingerprint else None}
+                told = f"{one} of {expected} rows that are visible, with quick={quick}"
+                assert counts <= {None, expected}, Clause.AUDIT.broken(told)
+                assert not one.differences, Clause.AUDIT.broken(told)
 
     # ------------------------------------------------------------------ Diagnosable
     def test_what_operators_are_told_is_told_as_documented(self, sink: Sink) -> None:
@@ -188,7 +198,7 @@ class Options(SinkTests):
         committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
         listed = self.doubts(sink)
         with Clause.INSPECT.kept("inspect of what `in_doubt` lists"):
-            told = list(diagnosable.inspect(listed))
+            told = [*diagnosable.inspect([]), *diagnosable.inspect(listed)]
         assert [dict(one.transaction) for one in told if isinstance(one, InDoubt)] == listed, Clause.INSPECT.broken(
             f"{told} for {listed}"
         )

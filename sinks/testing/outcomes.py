@@ -12,6 +12,7 @@ import pytest
 
 from sinks.base import Sink
 from sinks.errors import CommittedError
+from sinks.optional import WholeCommitting
 from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SCHEMA, SinkTests, closed_later, copy_of, rows
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable, Fingerprint
@@ -36,12 +37,15 @@ NAMES += [("job+sink", "JOB+sink"), ("job+sink", "job+Sink"), ("job+sink", "job+
 class Outcomes(SinkTests):
     # ------------------------------------------------------------------ abort
     def test_abort_leaves_nothing_and_may_be_repeated(self, sink: Sink) -> None:
-        self.begun_and_rolled_back(sink)
-        before = self.leftovers(sink)
+        other = self.pre_committed(sink, rows(50, 1), subtask=1)
+        driver, before = closed_later(copy_of(sink)), self.leftovers(sink)
+        self.expect_doubts(driver, Clause.IN_DOUBT, "with one pre-committed", other)
         committable = self.pre_committed(sink, rows(0, 5), slot=0)
-        self.abort(sink, committable)
+        self.abort(driver, committable)
         self.expect_rows(sink, Clause.ABORT, "after abort")
-        self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after abort")
+        for asked in (sink, driver):
+            self.expect_doubts(asked, Clause.IN_DOUBT_RESOLVED, "after abort", other)
+        self.abort(driver, other)
         self.expect_no_leftovers(sink, "after abort", before, Clause.ABORT_LEFTOVERS)
         for one in (sink, copy_of(sink)):
             self.abort(one, committable, Clause.ABORT_AGAIN, "again")
@@ -105,7 +109,7 @@ class Outcomes(SinkTests):
             self.expect_doubts(sink, Clause.IN_DOUBT, when, winner, late)
             self.abort(sink, late)
         if loser != "is killed" or Ability.TELL_OPEN not in self.cannot:
-            self.expect_doubts(sink, Clause.NAMES, when, winner)
+            self.expect_doubts(sink, Clause.IN_DOUBT, when, winner)
         self.commit(sink, winner, clause=Clause.NAMES, when=when)
         self.expect_rows(sink, Clause.NAMES, when, rows(0, 5), rows(10, 5))
         if loser == "is killed":
@@ -126,6 +130,13 @@ class Outcomes(SinkTests):
             assert dict(committable.transaction) != dict(made[0].transaction), Clause.NAMES.broken(
                 f"two that differ in {next(iter(parts))} are both {dict(made[0].transaction)}"
             )
+        for committable in made:
+            with Clause.OWNS.kept(f"owns of {committable.transaction}"):
+                owns = sink.owns(self.job, committable.transaction)
+            assert owns, Clause.OWNS.broken(f"{owns!r} for {committable.transaction}, which it pre-committed")
+        for identity in ({}, {"another": 1}, dict.fromkeys(made[0].transaction, 1)):
+            with Clause.OWNS.kept(f"owns of {identity}"):
+                sink.owns(self.job, identity)
         self.expect_doubts(sink, Clause.IN_DOUBT, f"with transactions that differ in {EACH_PART[1:]}", *made)
         for committable, parts in zip(made, EACH_PART, strict=True):
             self.commit(sink, committable, clause=Clause.NAMES, when=f"of the one with {parts}")
@@ -365,6 +376,19 @@ class Outcomes(SinkTests):
         else:
             self.expect_rows(sink, Clause.COMMIT_ALL, f"with {states}", *kept)
         self.answer_the_same(sink, made, lost)
+
+    def test_what_is_unknown_keeps_no_sibling_from_its_outcome(self, sink: Sink) -> None:
+        """Of a checkpoint that shows as a whole, nothing is visible then."""
+        never = self.never_seen(sink, self.context(sink, subtask=9))
+        made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
+        *answers, _ = self.outcomes(sink, *made, never, clause=Clause.COMMIT_ALL)
+        clause = Clause.AT_ONCE if isinstance(sink, WholeCommitting) or self.whole else Clause.COMMIT_ALL
+        expected = {CommitState.HELD} if clause is Clause.AT_ONCE else {CommitState.HELD, CommitState.COMMITTED}
+        states = {answer.state for answer in answers}
+        assert len(states) == 1, clause.broken(f"beside one that never was, it answers {answers}")
+        assert states <= expected, clause.broken(f"beside one that never was, it answers {answers}")
+        shown = [rows(10 * p, 2) for p in range(2)] if states == {CommitState.COMMITTED} else []
+        self.expect_rows(sink, clause, "beside one that never was", *shown)
 
     def answer_the_same(self, sink: Sink, made: list[Committable], lost: int) -> None:
         (outcome,) = self.outcomes(sink, made[lost], clause=Clause.LOST)

@@ -64,6 +64,7 @@ class TwoPhases(SinkTests):
 
     # ------------------------------------------------------------------ the two phases
     def test_written_rows_are_invisible_and_not_in_doubt(self, sink: Sink) -> None:
+        self.expect_doubts(copy_of(sink), Clause.IN_DOUBT, "on an empty target, before `check`")
         transaction = self.begun(sink)
         self.write(sink, transaction, rows(0, 5))
         self.expect_rows(copy_of(sink), Clause.WRITE_INVISIBLE, "before pre_commit")
@@ -82,6 +83,15 @@ class TwoPhases(SinkTests):
     def test_a_sink_that_opens_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
         """As each task does, and a driver that starts."""
         self._undisturbed(sink, Clause.OPEN_KEEPS, "opened", lambda: self.open(copy_of(sink)))
+
+    def test_a_sink_that_checks_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
+        def check() -> None:
+            driver = copy_of(sink)
+            self.open(driver)
+            with Clause.CHECK.kept("check"):
+                driver.check(SCHEMA)
+
+        self._undisturbed(sink, Clause.CHECK, "checked", check)
 
     def test_a_sink_that_closes_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
         def close() -> None:
@@ -165,17 +175,26 @@ class TwoPhases(SinkTests):
 
     # ------------------------------------------------------------------ rollback
     def test_rollback_leaves_nothing(self, sink: Sink) -> None:
-        kept = self.pre_committed(sink, rows(100, 2), subtask=1)
+        """In the same object, and of others whose names begin with the same."""
+        kept, task, is_open = self.pre_committed(sink, rows(100, 2), slot=0, task_attempt=10), copy_of(sink), None
+        if not {Ability.SIDE_BY_SIDE, Ability.TELL_OPEN} & {*self.cannot}:
+            is_open = self.begun(task, subtask=1)
+            self.write(task, is_open, rows(10, 2))
         before = self.leftovers(sink)
         for count in (0, 5):
-            transaction = self.begun(sink)
+            transaction = self.begun(sink, slot=1, task_attempt=1, round=count)
             self.write(sink, transaction, rows(0, count))
             self.rollback(sink, transaction)
             self.close(sink)
             self.expect_no_leftovers(sink, f"after rollback of {count} rows", before)
         self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
         self.expect_doubts(sink, Clause.ROLLBACK, "after rollback beside one that is pre-committed", kept)
-        self.commit(sink, kept, clause=Clause.ROLLBACK, when="beside a rollback")
+        made = [kept, self.pre_committed(sink, rows(20, 2), clause=Clause.ROLLBACK, subtask=2)]
+        if is_open is not None:
+            made.append(self.sealed(task, is_open, 2, 1, Clause.ROLLBACK))
+        self.commit(sink, *made, clause=Clause.ROLLBACK, when="beside a rollback")
+        tables = [rows(100, 2), rows(20, 2), rows(10, 2)][: len(made)]
+        self.expect_rows(sink, Clause.ROLLBACK, "after a rollback and the commit of others", *tables)
 
     def test_begin_transaction_fails_and_leaves_nothing(self, sink: Sink) -> None:
         """Of columns that the target cannot take."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -59,6 +62,20 @@ ODD: Sequence[str | float] = [
 ]
 
 
+@contextmanager
+def in_another_zone() -> Iterator[None]:
+    """Of this process: 14 hours from UTC."""
+    before = os.environ.get("TZ")
+    try:
+        os.environ["TZ"] = "Pacific/Kiritimati"
+        time.tzset()
+        yield
+    finally:
+        os.environ.pop("TZ")
+        os.environ |= {"TZ": before} if before is not None else {}
+        time.tzset()
+
+
 class Values(SinkTests):
     def _expect_round_trip(
         self, sink: Sink, what: str, table: pa.Table, batches: int = 1_000, already: Sequence[pa.Table] = ()
@@ -96,10 +113,14 @@ class Values(SinkTests):
         self.needs(Ability.NULLS)
         table = pa.table([[1, 2, 3, 4], [None, "", None, "null"], [None, 0.0, 1.5, None]], schema=SCHEMA)
         self._expect_round_trip(sink, "nulls beside empty texts and zeros", table)
+        alone = pa.table([[5, 6, 7], [None, None, "x"], [None, 0.5, None]], schema=SCHEMA)
+        self._expect_round_trip(sink, "record batches whose first row has nulls", alone, 1, already=[table])
 
     @at_least_once
     def test_many_rows_in_several_batches_arrive(self, sink: Sink) -> None:
-        self._expect_round_trip(sink, "10,001 rows in record batches of 10,000", rows(0, 10_001), 10_000)
+        table = rows(0, 10_001)
+        table = table.set_column(1, "name", pc.utf8_rpad(table["name"], 200, "."))
+        self._expect_round_trip(sink, "10,001 rows, 2 MB, in record batches of 10,000", table, 10_000)
 
     @at_least_once
     @pytest.mark.parametrize("value", ODD, ids=repr)
@@ -162,7 +183,12 @@ class Values(SinkTests):
 
     @at_least_once
     def test_equal_rows_arrive_as_often_as_they_come(self, sink: Sink) -> None:
-        self._expect_round_trip(sink, "three equal rows", pa.concat_tables([rows(1, 1)] * 3).combine_chunks())
+        """In a batch, in two participants, and in the next checkpoint."""
+        table = pa.concat_tables([rows(1, 1)] * 3).combine_chunks()
+        self._expect_round_trip(sink, "three equal rows", table)
+        if self._two_phase:
+            self.commit(sink, *(self.pre_committed(sink, table, subtask=p, checkpoint=1) for p in range(2)))
+            self.expect_rows(sink, Clause.WRITE, "the same rows in two participants of the next one", *[table] * 3)
 
     @at_least_once
     def test_values_of_every_type_that_it_takes_arrive(self, sink: Sink) -> None:
@@ -175,7 +201,8 @@ class Values(SinkTests):
         accepting = self.accepting(sink, schema)
         for part, already in ((table, []), (table.slice(1), [table])):
             what = f"values of {', '.join(map(str, self.types))}, {part.num_rows} of 3 rows"
-            self._expect_round_trip(accepting, what, part, already=already)
+            with in_another_zone():
+                self._expect_round_trip(accepting, what, part, already=already)
 
     def test_an_upsert_replaces_rows(self, sink: Sink) -> None:
         upserting = self.upserting(sink)

@@ -351,8 +351,12 @@ class CountsBadRowsFromOne(Shelf):
 
 @breaks(Clause.WRITE_GOOD_ROWS, BAD)
 class LosesABatchWithABadRow(Shelf):
-    def put(self, transaction: Handle, rows: Rows) -> None:
-        super().put(transaction, rows if len(rows) % 10 != 9 else [])
+    def write_good_rows(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
+        at = transaction.file.tell()
+        if refused := super().write_good_rows(transaction, batch, most):
+            os.truncate(self.path(transaction.name, "open"), at)
+            os.lseek(transaction.file.descriptor, at, os.SEEK_SET)
+        return refused
 
 
 @breaks(Clause.WRITE, NULLS)
@@ -596,7 +600,7 @@ class LocksWhileItPreCommits(Shelf):
 
 
 # ---------------------------------------------------------------------- rollback
-ROLLED_BACK, FAILED = "rollback_leaves_nothing", "a_task_fails_inside_pre_commit_and_rolls_back"
+ROLLED_BACK, FAILED = "rollback_leaves_nothing", "a_task_fails_and_rolls_back"
 ANSWER_LOST = "rollback_after_a_pre_commit_whose_answer_was_lost"
 
 
@@ -645,7 +649,7 @@ class ExpectsItsFileToBeThere(Shelf):
         self.path(transaction.name, "open").unlink()
 
 
-@breaks(Clause.ROLLBACK_AFTER, FAILED)
+@breaks(Clause.ROLLBACK_AFTER, FAILED, inside="pre_commit")
 class CannotRollBackWhatIsClosed(Shelf):
     def rollback(self, transaction: Handle) -> None:
         if transaction.file.descriptor < 0:
@@ -653,7 +657,7 @@ class CannotRollBackWhatIsClosed(Shelf):
         super().rollback(transaction)
 
 
-@breaks(Clause.LEFTOVERS, FAILED)
+@breaks(Clause.LEFTOVERS, FAILED, inside="pre_commit")
 class LeavesItsMarkWhenPreCommitFails(Shelf):
     def pre_commit(self, transaction: Handle) -> Identity | Committable:
         mark = self.path(transaction.name, "sealing")

@@ -204,7 +204,8 @@ class EvolvingShelf(SchemaEvolving[Handle], Shelf):
         pass
 
     def evolve(self, schema: pa.Schema) -> None:
-        (self.folder / "added").write_text(" ".join(schema.names[3:]))
+        new = [name for name in schema.names if name not in self.columns]
+        (self.folder / "added").write_text(" ".join([*self.columns[3:], *new]))
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
         new = [name for name in schema.names if name not in self.columns]
@@ -279,6 +280,8 @@ class Kit(SinkConformance):
     bad: ClassVar = {"name": REFUSED}
 
     def accepting(self, sink: Shelf, schema: pa.Schema) -> Shelf:
+        if isinstance(sink, EvolvingShelf):
+            return AnyShelf(sink.folder, sink.name)
         other: Shelf = pickle.loads(pickle.dumps(sink))
         other.columns = None
         return other
