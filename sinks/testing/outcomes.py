@@ -214,7 +214,7 @@ class Outcomes(SinkTests):
         self.commit(sink, ours, clause=Clause.ABORT, when="after an abort by another sink")
         self.expect_rows(sink, Clause.IN_DOUBT_SINK, "with one committed, the other sink's aborted", rows(0, 2))
 
-    @pytest.mark.parametrize(("ours", "theirs"), NAMES, ids="/".join)
+    @pytest.mark.parametrize(("ours", "theirs"), NAMES)
     def test_names_that_look_alike_are_not_the_same(self, sink: Sink, ours: str, theirs: str) -> None:
         """Of job and sink, where the names of both begin alike, differ in case, or meet when they are joined."""
         prefix, made = uuid.uuid4().hex[:8], []
