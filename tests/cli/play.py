@@ -68,9 +68,14 @@ class Job:
     def wait_until(self, state: str) -> Any:
         """Until `coordinator status` tells so of the driver; what it says then."""
         deadline = time.monotonic() + 120
-        while (about := self.json("status", code=0 if state == "running" else None))["driver"]["state"] != state:
+        while True:
+            told = self.cli("status", "--json", code=None)
+            about = json.loads(told.stdout)
+            if about["driver"]["state"] == state:
+                break
             assert time.monotonic() < deadline, about
             time.sleep(0.1)
+        assert state != "running" or told.exit_code == 0, about
         return about
 
     def halted(self, step: Step, checkpoint: int) -> AbstractContextManager[BaseProcess]:

@@ -10,7 +10,10 @@ from sqlalchemy.engine import make_url
 
 from coordinator import Step
 from coordinator.jobfile import load_job
+from coordinator.protocol.records import CheckpointStore
+from coordinator.storage import open_storage
 from sinks.testing import LocalQuery
+from sinks.testing.table import eventually
 from tests.cli.play import INPUT, Job, ids
 from tests.protocol.play import QuietQuery
 
@@ -81,7 +84,13 @@ def test_a_driver_that_is_killed_meanwhile(file_job: Job, monkeypatch: pytest.Mo
     file_job.beat_fast()
     with file_job.halted(Step.PRE_COMMITTED, 1) as process:
         file_job.wait_until("running")
-        threading.Timer(3, process.kill).start()
+
+        def kill_when_asked() -> None:
+            store = CheckpointStore(open_storage((file_job.folder / "checkpoints").as_uri()), "orders")
+            eventually(lambda: bool(store.notes("request")))
+            process.kill()
+
+        threading.Thread(target=kill_when_asked).start()
         told = file_job.cli("savepoint", "trigger", "--stop", code=1).stderr
     assert "Nothing was done, and the request is withdrawn" in told
     assert "is dead, frozen, or cut off" in told
