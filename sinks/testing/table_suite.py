@@ -276,7 +276,7 @@ class TableSuite:
         staged = [pre_commit(sink, rows_of(1))] if sink.strategy == "staged" else []
         for statement in self.alter_rows:
             db.run(statement)
-        with pytest.raises(ConfigurationError, match=r"trigger meddles.* is new.*may alter rows"):
+        with pytest.raises(ConfigurationError, match=r"trigger meddles.* is new.*may change or drop rows"):
             sink.validate_all(checkpoint(), staged or [pre_commit(sink, rows_of(1))])
         for outcome in sink.commit_all(checkpoint(), staged):
             assert "trigger meddles" in why_unknown(outcome)
