@@ -102,11 +102,11 @@ def _sink(section: Any, where: str) -> Sink:
     arguments = {key: value for key, value in section.items() if key != "type"}
     make = _class(section["type"], where)
     parameters = inspect.signature(make).parameters.values()
-    for one in parameters:
-        if one.annotation in ("str", str) and not isinstance(arguments.get(one.name, ""), str):
-            raise JobFileError(f"{where}: {one.name} has to be a text, in quotation marks")
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        _require_known(arguments, [one.name for one in parameters], f"{where} ({section['type']})")
+    for parameter in parameters:
+        if parameter.annotation in ("str", str) and not isinstance(arguments.get(parameter.name, ""), str):
+            raise JobFileError(f"{where}: {parameter.name} has to be a text, in quotation marks")
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        _require_known(arguments, [parameter.name for parameter in parameters], f"{where} ({section['type']})")
     if "dead_letters" in arguments:
         arguments["dead_letters"] = _sink(arguments["dead_letters"], f"{where}, dead_letters")
     for name in _FUNCTIONS:

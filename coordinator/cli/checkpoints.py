@@ -41,7 +41,9 @@ def show_(
         about = rounds[0].to_json() | {
             "checkpoint": rounds[0].checkpoint_id,
             "committables": [
-                one.to_json() | {"round": record.round} for record in rounds for one in record.committables
+                committable.to_json() | {"round": record.round}
+                for record in rounds
+                for committable in record.committables
             ],
             "accepted": losses_of(rounds),
             "memories": [vars(memory) | {"shown": memory.shown} for memory in memories],
@@ -57,9 +59,9 @@ def show_(
 _TABLES: dict[str, Columns] = {
     "committables": {
         **{name: name for name in ("round", "sink", "subtask")},
-        "rows": lambda one: one["fingerprint"]["rows"],
-        "hash": lambda one: one["fingerprint"]["hash"],
-        "transaction": lambda one: shown(one["transaction"]),
+        "rows": lambda row: row["fingerprint"]["rows"],
+        "hash": lambda row: row["fingerprint"]["hash"],
+        "transaction": lambda row: shown(row["transaction"]),
     },
     "memories": {"memory": "name", "newest checkpoint": "shown", "compared with storage": "verdict"},
     "accepted": LOSSES,

@@ -45,9 +45,13 @@ def show_(
             fail(f"{holder!r} cannot be read: {error}")
         if found is None:
             fail(f"{holder!r} cannot read its dead letters: look there", UNKNOWN)
-    of_sink = [one for one in found.rows if (one["job"], one["sink"]) == (coordinator.job, sink)]  # by any collation
-    letters: list[dict[str, Any]] = [{"letter": ".".join(str(one[name]) for name in _ID), **one} for one in of_sink]
-    letters.sort(key=lambda one: (one["time"], *(one[name] for name in _ID)), reverse=True)
+    of_sink = [
+        letter for letter in found.rows if (letter["job"], letter["sink"]) == (coordinator.job, sink)
+    ]  # by any collation
+    letters: list[dict[str, Any]] = [
+        {"letter": ".".join(str(letter[name]) for name in _ID), **letter} for letter in of_sink
+    ]
+    letters.sort(key=lambda letter: (letter["time"], *(letter[name] for name in _ID)), reverse=True)
     show({"sink": sink, "dead_letters": letters[:last]}, as_json, dead_letters=_COLUMNS)
     for gap in found.gaps:
         say(f"There may be more, or may have been: {gap}.")

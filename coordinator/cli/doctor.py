@@ -48,7 +48,7 @@ def doctor(
         [{"subject": subject, **vars(finding)} for subject, finding in found],
         as_json,
         self={
-            "": lambda one: Text(one["severity"].value, _COLORS[one["severity"]]),
+            "": lambda row: Text(row["severity"].value, _COLORS[row["severity"]]),
             "about": "subject",
             "found": "message",
             "how to fix it": "fix",

@@ -46,11 +46,11 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     with opened(job, missing_storage=True) as coordinator:
         seen = look(coordinator.protocol.store, coordinator.sinks)
         about = {"job": coordinator.job} | state_of(seen.driver, seen.rounds)
-        about |= {"transactions": [pending.to_json() for pending in seen.found], "errors": seen.errors}
+        about |= {"transactions": [pending.to_json() for pending in seen.pending], "errors": seen.errors}
         show(about, as_json, transactions=_TRANSACTIONS)
         _say_errors(seen)
         told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
-        if told and not seen.found:
+        if told and not seen.pending:
             say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
         missing = output.of_missing_storage(coordinator)
         say(missing or of_driver(seen.driver))
@@ -58,7 +58,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
             say(of_newest(seen.rounds))
         say_remedies(coordinator, seen)
         was_set_back = say_set_back(coordinator)
-        left = any(pending.decision is not Decision.OPEN for pending in seen.found)
+        left = any(pending.decision is not Decision.OPEN for pending in seen.pending)
         if missing or was_set_back or seen.errors or left:
             raise typer.Exit(FOUND)
 
@@ -80,7 +80,7 @@ def commit(
     with opened(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol
         wanted = _choose(look(protocol.store, protocol.sinks), chosen, Decision.COMMIT)
-        if strangers := [one for one in wanted if one.decision is not Decision.COMMIT]:
+        if strangers := [pending for pending in wanted if pending.decision is not Decision.COMMIT]:
             confirm(
                 f"No record names {_names(strangers)}. Its batch is written by other transactions, or will be: "
                 "committing it DOUBLES its rows.",
@@ -119,7 +119,7 @@ def abort(
         claimed = protocol.store.claim_generation() if fence and not missing else None
         seen = look(protocol.store, protocol.sinks, claimed)
         wanted = _choose(seen, chosen, Decision.ORPHAN)
-        undecided = [one for one in wanted if one.decision in (Decision.OPEN, Decision.STRANDED)]
+        undecided = [pending for pending in wanted if pending.decision in (Decision.OPEN, Decision.STRANDED)]
         if undecided and fence:
             confirm(
                 f"Storage {coordinator.protocol.store.storage.uri} holds no checkpoint of job {coordinator.job!r}. If "
@@ -134,7 +134,7 @@ def abort(
                 "No transaction was touched.",
                 USAGE,
             )
-        if decided := [one for one in wanted if one.decision is Decision.COMMIT]:
+        if decided := [pending for pending in wanted if pending.decision is Decision.COMMIT]:
             confirm(
                 f"A complete checkpoint names {_names(decided)}. Aborting it LOSES rows that are decided: the next "
                 "start of the query writes them again if the source still has the same rows, else it "
@@ -143,10 +143,10 @@ def abort(
                 given=break_decision and yes,
             )
         results = list(_abort(protocol, wanted))
-        left = [one for one in seen.found if one not in wanted] if all_orphans else []
-        say_remedies(coordinator, replace(seen, found=left), "Not touched: ")
+        left = [pending for pending in seen.pending if pending not in wanted] if all_orphans else []
+        say_remedies(coordinator, replace(seen, pending=left), "Not touched: ")
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
-        if any(one.decision is Decision.STRANDED for one in left):
+        if any(pending.decision is Decision.STRANDED for pending in left):
             raise typer.Exit(FOUND)
 
 
@@ -161,58 +161,58 @@ def _choose(seen: Seen, chosen: list[str] | None, otherwise: Decision) -> list[P
     if not chosen:
         if seen.errors:
             fail("No transaction was touched, because not every sink answered.")
-        return [one for one in seen.found if one.decision is otherwise]
+        return [pending for pending in seen.pending if pending.decision is otherwise]
     for text in chosen:
-        if not any(one.meant_by(text) for one in seen.found):
+        if not any(pending.meant_by(text) for pending in seen.pending):
             fail(f"{text!r} is not in doubt (any more); see `coordinator in-doubt list`. No transaction was touched.")
-    return [one for one in seen.found if any(map(one.meant_by, chosen))]
+    return [pending for pending in seen.pending if any(map(pending.meant_by, chosen))]
 
 
 def _commit_decided(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
     """The checkpoint goes as a whole: an upsert may not become visible before another that it follows."""
-    mine = [one for one in wanted if one.decision is Decision.COMMIT]
+    mine = [pending for pending in wanted if pending.decision is Decision.COMMIT]
     if not mine:
         return
     complete, errors = operators.ask(protocol)
     assert complete
-    for one in mine:
-        assert one.named
-        if one.about.checkpoint != complete.checkpoint_id:
+    for pending in mine:
+        assert pending.named
+        if pending.about.checkpoint != complete.checkpoint_id:
             yield (
-                one,
-                f"failed: of checkpoint {one.about.checkpoint}, before the newest: the system was set back. Start the "
-                "query, which commits it, or says what else is missing",
+                pending,
+                f"failed: of checkpoint {pending.about.checkpoint}, before the newest: the system was set back. Start "
+                "the query, which commits it, or says what else is missing",
             )
             continue
-        participant = one.sink, one.named.subtask
+        participant = pending.sink, pending.named.subtask
         outcome = complete.outcomes.get(participant)
-        if complete.named.get(participant) != one.named:
-            raise Superseded(f"{one.id} was replaced meanwhile; look again")
-        yield one, _told(outcome) if outcome else f"failed: {errors.get(participant)}"
+        if complete.named.get(participant) != pending.named:
+            raise Superseded(f"{pending.id} was replaced meanwhile; look again")
+        yield pending, _told(outcome) if outcome else f"failed: {errors.get(participant)}"
 
 
 def _commit_strangers(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
     """Commit what no record names."""
-    for one in wanted:
-        if one.decision is Decision.COMMIT:
+    for pending in wanted:
+        if pending.decision is Decision.COMMIT:
             continue
-        committable = Committable(one.about.transaction, sink=one.sink, subtask=one.about.subtask or 0)
-        about = Checkpoint(protocol.job, protocol.store.lineage, one.about.checkpoint or 0)
+        committable = Committable(pending.about.transaction, sink=pending.sink, subtask=pending.about.subtask or 0)
+        about = Checkpoint(protocol.job, protocol.store.lineage, pending.about.checkpoint or 0)
         try:
-            (outcome,) = protocol.sinks[one.sink].notify_checkpoint_complete(about, [committable])
+            (outcome,) = protocol.sinks[pending.sink].notify_checkpoint_complete(about, [committable])
         except Exception as error:
             outcome = error
-        yield one, f"failed: {outcome}" if isinstance(outcome, Exception) else _told(outcome)
+        yield pending, f"failed: {outcome}" if isinstance(outcome, Exception) else _told(outcome)
 
 
 def _abort(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
     with progress("abort", len(wanted), "transactions") as advance:
-        for one in wanted:
+        for pending in wanted:
             try:
-                protocol.sinks[one.sink].abort(one.about.transaction)
-                yield one, "aborted"
+                protocol.sinks[pending.sink].abort(pending.about.transaction)
+                yield pending, "aborted"
             except Exception as error:
-                yield one, f"failed: {error}"
+                yield pending, f"failed: {error}"
             advance(1)
 
 
@@ -220,19 +220,21 @@ def _told(outcome: CommitOutcome) -> str:
     return outcome.state.value if outcome.state is CommitState.COMMITTED else f"{outcome.state.value}: {outcome.reason}"
 
 
-def _names(pending: Sequence[Pending]) -> str:
-    return ", ".join(f"{one.id} (sink {one.sink!r}, checkpoint {one.about.checkpoint})" for one in pending)
+def _names(several: Sequence[Pending]) -> str:
+    return ", ".join(
+        f"{pending.id} (sink {pending.sink!r}, checkpoint {pending.about.checkpoint})" for pending in several
+    )
 
 
-def _known(name: str, one: Mapping[str, Any]) -> Any:
-    return "?" if one[name] is None else one[name]
+def _known(name: str, row: Mapping[str, Any]) -> Any:
+    return "?" if row[name] is None else row[name]
 
 
 _TRANSACTIONS: Columns = {
     **{name: name for name in ("id", "sink", "decision")},
     **{name: partial(_known, name) for name in ("checkpoint", "subtask", "generation")},
-    "age": lambda one: duration(one["age"]),
-    "transaction": lambda one: shown(one["transaction"]),
+    "age": lambda row: duration(row["age"]),
+    "transaction": lambda row: shown(row["transaction"]),
 }
 
 
@@ -272,8 +274,8 @@ def _report(
     show(
         {
             "job": coordinator.job,
-            "results": [one.to_json() | {"result": told} for one, told in results],
-            "not_touched": [one.to_json() for one in left],
+            "results": [pending.to_json() | {"result": told} for pending, told in results],
+            "not_touched": [pending.to_json() for pending in left],
         },
         as_json,
         results={"id": "id", "sink": "sink", "transaction": _TRANSACTIONS["transaction"], "result": "result"},

@@ -69,7 +69,7 @@ def resolve(
             complete, errors = operators.ask(coordinator.protocol)
             assert complete
         about = _about(complete, errors)
-        decided = {(pending.sink, pending.named.subtask) for pending in seen.found if pending.named}
+        decided = {(pending.sink, pending.named.subtask) for pending in seen.pending if pending.named}
         about["committed_now"] = sum(complete.outcomes.get(each) == CommitOutcome.COMMITTED for each in decided)
         count, visible = len(complete.named), about["visible"]
         known = f"{visible} of {count} participants are visible" if visible or not errors else "see below"
@@ -82,8 +82,8 @@ def resolve(
             say(_unanswered(coordinator, complete, errors))
         elif about["participants"]:
             _say_choices(complete, [f"{sink}/{subtask}" for sink, subtask in _missing(complete)])
-        undecided = [pending for pending in seen.found if not pending.named]
-        say_remedies(coordinator, replace(seen, found=undecided), "Not touched: ")
+        undecided = [pending for pending in seen.pending if not pending.named]
+        say_remedies(coordinator, replace(seen, pending=undecided), "Not touched: ")
         if errors or _missing(complete) or (was_set_back and not accept_loss):
             raise typer.Exit(FOUND)
 

@@ -78,7 +78,7 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
     with opened(job, missing_storage=True) as coordinator:
         storage = _storage(coordinator, target)
         bad: list[str] = []
-        found = [one.summary() for one in list_savepoints(storage, bad) if one.job == coordinator.job]
+        found = [savepoint.summary() for savepoint in list_savepoints(storage, bad) if savepoint.job == coordinator.job]
         say_bad(bad)
         if not found:
             say(f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.")
@@ -88,9 +88,9 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
             self={
                 "savepoint": "uri",
                 "checkpoint": "checkpoint",
-                "created": lambda one: ago(one["created_at"]),
+                "created": lambda row: ago(row["created_at"]),
                 "files": "files",
-                "bytes": lambda one: f"{one['bytes']:,}",
+                "bytes": lambda row: f"{row['bytes']:,}",
             },
         )
 

@@ -149,10 +149,7 @@ class Answer:
         ahead = of_sink(sink, self.memory, [Complete(rounds) for rounds in after])
         behind = of_sink(sink, self.memory, [Complete(rounds) for rounds in before])
         found = [ahead] if ahead.ahead else [] if behind.agrees or behind.ahead else [behind]
-        told = [
-            f"its newest checkpoint is {'none' if one.newest == -1 else one.newest}, {one.verdict} (docs/runbook.md)"
-            for one in found
-        ]
+        told = [f"its newest checkpoint is {memory.shown}, {memory.verdict} (docs/runbook.md)" for memory in found]
         return replace(self, audit=replace(self.audit, differences=(*self.audit.differences, *told)))
 
 
@@ -228,8 +225,8 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
     batch = None if sink in record.dead_letters else record.batch_rows
     dead_lettered = record.dead_lettered.get(sink, 0)
     read = record.rows.get(sink, 0) + dead_lettered
-    given_up = sum(one.rows for each in rounds for one in each.accepted if one.sink == sink)
-    written = sum((one.fingerprint for one in part.committables), Fingerprint())
+    given_up = sum(loss.rows for record in rounds for loss in record.accepted if loss.sink == sink)
+    written = sum((committable.fingerprint for committable in part.committables), Fingerprint())
     holding = answer.holdings.get(record.checkpoint_id) if answer else None
     if answer is None:
         remarks: tuple[str, ...] = ("the job has no sink of this name",)

@@ -66,7 +66,7 @@ class Pending:
 class Seen:
     """What is in doubt, what keeps a sink from telling, the driver, and the newest checkpoint."""
 
-    found: Sequence[Pending]
+    pending: Sequence[Pending]
     errors: Mapping[str, str]
     driver: Driver | None
     rounds: Sequence[Record]
@@ -77,15 +77,15 @@ def look(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int | None 
     `claimed`: the generation of this process; while it is the newest, no driver may complete anything. Raises
     Superseded if it is not."""
     seen, until = _look_once(store, sinks, claimed), time.monotonic() + _AT_WORK
-    decided = {one.id: one.sink for one in seen.found if one.decision is Decision.COMMIT}
-    while decided and claimed is None and (seen.driver and seen.driver.runs) and time.monotonic() < until:
+    decided = {pending.id: pending.sink for pending in seen.pending if pending.decision is Decision.COMMIT}
+    while decided and claimed is None and seen.driver and seen.driver.runs and time.monotonic() < until:
         time.sleep(_PAUSE)
         seen = _look_once(store, sinks, claimed)
-        left = {one.id for one in seen.found}
+        left = {pending.id for pending in seen.pending}
         if any(id not in left and sink not in seen.errors for id, sink in decided.items()):
             newest = seen.rounds[0].checkpoint_id
-            found = [o for o in seen.found if o.decision is not Decision.COMMIT or o.about.checkpoint != newest]
-            return replace(seen, found=found)
+            others = [o for o in seen.pending if o.decision is not Decision.COMMIT or o.about.checkpoint != newest]
+            return replace(seen, pending=others)
     return seen
 
 
@@ -148,7 +148,7 @@ class Remedy:
 
 
 def remedies(seen: Seen) -> list[Remedy]:
-    ids = [one.id for one in seen.found if one.decision in (Decision.STRANDED, Decision.OPEN)]
+    ids = [pending.id for pending in seen.pending if pending.decision in (Decision.STRANDED, Decision.OPEN)]
     which = "--all-orphans" if seen.rounds else ids[0] if len(ids) == 1 else "ID"
     fenced = f"coordinator in-doubt abort {which} --fence"
     known = {
@@ -171,5 +171,5 @@ def remedies(seen: Seen) -> list[Remedy]:
             fenced,
         ),
     }
-    counted = Counter(one.decision for one in seen.found)
+    counted = Counter(pending.decision for pending in seen.pending)
     return [Remedy(decision, counted[decision], *said) for decision, said in known.items() if counted[decision]]

@@ -34,7 +34,7 @@ class CheckpointHistory:
             new = [self._new.popleft() for _ in range(len(self._new))]
             if new:
                 try:
-                    values = [one.to_json() for one in new]
+                    values = [statistics.to_json() for statistics in new]
                     self._store.add_statistics(values, together=_TOGETHER, keep=self._size)
                 except BaseException:
                     self._new.extendleft(reversed(new))
@@ -53,11 +53,11 @@ def load_history(
     before.clear()
     before |= read
     unique = {
-        (one.generation, one.checkpoint_id, one.attempt, one.triggered_at): one
+        (statistics.generation, statistics.checkpoint_id, statistics.attempt, statistics.triggered_at): statistics
         for each in read.values()
-        for one in each
+        for statistics in each
     }
-    return sorted(unique.values(), key=lambda one: one.ended_at)
+    return sorted(unique.values(), key=lambda statistics: statistics.ended_at)
 
 
 def _understood(store: CheckpointStore, key: str, bad: list[str]) -> Iterator[CheckpointStatistics]:

@@ -10,15 +10,15 @@ from typing import Any
 from coordinator.statistics.model import PHASES, CheckpointStatistics, Status
 
 
-def summarized(found: Sequence[CheckpointStatistics]) -> dict[str, Any]:
+def summarized(tries: Sequence[CheckpointStatistics]) -> dict[str, Any]:
     """How many ended how; and of those that completed seconds, rows, bytes and transactions."""
-    completed = [one for one in found if one.status is Status.COMPLETED]
-    summary: dict[str, Any] = {"status": dict(Counter(one.status.value for one in found))}
-    summary["took"] = _spread([one.duration for one in completed])
+    completed = [each for each in tries if each.status is Status.COMPLETED]
+    summary: dict[str, Any] = {"status": dict(Counter(each.status.value for each in tries))}
+    summary["took"] = _spread([each.duration for each in completed])
     for phase in PHASES:
-        summary[phase] = _spread([one.phases[phase] for one in completed if phase in one.phases])
+        summary[phase] = _spread([each.phases[phase] for each in completed if phase in each.phases])
     for name in ("rows", "bytes", "transactions"):
-        summary[name] = _spread([sum(getattr(one, name).values()) for one in completed])
+        summary[name] = _spread([sum(getattr(each, name).values()) for each in completed])
     return summary
 
 

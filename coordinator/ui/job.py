@@ -84,22 +84,22 @@ class JobView:
     def activity(self) -> Activity:
         return Activity.of(self.driver().value)
 
-    def one(self, key: str) -> CheckpointStatistics | None:
-        return next((one for one in self.tries().value if key_of(one) == key), None)
+    def find(self, key: str) -> CheckpointStatistics | None:
+        return next((statistics for statistics in self.tries().value if key_of(statistics) == key), None)
 
-    def participants(self, one: CheckpointStatistics) -> Answer:
+    def participants(self, statistics: CheckpointStatistics) -> Answer:
         """Its committables, with the round of each, as long as the record is retained."""
 
-        if one.status is Status.FAILED:
+        if statistics.status is Status.FAILED:
             return Answer([])
 
         def read(bad: list[str]) -> list[tuple[int, Any]]:
-            for rounds in self.store.history(lambda id: id == one.checkpoint_id):
-                if rounds[0].checkpoint_id == one.checkpoint_id:
+            for rounds in self.store.history(lambda id: id == statistics.checkpoint_id):
+                if rounds[0].checkpoint_id == statistics.checkpoint_id:
                     return [(record.round, committable) for record in rounds for committable in record.committables]
             return []
 
-        return self._questions.ask(f"participants {one.checkpoint_id}", 5, read)
+        return self._questions.ask(f"participants {statistics.checkpoint_id}", 5, read)
 
     # ------------------------------------------------------------------ the job
     def driver(self) -> Answer:
@@ -126,7 +126,7 @@ class JobView:
 
     def given_up(self) -> Answer:
         return self._questions.ask(
-            "losses", 30, lambda bad: [one for record in self.store.losses(bad) for one in record.accepted]
+            "losses", 30, lambda bad: [loss for record in self.store.losses(bad) for loss in record.accepted]
         )
 
     def promise(self) -> tuple[Guarantee, str]:
@@ -149,7 +149,7 @@ class JobView:
         said += [Notice("bad", text, "balance") for text in activity.differs]
         said += self._of_driver()
         if given_up := self.given_up().value:
-            rows = sum(one.rows for one in given_up)
+            rows = sum(loss.rows for loss in given_up)
             said.append(
                 Notice("bad", f"Given up by operators: {rows:,} rows of {len(given_up)} participant(s)", "guarantee")
             )
@@ -205,7 +205,7 @@ class JobView:
             return Answer([])
 
         def read(bad: list[str]) -> list[Savepoint]:
-            return [one for one in reversed(list_savepoints(place, bad)) if one.job == self.job]
+            return [savepoint for savepoint in reversed(list_savepoints(place, bad)) if savepoint.job == self.job]
 
         return self._questions.ask("savepoints", 10, read)
 
@@ -231,7 +231,8 @@ class JobView:
 
     def how_sinks_write(self) -> dict[str, str]:
         """Of those that tell: mode, keys and the strategy that the newest checkpoint was written by."""
-        written = {one.sink: one.transaction for record in self.newest().value or () for one in record.committables}
+        committables = [each for record in self.newest().value or () for each in record.committables]
+        written = {each.sink: each.transaction for each in committables}
         return {name: sink.how(written.get(name)) for name, sink in self.sinks.items() if isinstance(sink, TableSink)}
 
 
@@ -246,9 +247,9 @@ def view_of(coordinator: CheckpointCoordinator) -> JobView:
 
 
 # ---------------------------------------------------------------------- of one or several tries
-def key_of(one: CheckpointStatistics) -> str:
+def key_of(statistics: CheckpointStatistics) -> str:
     """Its place in addresses."""
-    return f"{one.generation}.{one.checkpoint_id}.{one.attempt}.{one.triggered_at}"
+    return f"{statistics.generation}.{statistics.checkpoint_id}.{statistics.attempt}.{statistics.triggered_at}"
 
 
 @dataclass(frozen=True)
@@ -263,20 +264,20 @@ class Pace:
 
 def pace(tries: Sequence[CheckpointStatistics]) -> Pace | None:
     """`tries` newest first; None for less than two."""
-    completed = [one for one in tries if one.status is Status.COMPLETED]
+    completed = [statistics for statistics in tries if statistics.status is Status.COMPLETED]
     if len(completed) < 2 or (span := (completed[0].ended_at - completed[-1].ended_at) / 1000) <= 0:
         return None
-    return Pace(sum(sum(one.rows.values()) for one in completed[:-1]) / span, span / (len(completed) - 1))
+    return Pace(sum(sum(statistics.rows.values()) for statistics in completed[:-1]) / span, span / (len(completed) - 1))
 
 
-def waterfall(one: CheckpointStatistics) -> list[Bar]:
+def waterfall(statistics: CheckpointStatistics) -> list[Bar]:
     """Its phases, one after another; of several sinks each one's part."""
-    whole = max(one.duration, sum(one.phases.values()), 1e-9)
+    whole = max(statistics.duration, sum(statistics.phases.values()), 1e-9)
     bars, at = [], 0.0
-    for phase, seconds in one.phases.items():
+    for phase, seconds in statistics.phases.items():
         bars.append(Bar(phase, "", seconds, at / whole * 1000, seconds / whole * 1000))
         at += seconds
-        spans = one.spans.get(phase, {})
+        spans = statistics.spans.get(phase, {})
         for sink, (begin, end) in spans.items() if len(spans) > 1 else ():
             bars.append(Bar(phase, sink, end - begin, begin / whole * 1000, (end - begin) / whole * 1000))
     return bars

@@ -74,7 +74,7 @@ def page_of(view: JobView, job_file: str = "FILE") -> Flask:
 
     @app.get("/history/<key>")
     def _checkpoint(key: str) -> str:
-        statistics = view.one(key)
+        statistics = view.find(key)
         if statistics is None:
             raise NotFound("this try of a checkpoint is not in the history (any more)")
         return render_template("checkpoint.html", tab="history", one=statistics)
