@@ -218,7 +218,7 @@ def test_the_brokers_are_down(tmp_path: Path) -> None:
 def test_the_brokers_abort_what_nobody_settles(on_kafka: Target) -> None:
     """After transaction_timeout readers go on, and the next start writes again what was decided."""
     job = on_kafka.job
-    assert "transaction_timeout" in section("Consumers stand still")
+    assert "transaction_timeout" in section("Consumers get nothing")
     job.file.write_text(job.file.read_text() + "transaction_timeout = 6\n")
     job.kill(Step.COMPLETE, 1)
     eventually(lambda: not on_kafka.decisions())
