@@ -1,4 +1,4 @@
-"""The driver's own look at its books, again and again while its query runs: `coordinator verify --quick`."""
+"""The driver compares its row counts, again and again while its query runs: `coordinator verify --quick`."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ class Verifier:
                     self._tell(balance)
             except Exception:
                 if not ended.is_set():
-                    logger.info("job %s: the books could not be compared", self._store.job, exc_info=True)
+                    logger.info("job %s: row counts could not be compared", self._store.job, exc_info=True)

@@ -172,7 +172,7 @@ def test_prometheus_reads_a_driver(binaries: Path, tmp_path: Path) -> None:
         [alert] = prometheus.wait_for('ALERTS{alertname="NotExactlyOnce"}')
         assert alert["metric"]["job_name"] == "job"
         coordinator.statistics.verified(books)
-        [alert] = prometheus.wait_for('ALERTS{alertname="BooksDiffer"}')
+        [alert] = prometheus.wait_for('ALERTS{alertname="RowCountsDiffer"}')
         assert (alert["metric"]["sink"], alert["metric"]["by"]) == ("files", "driver")
         panels = json.loads(DASHBOARD.read_text())["panels"]
         for expression in [target["expr"] for panel in panels for target in panel["targets"]]:

@@ -1,4 +1,4 @@
-"""`coordinator verify`: whether the books balance. Changes nothing."""
+"""`coordinator verify`: whether all row counts agree. Changes nothing."""
 
 from __future__ import annotations
 

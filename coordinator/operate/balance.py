@@ -1,4 +1,4 @@
-"""Books that balance: what the records say of checkpoints that are visible, beside what the sinks' systems have.
+"""Row counts that balance: records of visible checkpoints compared with the targets of the sinks.
 
 `balance` is a pure function of facts; `take_balance` reads them. It proves what docs/verify.md says, and no more.
 """

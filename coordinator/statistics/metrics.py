@@ -58,10 +58,10 @@ STORAGE = Metric(
 HISTOGRAMS = (DURATION, SIZE, PHASE, STORAGE)
 
 BALANCE_GAUGES = (
-    Metric("checkpointing.balance.differences", "", "Differences between the books of retained checkpoints"),
+    Metric("checkpointing.balance.differences", "", "Differences between the row counts of retained checkpoints"),
     Metric("checkpointing.balance.unknown", "", "Retained checkpoints that could not be compared"),
     Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column"),
-    Metric("checkpointing.balance.timestamp", "s", "When the books were compared, since the epoch"),
+    Metric("checkpointing.balance.timestamp", "s", "When row counts were compared, since the epoch"),
 )
 GAUGES = (
     Metric("checkpointing.checkpoint.last", "", "Number of the newest visible checkpoint, -1 before the first"),

@@ -109,7 +109,7 @@ class CheckpointStatistics:
 class Activity:
     """What a driver does now, as its signs of life tell it: the current checkpoint and what is done for it, if it takes
     a while; what has been decided, since a time in milliseconds since the epoch, and is not known to be visible, by
-    sink; and the first of what its books differ in. `at` is now, in milliseconds by the driver's clock."""
+    sink; and the first difference of its row counts. `at` is now, in milliseconds by the driver's clock."""
 
     checkpoint: CheckpointStatistics | None = None
     doing: tuple[str, ...] = ()
@@ -152,7 +152,7 @@ class Activity:
 
     @property
     def differs(self) -> list[str]:
-        return [f"The books do not balance: {self.balance}"] if self.balance else []
+        return [f"Row counts differ: {self.balance}"] if self.balance else []
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Activity:

@@ -122,7 +122,7 @@ class CheckpointStatisticsTracker(CheckpointListener):
     def verified(self, balance: Balance) -> None:
         """The books were compared; from any thread."""
         if balance.found and balance.found != (self.balance and self.balance.found):
-            told = "job %s: the books do not balance: %s. See coordinator verify, and what it means in docs/verify.md"
+            told = "job %s: row counts differ: %s. See coordinator verify; docs/verify.md says what it means"
             logger.warning(told, self.job, "; ".join(balance.found))
         self.balance, self.verified_at = balance, self._clock.milliseconds()
 

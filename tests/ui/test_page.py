@@ -133,8 +133,8 @@ def test_what_the_driver_tells_of_itself(job: Job) -> None:
         driver.statistics.on_step(Step.COMMITTING, 1, {"transactions": {"files": 3}})
         driver.statistics.verified(Balance((), {"files": ("the ledger has 8 row(s)",)}, {}))
         eventually(lambda: "3 decided transactions are not known to be visible for" in browser.see("/"))
-        assert "The books do not balance: " in browser.see("/")
-        assert "The driver that runs asks again" in browser.see("/in-doubt")
+        assert "Row counts differ: " in browser.see("/")
+        assert "The running driver asks again" in browser.see("/in-doubt")
 
 
 def test_savepoints(job: Job, target: str) -> None:
