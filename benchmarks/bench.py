@@ -121,7 +121,7 @@ class Bench:
         measure(self)
 
     def questions(self, run: Callable[[], object]) -> int:
-        """How many statements the server got meanwhile. 0: it does not tell."""
+        """How many requests (statements) the server got meanwhile. 0: not known."""
         return 0
 
     def tail(self) -> None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import confluent_kafka
 import pyarrow as pa
+from kafka.net.connection import KafkaConnection
 from pyspark.sql import DataFrame
 
 from benchmarks import direct, flink, memory
@@ -152,6 +154,13 @@ class KafkaBench(Bench):
             works[name] = self.coordinator(stack, f"few-{most}-{topic}", sink, rows_on_driver=most)
         rows = self.rows("small", FEW)
         return {name: self.stream(stack, rows, work) for name, work in works.items()}
+
+    def questions(self, run: Callable[[], object]) -> int:
+        """Requests of this process to brokers; those of tasks are not among them."""
+        send = KafkaConnection._send_request
+        with patch.object(KafkaConnection, "_send_request", autospec=True, side_effect=send) as sent:
+            run()
+        return int(sent.call_count)
 
     def participants(self) -> None:
         """How long many participants take to commit, and until consumers see all of them."""

@@ -72,7 +72,7 @@ def measure(bench: Bench) -> None:
         lines.append(
             [c.name, *(f"{value:.0f}" for value in cells), *relative, f"{count / _COUNTED:.1f}" if count else ""]
         )
-    header = ["what", "ms", "99th percentile", "CPU ms of the client", "x Spark's ms", "x Spark's CPU", "statements"]
+    header = ["what", "ms", "99th percentile", "CPU ms of the client", "x Spark's ms", "x Spark's CPU", "requests"]
     show(f"A checkpoint of {FEW} rows, {runs} rounds", header, lines)
     by_step = []
     for step in _STEPS.values():
