@@ -56,13 +56,13 @@ class Commit:
                     f"it was committed while its topic {topic!r} was deleted: it is unknown whether anybody has read "
                     "its records. Look for them in the topic: all of them are there, or none"
                 )
-        return [self._unless_astray(c, outcomes[at]) for at, c in enumerate(committables)]
+        return [self._to_the_same(c, outcomes[at]) for at, c in enumerate(committables)]
 
-    def _unless_astray(self, committable: Committable, outcome: CommitOutcome | Exception) -> CommitOutcome | Exception:
+    def _to_the_same(self, committable: Committable, outcome: CommitOutcome | Exception) -> CommitOutcome | Exception:
         """What is lost is written again, to the topic of now."""
-        astray = committable.target_mismatch(self.target)
-        if astray and isinstance(outcome, CommitOutcome) and outcome.state is CommitState.LOST:
-            return CommitOutcome.unknown(f"{outcome.reason}; {astray}")
+        mismatch = committable.target_mismatch(self.target)
+        if mismatch and isinstance(outcome, CommitOutcome) and outcome.state is CommitState.LOST:
+            return CommitOutcome.unknown(f"{outcome.reason}; {mismatch}")
         return outcome
 
     def _without_its_topic(self, committable: Committable, ids: Mapping[str, str | None]) -> CommitOutcome | Exception:

@@ -916,8 +916,8 @@ MUTANTS = (
     Mutant(
         "Kafka: what was lost of one topic is written again to another",
         "sinks/kafka",
-        "astray = committable.target_mismatch(self.target)",
-        "astray = None",
+        "mismatch = committable.target_mismatch(self.target)",
+        "mismatch = None",
         KAFKA,
     ),
     Mutant(
