@@ -203,7 +203,14 @@ def _coordinator_dies(server: KafkaServer, sink: KafkaSink, committable: Committ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [_coordinator_moves, _leader_moves, _coordinator_freezes, _coordinator_dies])
+@pytest.mark.parametrize(
+    "change",
+    [
+        _coordinator_moves,
+        _leader_moves,
+        *(pytest.param(one, marks=pytest.mark.large) for one in (_coordinator_freezes, _coordinator_dies)),
+    ],
+)
 def test_what_moves_between_two_batches_and_amid_one(three: KafkaServer, change: Change) -> None:
     three.start()
     with (
