@@ -59,17 +59,8 @@ _USED = (*_SECURITY, *_FILES, *_NUMBERS, *_COMPRESSION, "partitioner")
 _IGNORED = (
     *("linger.ms", "queue.buffering.max.", "batch.num.messages", "sticky.partitioning.", "delivery.report."),
     *("message.timeout.ms", "delivery.timeout.ms", "retries", "message.send.max.retries", "retry.backoff."),
-    *(
-        "socket.",
-        "reconnect.",
-        "broker.",
-        "connections.",
-        "topic.metadata.",
-        "metadata.",
-        "api.version.",
-        "client.dns.",
-    ),
-    *("log", "debug", "statistics.", "stats_cb", "error_cb"),
+    *("socket.", "reconnect.", "broker.", "connections.", "topic.metadata.", "metadata.", "api.version."),
+    *("client.dns.", "log", "debug", "statistics.", "stats_cb", "error_cb"),
 )
 """Beginnings of librdkafka's options that change nothing."""
 IGNORED = (
