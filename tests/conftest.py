@@ -97,24 +97,26 @@ def _module(nodeid: str) -> str:
 LONGEST = (
     "spark/test_killed",
     "spark/test_connect",
-    "kafka/test_conformance",
     "spark/test_executors",
-    "install/test_wheel",
-    "spark/test_full_disk",
-    "kafka/test_sink",
-    "sqlalchemy_sink/test_conformance",
-    "cli/test_runbook",
-    "postgres/test_conformance",
     "kafka/test_crashes",
+    "kafka/test_conformance",
+    "install/test_wheel",
+    "iceberg/test_conformance",
+    "postgres/test_conformance",
     "mysql/test_conformance",
-    "chaos/test_chaos",
-    "postgres/test_set_back",
-    "test_demo",
     "postgres/test_sink",
-    "protocol/test_two_sinks_machine",
+    "sqlalchemy_sink/test_conformance",
+    "spark/test_full_disk",
+    "chaos/test_chaos",
+    "kafka/test_sink",
+    "cli/test_runbook",
+    "delta/test_conformance",
+    "sqlalchemy_sink/test_servers",
+    "postgres/test_set_back",
     "protocol/test_memories",
+    "protocol/test_two_sinks_machine",
 )
-"""More than a minute each with three test processes, the longest first."""
+"""More than seven seconds of processor time for each file, or class of a conformance kit; the longest first."""
 
 
 SESSION = frozenset(
