@@ -74,7 +74,7 @@ def diff(
 
 _CHANGES: Columns = {
     **{name: name for name in ("sink", "statement", "locks")},
-    "writes all rows anew": lambda change: Text("yes", "yellow") if change["rewrites"] else "no",
+    "rewrites all rows": lambda change: Text("yes", "yellow") if change["rewrites"] else "no",
     "run by": lambda change: "the sink" if change["automatic"] else f'you, or schema_evolution="{change["step"]}"',
 }
 

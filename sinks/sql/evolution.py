@@ -1,5 +1,5 @@
 """What a table lacks for the rows of a batch, columns and room in those that it has; and how a database alters it: the
-statements, what each locks, and whether it writes all rows anew.
+statements, what each locks, and whether it rewrites all rows.
 
 Sources: PostgreSQL's manual, ALTER TABLE, "Notes" (a type that is binary coercible and has no other limits needs no
 rewrite; `varchar_support` and `numeric_support` of its source say which limits those are); MySQL's manual, "Online DDL
@@ -229,7 +229,7 @@ class PostgresDdl(Ddl):
         }[to.family]
         rewrites = to.family in ("integer", "float") or to.scale != before.scale
         locks = (
-            "ACCESS EXCLUSIVE until all rows and indexes are written anew: nobody reads or writes the table meanwhile"
+            "ACCESS EXCLUSIVE until all rows and indexes are rewritten: nobody can read or write the table meanwhile"
             if rewrites
             else self.ADD_LOCKS
         )
