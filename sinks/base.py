@@ -178,7 +178,8 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         """The target's own memory: for each lineage, the newest checkpoint with committed rows of this job and sink; {}
-        if there is none. A start compares it with checkpoint storage, and so notices if either was set back (R15).
+        if there is none. A start compares it with checkpoint storage, and so notices if either was set back (R15): rows
+        of at-least-once mode (`TransactionContext.exactly_once` is False), which have no record there, do not count.
         None, the default, if the system has no such memory or has forgotten it. A committable whose checkpoint will
         not be remembered has `"remembered": False` in its proof."""
         return None

@@ -377,10 +377,7 @@ class SinkConformance(SinkContract):
         input = example_input(2)
         storage, folder = f"file://{tmp_path / 'storage'}", tmp_path / "query"
 
-        def other_driver() -> None:
-            self.driver(sink, tmp_path, input).run_here()
-
-        zombie = Hooked(sink, until, hook=other_driver)
+        zombie = Hooked(sink, until, hook=self.driver(sink, tmp_path, input).run_here)
         words = "Two drivers" if until == "validate_all" else ""
         with CheckpointCoordinator(self.job, [zombie], storage, CheckpointConfig(commit_timeout=30)) as coordinator:
             run = partial(LocalQuery(folder, input).run, coordinator)
