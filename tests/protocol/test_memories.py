@@ -30,6 +30,7 @@ from coordinator.errors import CheckpointGap, ExternalSystemBehind, QueryNotAdop
 from coordinator.protocol import operators
 from examples.custom_sink import FileSink
 from sinks import Checkpoint, Committable
+from sinks.audit import Audit, Holding, Part
 from sinks.optional import Validating
 from sinks.sqlalchemy import SqlAlchemySink
 from sinks.testing import Hooked, LocalBatch, LocalQuery
@@ -412,9 +413,25 @@ class LaterTasks(LocalQuery):
         return batch
 
 
-@pytest.mark.parametrize("step", [Step.TRIGGERED, Step.PRE_COMMITTED, Step.VALIDATED, Step.COMPLETE, Step.COMMITTED])
-def test_copies_of_storage_and_location_that_run_at_once(world: World, tmp_path: Path, step: Step) -> None:
+class Unaudited(SqlAlchemySink):
+    """It remembers checkpoints, and cannot tell one's transactions."""
+
+    def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
+        return Audit([Holding() for _ in parts])
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        *((step, SqlAlchemySink) for step in (Step.TRIGGERED, Step.PRE_COMMITTED, Step.VALIDATED, Step.COMMITTED)),
+        *((Step.COMPLETE, kind) for kind in (SqlAlchemySink, Unaudited)),
+    ],
+)
+def test_copies_of_storage_and_location_that_run_at_once(
+    world: World, tmp_path: Path, step: Step, kind: type[SqlAlchemySink]
+) -> None:
     """Each takes what the other has pre-committed for orphans; what is rolled back was written by the other one."""
+    world.sink = lambda: kind(world.url, "orders", create_table=True)  # type: ignore[method-assign]
     world.start(2)
     copy = World(tmp_path / "copy")
     for part in ("storage", "query"):
