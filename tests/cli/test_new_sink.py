@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ def new_sink(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.large)], ids=["short", "whole"])
 def test_the_skeleton_passes_its_test(tmp_path: Path, whole: bool) -> None:
-    result = new_sink("AuditLog", "--folder", str(tmp_path))
+    also = [] if whole else ["Validating", "Auditable", "DriverWriting"]
+    result = new_sink("AuditLog", "--folder", str(tmp_path), *(f"--with={one}" for one in also))
     assert result.exit_code == 0
     assert {file.name for file in tmp_path.iterdir()} == {"audit_log_sink.py", "test_audit_log_sink.py"}
     texts = [file.read_text() for file in tmp_path.iterdir()]
@@ -25,6 +28,19 @@ def test_the_skeleton_passes_its_test(tmp_path: Path, whole: bool) -> None:
     test = tmp_path / "test_audit_log_sink.py"
     assert result.stdout == f"python -m pytest {test}\n"
     run_kit(tmp_path, test.name, whole=whole)
+
+
+@pytest.mark.parametrize("also", [[], ["Auditable"], ["Validating", "DriverWriting"]], ids="-".join)
+def test_a_sink_has_the_optional_classes_that_were_asked_for(also: list[str], tmp_path: Path) -> None:
+    assert new_sink("redis", "--folder", str(tmp_path), *(f"--with={one}" for one in also)).exit_code == 0
+    text = (tmp_path / "redis_sink.py").read_text()
+    assert [one for one in ("Auditable", "DriverWriting", "Validating") if one in text] == also[::-1]
+    assert ("def audit" in text, "def validate_all" in text) == ("Auditable" in also, "Validating" in also)
+    ruff = [sys.executable, "-m", "ruff"]
+    config = Path(__file__).parents[2] / "pyproject.toml"
+    for check in (["check", "--ignore=I001"], ["format", "--check"]):
+        done = subprocess.run([*ruff, *check, "--config", config, tmp_path], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
