@@ -46,13 +46,12 @@ def verify(
         {"checkpoint": Text("all", "bold"), "sink": sink, "verdict": ""} | of for sink, of in found.totals().items()
     ]
     if not as_json:
-        _say_nothing(found, store)
         about["checkpoints"] += totals
+    _say_nothing(found, store)
     counts = {title: lambda line, name=name: _count(line[name]) for name, title in COLUMNS.items()}
     verdict = lambda line: Text(line["verdict"], _STYLES.get(line["verdict"], ""))  # noqa: E731
     show(about, as_json, checkpoints={"checkpoint": "checkpoint", "sink": "sink", **counts, "": verdict})
-    if not as_json:
-        _say(found)
+    _say(found)
     if found.verdict in _CODES:
         raise typer.Exit(_CODES[found.verdict])
 
