@@ -177,7 +177,7 @@ class Connection:
         have twice. A response or an exception each; `codes` are the errors in a response."""
         answers: dict[int, Any] = {}
         to_ask = list(range(len(names)))
-        while to_ask:
+        for _ in range(2):
             unknown = {names[at] for at in to_ask if (kind, names[at]) not in self._coordinators}
             failed = await self._look_for_coordinators(kind, unknown)
             gone = CoordinatorNotAvailableError("it has moved")
@@ -228,7 +228,7 @@ class Connection:
     ) -> dict[Where, Any]:
         """What the leader of each partition answers about it; `request` is made for topics and their partitions."""
         to_ask, answers = set(places), dict[Where, Any]()
-        while to_ask:
+        for last in (False, True):
             looked_up = set[Where]()
             while unknown := {place for place in to_ask if place not in self._leaders}:
                 await self._look_for_leaders(unknown)
@@ -242,7 +242,7 @@ class Connection:
                 for place, about in _by_place(await self.answer(sent), its):
                     if error := about if isinstance(about, Exception) else _error(about, place):
                         self._leaders.pop(place, None)
-                        if place in looked_up or isinstance(error, RequestTimedOutError):
+                        if last or place in looked_up or isinstance(error, RequestTimedOutError):
                             raise error
                         again.add(place)
                     else:
