@@ -26,8 +26,9 @@ def main(command: list[str]) -> int:
         if pid == process.pid:
             status = process.returncode = os.waitstatus_to_exitcode(ended)
     wall = time.monotonic() - started
-    while _reap():
-        pass
+    until = time.monotonic() + 5  # for what ends after the command: a server of forks, with all that it has forked
+    while (reaped := _reap()) is not None and time.monotonic() < until:
+        time.sleep(0 if reaped else 0.05)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
         f"{wall:.0f} s, of processor time {used.ru_utime:.0f} s and {used.ru_stime:.0f} s in the kernel",
@@ -36,12 +37,12 @@ def main(command: list[str]) -> int:
     return status
 
 
-def _reap() -> bool:
-    """One that has ended; False if there is none."""
+def _reap() -> bool | None:
+    """Whether one has ended; None if there is none left."""
     try:
         return os.waitpid(-1, os.WNOHANG)[0] != 0
     except ChildProcessError:
-        return False
+        return None
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The documented custom sink passes the conformance kit."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sinks.transaction import TransactionId
 class TestFileSink(OverSpark, SinkConformance):
     @pytest.fixture
     def sink(self, tmp_path: Path) -> FileSink:
+        self.server = threading.Lock()  # a test class may hold what cannot be pickled
         (tmp_path / "rows").mkdir()
         return FileSink(tmp_path / "rows")
 
