@@ -95,10 +95,8 @@ class Holds:
     floating-point numbers, are handed over; a `scale` of the latter is what MySQL's float(7,4) rounds to. `missing`
     tells those that the database has no place for, and what to say of them. Times are multiples of `unit` microseconds.
 
-    Bytes have just the `size`, and texts at most the `longest` many characters. Blanks at a text's end are not kept if
-    the column `drops` them, not beyond `longest` if it `cuts` (the server refuses all else that is too long), and not
-    told from the filling up to `longest` if it is `padded`. With `several`, a text has `members` with commas in
-    between, each once, in the order of their declaration.
+    Bytes have just the `size`, and texts at most the `longest` many characters; a column that `drops` blanks at a
+    text's end takes none there. A text is one of the `members`.
     """
 
     takes: Takes
@@ -115,10 +113,7 @@ class Holds:
     size: int | None = None
     longest: int | None = None
     drops: bool = False
-    cuts: bool = False
-    padded: bool = False
     members: Sequence[str] | None = None
-    several: bool = False
 
     def conversion(self, arrow: pa.DataType) -> Convert:
         """From values of an Arrow type to those of the column. Points in time become the wall clock of UTC. Raises
@@ -210,8 +205,8 @@ class Holds:
     def _within_years(
         self, counted: str, bounds: tuple[int, int], whole: pa.DataType, to: pa.DataType, array: pa.Array
     ) -> pa.Array:
-        found = _within(bounds, f"{counted} from 1970 is outside the years {self.years}", array.view(whole))
-        return array if array.type == to else found.view(to)
+        counts = _within(bounds, f"{counted} from 1970 is outside the years {self.years}", array.view(whole))
+        return array if array.type == to else counts.view(to)
 
     def _times(self, arrow: pa.DataType, to: pa.DataType) -> Iterator[Convert]:
         if arrow != to:
@@ -230,38 +225,16 @@ class Holds:
     def _with_its_blanks(self, texts: pa.Array) -> pa.Array:
         if self.drops:
             refuse(texts, pc.ends_with(texts, " "), f"ends with a space, which CHAR drops: use VARCHAR{ROUNDING}")
-        if (longest := self.longest) is None:
-            return texts
-        if (pc.max(pc.binary_length(texts)).as_py() or 0) > longest:  # bytes; no text has more characters
-            too_long, complaint = pc.greater(pc.utf8_length(texts), longest), f"is longer than {self.name}"
-            if self.cuts:
-                too_long = pc.and_(too_long, pc.ends_with(texts, " "))
-                complaint = f"has more than {longest} characters, and databases cut blanks off{ROUNDING}"
-            refuse(texts, too_long, complaint)
-        if self.padded:
-            lost = pc.and_(pc.ends_with(texts, " "), pc.less(pc.utf8_length(texts), longest))
-            refuse(texts, lost, f"ends with a blank, which {self.name} does not tell from its padding{ROUNDING}")
+        # bytes; no text has more characters
+        if self.longest is not None and (pc.max(pc.binary_length(texts)).as_py() or 0) > self.longest:
+            refuse(texts, pc.greater(pc.utf8_length(texts), self.longest), f"is longer than {self.name}")
         return texts
 
     def _of_members(self, members: Sequence[str], array: pa.Array) -> pa.Array:
         """Databases take a number for a member's position, and a text that compares equal, such as one in capitals, for
         the member."""
-        texts = array.cast(pa.string())
-        words, rows = texts, pa.array(range(len(texts)))
-        if self.several:
-            lists = pc.split_pattern(pc.if_else(pc.equal(texts, ""), None, texts), ",")
-            words, rows = pc.list_flatten(lists), pc.list_parent_indices(lists)
-        strange = pc.and_(words.is_valid(), pc.invert(pc.is_in(words, pa.array(members, pa.string()))))
-        if pc.any(strange).as_py():
-            index = rows[pc.index(strange, True).as_py()].as_py()
-            raise RefusedValue(index, f"{short(texts[index])} is no member of {self.name}")
-        if self.several and not self.rounding:
-            for text in texts.unique().drop_null().to_pylist():
-                given = text.split(",")
-                kept = ",".join(member for member in members if member in given)
-                if text != kept:
-                    refuse(texts, pc.equal(texts, text), f"would be kept as {kept!r}{ROUNDING}")
-        return array
+        known = pc.is_in(array.cast(pa.string()), pa.array(members, pa.string()))
+        return refuse(array, pc.and_(array.is_valid(), pc.invert(known)), f"is no member of {self.name}")
 
 
 def same(array: pa.Array) -> pa.Array:
@@ -302,8 +275,8 @@ def digits_of(arrow: pa.DataType) -> tuple[int, int]:
 # ---------------------------------------------------------------------- refusals
 def _within(bounds: tuple[int, int], complaint: str, array: pa.Array) -> pa.Array:
     low, high = bounds
-    found = pc.min_max(array).as_py()
-    if found["min"] is not None and not (low <= found["min"] and found["max"] <= high):
+    extremes = pc.min_max(array).as_py()
+    if extremes["min"] is not None and not (low <= extremes["min"] and extremes["max"] <= high):
         refuse(
             array, pa.array(value is not None and not low <= value <= high for value in array.to_pylist()), complaint
         )
@@ -354,8 +327,8 @@ CreatedT = TypeVar("CreatedT")
 def created_type(arrow: pa.DataType, types: Mapping[str, CreatedT], nested: CreatedT, system: str) -> CreatedT:
     """The column that a sink creates for an Arrow type: the one of `types` by Spark's name, `nested` for structs, maps
     and lists. Raises Unfit for one that the system has none for."""
-    if (found := types.get(spark_name(arrow))) is not None:
-        return found
+    if (kind := types.get(spark_name(arrow))) is not None:
+        return kind
     if not at.is_nested(arrow):
         raise Unfit(f"no {system} type for {arrow}; cast it in Spark")
     try:

@@ -30,7 +30,6 @@ from sinks.mysql.connection import (
     ANSWER_SECONDS,
     RIGHTS,
     Connection,
-    Writing,
     bytewise,
     code_of,
     describe,
@@ -185,7 +184,7 @@ class MySQLBackend(PooledServer, Backend):
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
         marks = ", ".join(["%s"] * len(LEDGER_COLUMNS))
-        found = query(
+        tables = query(
             connection,
             "SELECT engine, (SELECT MAX(column_name) FROM information_schema.statistics"
             " WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY'),"
@@ -194,10 +193,10 @@ class MySQLBackend(PooledServer, Backend):
             " FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
             [schema, name, schema, name, *LEDGER_COLUMNS, schema, name],
         )
-        for engine, key, columns in found:
+        for engine, key, columns in tables:
             if (str(engine).lower(), key, columns) != ("innodb", "transaction_id", len(LEDGER_COLUMNS)):
                 raise no_ledger(f"{schema}.{name}")
-        return bool(found)
+        return bool(tables)
 
     def answers(self, connection: Connection, rested: float) -> bool:
         connection.ping(reconnect=False)
@@ -255,9 +254,9 @@ class MySQLBackend(PooledServer, Backend):
         return catalog.locate(connection, table)
 
     def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
-        found = catalog.describe(connection, schema, name)
-        return found and replace(
-            found,
+        target = catalog.describe(connection, schema, name)
+        return target and replace(
+            target,
             local=setting(connection, "local_infile") in ("1", "ON"),
             packet=int(setting(connection, "max_allowed_packet")),
         )
@@ -320,10 +319,9 @@ class MySQLBackend(PooledServer, Backend):
 
     def encoder(self, context: TransactionContext, columns: Sequence[MySQLColumn], target: MySQLTarget) -> RowEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
-        rounding = self.merge.rounds
         if target.local:
-            return LoadEncoder(context.schema, columns, target.label, rounding=rounding)
-        return InsertEncoder(context.schema, columns, target.label, rounding=rounding, packet=target.packet)
+            return LoadEncoder(context.schema, columns, target.label, self.merge)
+        return InsertEncoder(context.schema, columns, target.label, self.merge, packet=target.packet)
 
     # ------------------------------------------------------------------ errors
     def fault(self, error: Exception) -> Fault | None:
@@ -407,46 +405,17 @@ class MySQLBackend(PooledServer, Backend):
             with transaction.explained():
                 written = self.merge.written(context.schema.names, target.names)
                 target = catalog.current(transaction.connection, target, written)
-            columns = self._staging_columns(target, context, bytewise(transaction.connection))
+            collation = bytewise(transaction.connection)
+            columns = self.staging_columns(target, context.schema, lambda field: _merge_column(field, collation))
             encoder = self.encoder(context, columns, target)
+            key = f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
             transaction.execute(
-                f"CREATE TABLE {table} ({', '.join(self._declarations(name, columns, target))}) ENGINE=InnoDB"
+                f"CREATE TABLE {table} ({', '.join([key, *map(_declaration, columns)])}) ENGINE=InnoDB"
                 f" COMMENT={literal(context.transaction_id)}"
             )
             transaction.execute("START TRANSACTION READ WRITE")
             transaction.start(table, encoder, alias=name)
         return transaction
-
-    def _staging_columns(self, target: MySQLTarget, context: TransactionContext, collation: str) -> list[MySQLColumn]:
-        """The target's columns that are written, and those of the batch that only the merge looks at: texts of these
-        get `collation`."""
-        written = self.merge.written(context.schema.names, target.names)
-        columns = []
-        for column in target.columns:
-            if column.name in written:
-                required = column.name in self.merge.keys or (not column.nullable and not self.merge.delete_marker)
-                columns.append(replace(column, nullable=not required))
-        extra = [field for field in context.schema if field.name not in written]
-        return columns + [_extra_column(field.name, field.type, collation) for field in extra]
-
-    def _declarations(self, name: str, columns: Sequence[MySQLColumn], target: MySQLTarget) -> list[str]:
-        """Columns and constraints for CREATE TABLE. NULLs are refused before they get here, except in those columns
-        that a row that deletes may leave empty."""
-        declared = [f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"]
-        for column in columns:
-            charset = f" CHARACTER SET {column.charset} COLLATE {column.collation}" if column.collation else ""
-            json = f" CHECK (json_valid({quoted(column.name)}))" if column.type == "json" and column.collation else ""
-            # the catalog writes members with backslashes
-            kind = f"{column.type}({', '.join(map(literal, column.members))})" if column.members else column.declared
-            declared.append(f"{quoted(column.name)} {kind}{charset} NULL{json}")
-        if self.merge.delete_marker:
-            required = {column.name for column in target.columns if not column.nullable}
-            for number, column in enumerate(columns):
-                if column.name in required and column.nullable:
-                    rule = f"{quoted(self.merge.delete_marker)} IS TRUE OR {quoted(column.name)} IS NOT NULL"
-                    called = f"{name} {number} {column.name}"[:56] + " is NULL"  # MySQL has them unique in the database
-                    declared.append(f"CONSTRAINT {quoted(called)} CHECK ({rule})")
-        return declared
 
     # ------------------------------------------------------------------ before the decision
     def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> MySQLTarget:
@@ -481,10 +450,10 @@ class MySQLBackend(PooledServer, Backend):
     def _nulls(
         self, connection: Connection, target: MySQLTarget, tables: Sequence[str], columns: Sequence[str]
     ) -> Iterable[str]:
-        kept = f" AND {quoted(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
+        stays = f" AND {quoted(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
         for name in columns:
             staged = self.union([quoted(target.schema, table) for table in tables], "*")
-            where = f"({staged}) AS staged WHERE {quoted(name)} IS NULL{kept}"
+            where = f"({staged}) AS staged WHERE {quoted(name)} IS NULL{stays}"
             if query(connection, f"SELECT 1 FROM {where} LIMIT 1"):
                 yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
 
@@ -506,8 +475,8 @@ class MySQLBackend(PooledServer, Backend):
         self._put_in_anew(connection, target, last, written)
         changed = execute(connection, self._update(target, last, written))
         changed += execute(connection, self._insert(target, last, written))
-        ((kept,),) = query(connection, self._placed(target, last))
-        if changed != kept:  # neither missing for the INSERT nor there for the UPDATE
+        ((due,),) = query(connection, self._placed(target, last))
+        if changed != due:  # neither missing for the INSERT nor there for the UPDATE
             raise TransactionBlocked(
                 f"table {target.label}: somebody else inserted or deleted keys of the batch while it was moved"
             )
@@ -561,7 +530,7 @@ class MySQLBackend(PooledServer, Backend):
             " WHERE `tpc rank` = 1"
         )
 
-    def _kept(self, and_: str = "") -> str:
+    def _where(self, and_: str = "") -> str:
         """The condition for rows that are no deletes."""
         terms = [f"last.{quoted(self.merge.delete_marker)} IS NOT TRUE"] if self.merge.delete_marker else []
         terms += [and_] if and_ else []
@@ -577,9 +546,9 @@ class MySQLBackend(PooledServer, Backend):
     def _placed(self, target: MySQLTarget, last: str) -> str:
         """How many changes are in the table when all are made that replace what is not newer."""
         if not self.merge.keep_newer:
-            return f"SELECT count(*) FROM ({last}) AS last{self._kept()}"
+            return f"SELECT count(*) FROM ({last}) AS last{self._where()}"
         same = f"{self.equal('target', 'last', self.merge.keys)}{self.not_older()}"
-        return f"SELECT count(*) FROM ({last}) AS last JOIN {target.identifier} AS target ON {same}{self._kept()}"
+        return f"SELECT count(*) FROM ({last}) AS last JOIN {target.identifier} AS target ON {same}{self._where()}"
 
     def _update(self, target: MySQLTarget, last: str, written: Sequence[str]) -> str:
         """A key stays also where the server puts the time into what is not set (ON UPDATE)."""
@@ -589,7 +558,7 @@ class MySQLBackend(PooledServer, Backend):
         sets = ", ".join(f"target.{quoted(column)} = {row}.{quoted(column)}" for column, row in changes)
         return (
             f"UPDATE {target.identifier} AS target JOIN ({last}) AS last"
-            f" ON {self.equal('target', 'last', self.merge.keys)}{self.not_older()} SET {sets}{self._kept()}"
+            f" ON {self.equal('target', 'last', self.merge.keys)}{self.not_older()} SET {sets}{self._where()}"
         )
 
     def _insert(self, target: MySQLTarget, last: str, written: Sequence[str]) -> str:
@@ -597,17 +566,8 @@ class MySQLBackend(PooledServer, Backend):
         return (
             f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {columns} FROM ({last}) AS last"
             f" LEFT JOIN {target.identifier} AS target ON {self.equal('target', 'last', self.merge.keys)}"
-            f"{self._kept(f'target.{quoted(self.merge.keys[0])} IS NULL')}"
+            f"{self._where(f'target.{quoted(self.merge.keys[0])} IS NULL')}"
         )
-
-    def explained(self, target: MySQLTarget, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
-        return Writing(target.label, where, dict.fromkeys(tables, target.name)).explained()
-
-    def refusal(self, error: Exception, target: MySQLTarget, tables: Sequence[str]) -> str | None:
-        found = fault(error)
-        if found is None or found.kind not in ("refused", "changed", "gone", "server"):
-            return None  # the connection, a lock, a full disk
-        return f": {Writing(target.label, '', dict.fromkeys(tables, target.name)).said(found.text)}"
 
     # ------------------------------------------------------------------ staging tables
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
@@ -668,14 +628,23 @@ class MySQLBackend(PooledServer, Backend):
         return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
 
 
-def _extra_column(name: str, arrow: pa.DataType, collation: str) -> MySQLColumn:
+def _declaration(column: MySQLColumn) -> str:
+    """For CREATE TABLE. NULLs are refused before they get here, but those of rows that delete."""
+    charset = f" CHARACTER SET {column.charset} COLLATE {column.collation}" if column.collation else ""
+    json = f" CHECK (json_valid({quoted(column.name)}))" if column.type == "json" and column.collation else ""
+    # the catalog writes members with backslashes
+    kind = f"{column.type}({', '.join(map(literal, column.members))})" if column.members else column.declared
+    return f"{quoted(column.name)} {kind}{charset} NULL{json}"
+
+
+def _merge_column(field: pa.Field, collation: str) -> MySQLColumn:
     """A column that only a staging table has."""
-    declared = target_type(arrow).replace("boolean", "tinyint(1)")
+    declared = target_type(field.type).replace("boolean", "tinyint(1)")
     kind, *numbers = re.findall(r"\w+", declared)
     text = ("utf8mb4", collation) if kind == "longtext" else ("", "")
     precision, scale = map(int, numbers) if kind == "decimal" else (0, None)
     return MySQLColumn(
-        name,
+        field.name,
         kind,
         declared,
         precision=precision,

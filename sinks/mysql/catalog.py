@@ -58,7 +58,7 @@ class MySQLColumn(targets.Column):
 
     `counter` is one with AUTO_INCREMENT. `precision` and `scale` are those of numbers (for BIT, its bits), `digits`
     those of fractions of a second, `length` is in bytes. `collation` is "" for what is no text. `members` are those of
-    an ENUM or SET.
+    an ENUM.
     """
 
     counter: bool = False
@@ -111,7 +111,7 @@ class MySQLColumn(targets.Column):
             return replace(holds, precision=self.precision, scale=self.scale or 0, bounds=unsigned)
         if self.type == "binary":
             return replace(holds, size=self.length)
-        if self.type in ("enum", "set"):
+        if self.type == "enum":
             return replace(holds, members=self.members)
         return replace(holds, scale=self.scale, unit=10 ** (6 - self.digits))
 
@@ -153,7 +153,6 @@ _HOLDS = {
     "char": Holds(convert.TEXT, drops=True),
     **dict.fromkeys(("varchar", "tinytext", "text", "mediumtext", "enum"), Holds(convert.TEXT)),
     **dict.fromkeys(("uuid", "inet4", "inet6"), Holds(convert.TEXT)),  # MariaDB's, which checks their text
-    "set": Holds(convert.TEXT, several=True),
     **dict.fromkeys(("json", "longtext"), Holds(convert.JSON)),
     **dict.fromkeys(_BINARIES, Holds(convert.BYTES)),
     "date": Holds(convert.DATE),
@@ -256,11 +255,11 @@ def _unaltered(rounding: bool) -> Convert:
 
 def _distinct_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Raises ValueError for a name that comes twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
-    return found
+    return members
 
 
 def _check_number(text: str, *, rounding: bool) -> None:
@@ -276,7 +275,7 @@ def _check_number(text: str, *, rounding: bool) -> None:
         raise ValueError(f"{text[:60]} would be rounded to {value!r}{ROUNDING}")
 
 
-# ---------------------------------------------------------------------- members of ENUM and SET
+# ---------------------------------------------------------------------- members of ENUM
 _MARKS = {"\\0": "\0", "\\n": "\n", "\\r": "\r", "''": "'"}
 
 
@@ -349,8 +348,8 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     if len(parts) == 1:
         ((schema,),) = query(connection, "SELECT DATABASE()")
         parts = [schema, *parts]
-    found = query(connection, "SELECT schema_name FROM information_schema.schemata WHERE schema_name = %s", parts[:1])
-    return (found[0][0] if found else parts[0]), parts[1]
+    schemas = query(connection, "SELECT schema_name FROM information_schema.schemata WHERE schema_name = %s", parts[:1])
+    return (schemas[0][0] if schemas else parts[0]), parts[1]
 
 
 def describe(connection: Connection, schema: str, name: str, *, references: bool = True) -> MySQLTarget | None:
@@ -358,15 +357,15 @@ def describe(connection: Connection, schema: str, name: str, *, references: bool
     left out without `references`: the server opens every table of the database to tell.
 
     Raises ConfigurationError if it is not a table."""
-    found = query(
+    rows = query(
         connection,
         "SELECT table_schema, table_name, table_type, engine FROM information_schema.tables"
         " WHERE table_schema = %s AND table_name = %s",
         [schema, name],
     )
-    if not found:
+    if not rows:
         return None
-    schema, name, kind, engine = found[0]  # as the server writes them: it may not care for capitals
+    schema, name, kind, engine = rows[0]  # as the server writes them: it may not care for capitals
     if kind not in ("BASE TABLE", "SYSTEM VERSIONED"):
         raise ConfigurationError(f"{schema}.{name} is a {kind.lower()}; rows can only go to a table")
     where = [schema, name]
@@ -472,7 +471,7 @@ def _column(row: Row, json: Collection[str]) -> MySQLColumn:
     nullable, has_default, generated, counter = map(bool, facts)
     numbers = int(precision), None if scale is None else int(scale), int(digits), int(length)
     kind = "json" if name in json else kind.lower()
-    members = members_of(declared) if kind in ("enum", "set") else ()
+    members = members_of(declared) if kind == "enum" else ()
     return MySQLColumn(
         name, kind, declared, nullable, has_default, generated, counter, *numbers, charset, collation, members
     )

@@ -4,11 +4,8 @@ run on it; and MySQL's errors and warnings in the words of the sinks."""
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -16,8 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 from pymysql.constants import CR, ER
 
-from sinks.errors import BadValue
-from sinks.sql.errors import Fault, explained
+from sinks.sql.errors import Fault
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
@@ -201,7 +197,7 @@ def parameters(dsn: str) -> dict[str, Any]:
         raise ValueError(f"the DSN cannot be read; {form}") from None
     if url.scheme.split("+")[0] not in ("mysql", "mariadb"):
         raise ValueError(f"the DSN does not begin with mysql:// or mariadb://; {form}")
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "host": url.hostname or "localhost",
         "port": port or 3306,
         "user": unquote(url.username or ""),
@@ -210,8 +206,8 @@ def parameters(dsn: str) -> dict[str, Any]:
     }
     for name, value in parse_qsl(url.query):
         word = {"true": True, "false": False}.get(value.lower())
-        found[name] = word if word is not None else int(value) if value.isdigit() else value
-    return {name: value for name, value in found.items() if value != ""}
+        options[name] = word if word is not None else int(value) if value.isdigit() else value
+    return {name: value for name, value in options.items() if value != ""}
 
 
 def is_mariadb(connection: Connection) -> bool:
@@ -271,54 +267,11 @@ _OF_THE_CLIENT = range(2000, 3000)
 # Refused rows, as far as PyMySQL takes them for something else: no such column, no default, SIGNAL, bad function
 # arguments, no partition, invalid JSON, CHECK of MySQL and of MariaDB, strings of another character set
 _REFUSED = {ER.BAD_FIELD_ERROR, 1292, 1364, 1366, 1411, 1526, 1644, 1690, 1906, 3105, 3140, 3819, 4025, 4078}
-_ROW = re.compile(r" at row (\d+)")
 
 
 def code_of(error: pymysql.Error) -> int:
     code = error.args[0] if error.args else 0
     return code if isinstance(code, int) else 0
-
-
-@dataclass
-class Writing:
-    """What an error has to tell about: the table, who was writing (`where`), names of staging tables and the name that
-    the user knows instead (`aliases`), and how many rows had gone `before` those of the running statement."""
-
-    table: str
-    where: str
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    before: int = 0
-
-    def explained(self) -> AbstractContextManager[None]:
-        """The server's errors as SinkErrors."""
-        return explained(self._fault, f"table {self.table}: {self.where}")
-
-    def _fault(self, error: Exception) -> Fault | None:
-        found = fault(error)
-        return found and replace(found, text=self.said(found.text), reason=self._alone(found.text))
-
-    def refused(self, warnings: Sequence[tuple[Any, ...]], sent: int, took: int) -> BadValue:
-        """Why rows are refused that the server took with warnings (as SHOW WARNINGS lists them), or skipped."""
-        told = "; ".join(self.said(str(message)) for _, _, message in warnings[:3]) or "the server says no more"
-        more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
-        skipped = f"; it took {took} of {sent} rows" if took != sent else ""
-        return BadValue(
-            f"table {self.table}: {self.where} was refused, since the server would alter or skip rows: "
-            f"{told}{more}{skipped}"
-        ).because("; ".join(self._alone(str(message)) for _, _, message in warnings[:3]))
-
-    def said(self, text: str) -> str:
-        """A message of the server, with the names that the user knows and rows counted from the first one."""
-        return _ROW.sub(lambda row: f" at row {self.before + int(row[1])}", self._known(text))
-
-    def _alone(self, text: str) -> str:
-        """Without the row."""
-        return _ROW.sub("", self._known(text))
-
-    def _known(self, text: str) -> str:
-        for name, known in self.aliases.items():
-            text = text.replace(name, known)
-        return text
 
 
 def fault(error: Exception) -> Fault | None:

@@ -10,9 +10,11 @@ module speaks the protocol through three methods of its connection, two of them 
 from __future__ import annotations
 
 import contextlib
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -24,13 +26,16 @@ from pymysql.protocol import OKPacketWrapper
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
 from sinks.mysql.catalog import Form, MySQLColumn
-from sinks.mysql.connection import WORK_SECONDS, Connection, Writing, execute, listed, query, quoted
+from sinks.mysql.connection import WORK_SECONDS, Connection, execute, fault, listed, query, quoted
 from sinks.resting import disconnect
 from sinks.sql.backend import RowTransaction
 from sinks.sql.encoder import Encoder
+from sinks.sql.errors import Fault, explained
+from sinks.sql.options import APPEND, MergeOptions
 from sinks.transaction import Identity, TransactionContext
 
 _PACKET = 2**20
+_ROW = re.compile(r" at row (\d+)")
 
 
 class RowEncoder(Encoder[MySQLColumn]):
@@ -105,12 +110,12 @@ class InsertEncoder(RowEncoder):
         schema: pa.Schema,
         columns: Sequence[MySQLColumn],
         table: str,
+        merge: MergeOptions = APPEND,
         *,
-        rounding: bool = False,
         packet: int = 2**24,
     ) -> None:
         """`packet` is the server's max_allowed_packet, in bytes."""
-        super().__init__(schema, columns, table, rounding=rounding)
+        super().__init__(schema, columns, table, merge)
         self._packet = packet
         self._most = packet - len(self.statement("x" * 300).encode())
 
@@ -188,20 +193,31 @@ class LoadTransaction(RowTransaction):
         away."""
         super().__init__(context, identity)
         self._branch = branch
-        self._writing = Writing(table, self.who)
+        self._table, self._staging, self._rows = table, "", 0
         self._undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo
         self._loading = 0
         self.connection = connection
         self.connection.may_take(WORK_SECONDS)
 
     def explained(self) -> AbstractContextManager[None]:
-        return self._writing.explained()
+        return explained(self._fault, f"table {self._table}: {self.who}")
 
-    def start(self, into: str, encoder: RowEncoder, *, alias: str | None = None) -> None:
+    def _fault(self, error: Exception) -> Fault | None:
+        """With rows counted from the first one; the reason is without."""
+        known = fault(error)
+        return known and replace(known, text=self._said(known.text), reason=_ROW.sub("", self._known(known.text)))
+
+    def _said(self, text: str) -> str:
+        return _ROW.sub(lambda row: f" at row {self._rows + int(row[1])}", self._known(text))
+
+    def _known(self, text: str) -> str:
+        """With the name that the user knows."""
+        return text.replace(self._staging, self._table.split(".")[-1]) if self._staging else text
+
+    def start(self, into: str, encoder: RowEncoder, *, alias: str = "") -> None:
         """Rows go into this (quoted) table. `alias` is the name of it that errors must not show, if it is a staging
         table."""
-        if alias:
-            self._writing.aliases = {alias: self._writing.table.split(".")[-1]}
+        self._staging = alias
         self._encoder = encoder
         self._statement = encoder.statement(into)
 
@@ -222,7 +238,7 @@ class LoadTransaction(RowTransaction):
         return list(self._encoder.pieces(batch))
 
     def put(self, batch: pa.RecordBatch) -> None:
-        pieces, before = self.encode(batch), self._writing.before
+        pieces, before = self.encode(batch), self._rows
         execute(self.connection, "SAVEPOINT tpc")
         try:
             for data, rows in pieces:
@@ -230,7 +246,7 @@ class LoadTransaction(RowTransaction):
                     self._send(data, rows)
                     self._settle()
         except BadValue:
-            self._writing.before = before
+            self._rows = before
             execute(self.connection, "ROLLBACK TO SAVEPOINT tpc")
             raise
         execute(self.connection, "RELEASE SAVEPOINT tpc")
@@ -249,13 +265,23 @@ class LoadTransaction(RowTransaction):
 
     def _judge(self, rows: int, took: int, warnings: int) -> None:
         if warnings or took != rows:
-            raise self._writing.refused(query(self.connection, "SHOW WARNINGS"), rows, took)
-        self._writing.before += rows
+            raise self._refused([str(text) for _, _, text in query(self.connection, "SHOW WARNINGS")], rows, took)
+        self._rows += rows
+
+    def _refused(self, warnings: Sequence[str], sent: int, took: int) -> BadValue:
+        """Of rows that the server took with warnings, or skipped."""
+        said = "; ".join(map(self._said, warnings[:3])) or "the server says no more"
+        more = f" (and {len(warnings) - 3} or more others)" if len(warnings) > 3 else ""
+        skipped = f"; it took {took} of {sent} rows" if took != sent else ""
+        return BadValue(
+            f"table {self._table}: {self.who} was refused, since the server would alter or skip rows: "
+            f"{said}{more}{skipped}"
+        ).because("; ".join(_ROW.sub("", self._known(text)) for text in warnings[:3]))
 
     def finish(self) -> int:
         with self.explained():
             self._settle()
-        return self._writing.before
+        return self._rows
 
     def execute(self, statement: str) -> None:
         with self.explained():

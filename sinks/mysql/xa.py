@@ -58,12 +58,12 @@ def recovered(connection: Connection) -> list[tuple[int, int, int, bytes]] | Non
 
 def prepared(connection: Connection, schema: str) -> list[dict[str, str]]:
     """The names of our branches of one database."""
-    found = []
+    identities = []
     for form, length, _, data in recovered(connection) or []:
         if form == format_of(schema):
             text = data.decode("ascii", "replace")
-            found.append({"gtrid": text[:length], "bqual": text[length:]})
-    return sorted(found, key=name_of)
+            identities.append({"gtrid": text[:length], "bqual": text[length:]})
+    return sorted(identities, key=name_of)
 
 
 def end(connection: Connection, schema: str, how: str, identity: Identity) -> bool:

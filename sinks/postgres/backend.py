@@ -314,7 +314,7 @@ class PostgresBackend(PooledServer, Backend):
         self, context: TransactionContext, columns: Sequence[PostgresColumn], target: PostgresTarget
     ) -> CopyEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
-        return CopyEncoder(context.schema, columns, target.label, rounding=self.merge.rounds)
+        return CopyEncoder(context.schema, columns, target.label, self.merge)
 
     # ------------------------------------------------------------------ errors
     def fault(self, error: Exception) -> Fault | None:

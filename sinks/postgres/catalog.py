@@ -112,7 +112,7 @@ _HOLDS = {
     "float8": Holds(convert.FLOAT, to=pa.float64()),
     "numeric": Holds(convert.DECIMAL),
     **dict.fromkeys(("text", "varchar", "citext", "name", "uuid", "inet"), Holds(convert.TEXT)),
-    "bpchar": Holds(convert.TEXT, padded=True),
+    "bpchar": Holds(convert.TEXT, drops=True),
     **dict.fromkeys(("json", "jsonb"), Holds(convert.JSON)),
     "bytea": Holds(convert.BYTES),
     "date": Holds(convert.DATE, bounds=_DAYS, years=_YEARS),

@@ -17,6 +17,7 @@ from sinks.postgres.catalog import PostgresColumn
 from sinks.postgres.connection import Connection, Rows, explained
 from sinks.sql.backend import RowTransaction
 from sinks.sql.encoder import Encoder
+from sinks.sql.options import APPEND, MergeOptions
 from sinks.transaction import Identity, TransactionContext
 
 _DEFERRED = """
@@ -36,9 +37,9 @@ class CopyEncoder(Encoder[PostgresColumn]):
     bytes_at_once = 16 * 2**20
 
     def __init__(
-        self, schema: pa.Schema, columns: Sequence[PostgresColumn], table: str, *, rounding: bool = False
+        self, schema: pa.Schema, columns: Sequence[PostgresColumn], table: str, merge: MergeOptions = APPEND
     ) -> None:
-        super().__init__(schema, columns, table, rounding=rounding)
+        super().__init__(schema, columns, table, merge)
         empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
         self._encoded = self._batch(empty).schema
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder(self._encoded)

@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -286,6 +286,14 @@ class Backend(Server, ABC):
                         self.drop_unused(connection, schema, [name])
                     continue
                 logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, fault.text)
+
+    def staging_columns(self, target: Any, batch: pa.Schema, extra: Callable[[pa.Field], Any]) -> list[Any]:
+        """The target's columns that are written, keys as NOT NULL; and those that only the merge looks at, as `extra`
+        makes them. Raises SchemaMismatch."""
+        written, keys = self.merge.written(batch.names, target.names), self.merge.keys
+        columns = [replace(c, nullable=c.nullable and c.name not in keys) for c in target.columns if c.name in written]
+        others = declarations((field for field in batch if field.name not in written), extra)
+        return columns + [column for _, column in others]
 
     # ------------------------------------------------------------------ the move
     @abstractmethod

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from sinks.arrow.convert import RefusedValue, Unfit, short
 from sinks.arrow.types import spark_name
 from sinks.errors import BadValue, SchemaMismatch
+from sinks.sql.options import APPEND, MergeOptions
 from sinks.sql.target import Column
 
 ColumnT = TypeVar("ColumnT", bound=Column)
@@ -32,15 +33,21 @@ class Encoder(ABC, Generic[ColumnT]):
     no_null: ClassVar[str] = ""
     """What to say of a NULL in a column that takes none; the server says it, if this is empty."""
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[ColumnT], table: str, *, rounding: bool = False) -> None:
-        if reasons := mismatches(schema, columns, rounding=rounding):
+    def __init__(
+        self,
+        schema: pa.Schema,
+        columns: Sequence[ColumnT],
+        table: str,
+        merge: MergeOptions = APPEND,
+    ) -> None:
+        if reasons := mismatches(schema, columns, rounding=merge.rounds):
             raise SchemaMismatch(f"table {table}: " + "; ".join(reasons))
         known = {column.name: column for column in columns}
         self.table = table
         self.columns = [known[name] for name in schema.names]
         self.rows = 0
-        self._schema = schema
-        self._convert = [known[field.name].conversion(field.type, rounding=rounding) for field in schema]
+        self._schema, self._merge = schema, merge
+        self._convert = [known[field.name].conversion(field.type, rounding=merge.rounds) for field in schema]
 
     def slices(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows of one batch, some thousands at a time. Raises SchemaMismatch unless it has the first one's
@@ -60,11 +67,19 @@ class Encoder(ABC, Generic[ColumnT]):
         for column, convert, array in zip(self.columns, self._convert, batch.columns, strict=True):
             try:
                 if self.no_null and array.null_count and not column.nullable:
-                    raise RefusedValue(pc.index(array.is_null(), True).as_py(), self.no_null)
+                    self._refuse_nulls(batch, column.name, array)
                 arrays.append(convert(array))
             except RefusedValue as refused:
                 raise self.bad_value(batch, column.name, refused) from None
         return arrays
+
+    def _refuse_nulls(self, batch: pa.RecordBatch, name: str, array: pa.Array) -> None:
+        """A row that deletes needs nothing but its key."""
+        missing = array.is_null()
+        if self._merge.delete_marker and name not in self._merge.keys:
+            missing = pc.and_not(missing, batch.column(self._merge.delete_marker).fill_null(False))
+        if pc.any(missing).as_py():
+            raise RefusedValue(pc.index(missing, True).as_py(), self.no_null)
 
     def bad_value(self, batch: pa.RecordBatch, name: str, refused: RefusedValue) -> BadValue:
         """Names column, row, and what tells it from others: its first other columns, which are the keys more often than

@@ -87,3 +87,6 @@ class MergeOptions:
         """Those of the batch's columns that go into a table with the columns `target`."""
         extra = {self.delete_marker} | ({self.order_by} if self.order_by not in target else set())
         return [column for column in columns if column not in extra]
+
+
+APPEND = MergeOptions()

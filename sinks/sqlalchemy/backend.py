@@ -8,7 +8,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from sqlalchemy.types import SchemaType, TypeEngine
 
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
 from sinks.sql import target as targets
-from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes, declarations
+from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes
 from sinks.sql.encoder import Values
 from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sql.errors import Fault
@@ -169,8 +169,8 @@ class SqlAlchemyBackend(Backend):
         if self.dialect != "sqlite":
             return super().triggers(connection, schema, name)
         table = self.quote(schema, "sqlite_master")
-        found = f"SELECT 'trigger ' || name, sql FROM {table} WHERE type = 'trigger' AND lower(tbl_name) = lower(%s)"
-        return dict(self.query(connection, found, [name]))
+        question = f"SELECT 'trigger ' || name, sql FROM {table} WHERE type = 'trigger' AND lower(tbl_name) = lower(%s)"
+        return dict(self.query(connection, question, [name]))
 
     # ------------------------------------------------------------------ the ledger's table
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
@@ -263,10 +263,10 @@ class SqlAlchemyBackend(Backend):
         schema, _, name = table.rpartition(".")
         if schema or self.dialect != "postgresql":
             return schema, name
-        found = [schema for (schema,) in self.query(connection, HOMES, [name])]
-        if len(found) > 1:
-            raise ambiguous(table, found)
-        return (found or self.query(connection, "SELECT current_schema()")[0])[0], name
+        schemas = [schema for (schema,) in self.query(connection, HOMES, [name])]
+        if len(schemas) > 1:
+            raise ambiguous(table, schemas)
+        return (schemas or self.query(connection, "SELECT current_schema()")[0])[0], name
 
     def describe(self, connection: Connection, schema: str, name: str) -> SqlAlchemyTarget | None:
         if not sa.inspect(connection).has_table(name, schema or None):
@@ -309,8 +309,8 @@ class SqlAlchemyBackend(Backend):
             "SELECT c.name, coll FROM pragma_index_list(%s) AS i, pragma_index_xinfo(i.name) AS c"
             " WHERE \"unique\" AND key AND coll <> 'BINARY'"
         )
-        found = self.query(connection, columns, [table.name])
-        return {name: collation for name, collation in found if name in self.merge.keys}
+        collations = self.query(connection, columns, [table.name])
+        return {name: collation for name, collation in collations if name in self.merge.keys}
 
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
         kind = declared(field.type, self.dialect, key=key)
@@ -324,21 +324,22 @@ class SqlAlchemyBackend(Backend):
 
     # ------------------------------------------------------------------ staged, in the task
     def stage(self, plan: Plan, context: TransactionContext) -> InsertTransaction:
-        """The target's columns that are written, and those that only the merge looks at."""
         target, text, keys = plan.target, context.transaction_id, self.merge.keys
-        written = self.merge.written(context.schema.names, target.names)
-        extra = (field for field in context.schema if field.name not in written)
-        kinds = declarations(extra, lambda field: declared(field.type, self.dialect))
-        columns = [column for column in target.columns if column.name in written]
-        columns += [SqlAlchemyColumn.of(field.name, kind, self.dialect) for field, kind in kinds]
+        columns = self.staging_columns(
+            target,
+            context.schema,
+            lambda field: SqlAlchemyColumn.of(field.name, declared(field.type, self.dialect), self.dialect),
+        )
         optional = bool(self.merge.delete_marker)  # a row that deletes needs nothing but its key
-        columns = [replace(c, nullable=c.name not in keys and (c.nullable or optional)) for c in columns]
         staging = sa.Table(
             staging_table(text),
             sa.MetaData(),
             sa.Column(_ROW, sa.BigInteger().with_variant(sa.Integer, "sqlite"), sa.Identity(), primary_key=True),
             sa.Column(_ID, sa.String(199), default=sa.null(), server_default=text),
-            *(sa.Column(c.name, _copy(c.kind), nullable=c.nullable) for c in columns),
+            *(
+                sa.Column(c.name, _copy(c.kind), nullable=c.nullable or (optional and c.name not in keys))
+                for c in columns
+            ),
             schema=target.schema or None,
         )
         return InsertTransaction(self, context, target.label, identity_of(target.schema, text), staging, columns)
@@ -380,8 +381,8 @@ class SqlAlchemyBackend(Backend):
         self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], columns: Sequence[str]
     ) -> Row | None:
         keys = list(self._union(target, staging, columns).c)
-        found = sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
-        row = connection.execute(found).first()
+        groups = sa.select(*keys, sa.func.count()).group_by(*keys).having(sa.func.count() > 1).limit(1)
+        row = connection.execute(groups).first()
         return row and tuple(row)
 
     # ------------------------------------------------------------------ the move
@@ -460,10 +461,10 @@ class SqlAlchemyBackend(Backend):
         return sorted(text for text in ids if text.startswith(prefix))
 
     def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
-        found = sa.inspect(connection).get_multi_columns(schema or None, tables) if tables else {}
+        existing = sa.inspect(connection).get_multi_columns(schema or None, tables) if tables else {}
         return {
             str(table): {c["name"]: self._in_sql(c["type"]) for c in columns if c["name"] not in (_ROW, _ID)}
-            for (_, table), columns in found.items()
+            for (_, table), columns in existing.items()
         }
 
 
@@ -511,9 +512,7 @@ class InsertTransaction(RowTransaction):
         super().__init__(context, identity)
         self._where = f"table {label}: {self.who}"
         self._backend, self._staging = backend, staging
-        self._values: Values[SqlAlchemyColumn] = Values(
-            context.schema, columns, f"{label}: {self.who}", rounding=backend.merge.rounds
-        )
+        self._values: Values[SqlAlchemyColumn] = Values(context.schema, columns, f"{label}: {self.who}", backend.merge)
         try:
             with self.explained():
                 self.connection = backend.engine.connect()

@@ -65,8 +65,8 @@ class SqlAlchemyColumn(targets.Column):
             case sa.Enum():
                 return Holds(convert.TEXT, name, members=kind.enums)
             case sa.String():
-                drops = isinstance(kind, sa.CHAR)
-                return Holds(convert.JSON, name, longest=kind.length, cuts=True, drops=drops)
+                longest = None if self.dialect == "sqlite" else kind.length  # SQLite cuts nothing
+                return Holds(convert.JSON, name, longest=longest, drops=isinstance(kind, sa.CHAR))
             case sa.Float():
                 to, scale = pa.float32() if self._single else pa.float64(), getattr(kind, "scale", None)
                 return Holds(convert.FLOAT, name, to=to, scale=scale, missing=_MISSING.get(self.dialect))

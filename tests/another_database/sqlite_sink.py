@@ -73,8 +73,9 @@ class SqliteTransaction(RowTransaction):
     def __init__(self, backend: SqliteBackend, target: Target, context: TransactionContext) -> None:
         super().__init__(context, identity_of(target.schema, context.transaction_id))
         self._backend, self._target = backend, target
-        columns, self._definitions = backend.staging_columns(target, context.schema)
-        self._values = Values(context.schema, columns, f"{target.label}: {self.who}")
+        columns = backend.staging_columns(target, context.schema, backend.merge_column)
+        self._values = Values(context.schema, columns, f"{target.label}: {self.who}", backend.merge)
+        self._definitions = ", ".join(f"{backend.quote(c.name)} {c.type}" for c in self._values.columns)
         with self.explained():
             self.connection = backend.connect()
             with self.begun():
@@ -216,21 +217,8 @@ class SqliteBackend(PooledServer, Backend):
     def stage(self, plan: Plan, context: TransactionContext) -> SqliteTransaction:
         return SqliteTransaction(self, plan.target, context)
 
-    def staging_columns(self, target: Target, batch: pa.Schema) -> tuple[list[SqliteColumn], str]:
-        """And their definitions. A row that deletes needs nothing but its key."""
-        known, marker = {column.name: column for column in target.columns}, self.merge.delete_marker
-        columns, definitions = [], []
-        for field in batch:
-            name = self.quote(field.name)
-            column = known.get(field.name) or SqliteColumn(field.name, self.declared(None, field, key=False))
-            needed = "" if column.nullable else " NOT NULL"
-            if marker and needed:
-                needed = f" CHECK ({name} IS NOT NULL OR {self.quote(marker)} IS TRUE)"
-            if field.name in self.merge.keys:
-                needed = " NOT NULL"
-            columns.append(replace(column, nullable=needed != " NOT NULL"))
-            definitions.append(f"{name} {column.type}{needed}")
-        return columns, ", ".join(definitions)
+    def merge_column(self, field: pa.Field) -> SqliteColumn:
+        return SqliteColumn(field.name, self.declared(None, field, key=False))
 
     def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
         asked = "SELECT m.name, c.name, c.type FROM sqlite_master AS m, pragma_table_xinfo(m.name) AS c WHERE m.name IN"
