@@ -26,7 +26,6 @@ from sinks.testing.table import (
     COMMITTED,
     SCHEMA,
     batch,
-    change,
     checkpoint,
     context,
     eventually,
@@ -678,16 +677,6 @@ def test_keys_are_compared_as_the_table_does(db: Observer) -> None:
     committable = pre_commit(sink, batch(rows, schema))
     assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
     assert db.visible("words") == [("Ab", 2), ("é", 3)]
-
-
-def test_checks_of_staging_tables_have_names_of_their_own(keyed: Observer) -> None:
-    """MySQL has them once in a database (8.0 manual, "CHECK Constraints"), MariaDB once in a table."""
-    sink = make(keyed, check=CHANGES, mode="upsert", keys=["id"], order_by="at", delete_marker="gone")
-    for subtask in range(2):
-        pre_commit(sink, batch([change(1, "x", 1, None)], CHANGES), subtask=subtask)
-    query = "SELECT constraint_name FROM information_schema.check_constraints WHERE constraint_schema = DATABASE()"
-    names = [name for (name,) in keyed.run(query) if name.endswith("name is NULL")]
-    assert len(set(names)) == 2
 
 
 def test_another_unique_index_of_an_upsert_is_no_key_and_is_tried_before_the_decision(keyed: Observer) -> None:
