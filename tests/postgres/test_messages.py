@@ -220,7 +220,7 @@ def test_what_is_remembered_is_read_from_the_ledger_that_is_there_now(db: Observ
     ((_, newest),) = sink.committed_checkpoints("job").items()
     assert newest == 0
     db.run("DELETE FROM tpc_ledger WHERE NOT transaction_id = 'ledger'")
-    with pytest.raises(ConfigurationError, match="was set back by itself"):
+    with pytest.raises(ConfigurationError, match="the ledger alone was set back"):
         sink.committed_checkpoints("job")
     db.run("DROP TABLE tpc_ledger_witness")
     assert sink.committed_checkpoints("job") == {}
