@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 logger = logging.getLogger(__name__)
+
+refused_start: ContextVar[Exception | None] = ContextVar("refused_start", default=None)
+"""What `write_stream` raises while a job file is imported, so that `coordinator status` starts no second driver."""
 
 
 def _nothing() -> None:
@@ -136,6 +140,8 @@ class CheckpointCoordinator:
         without a `transform` (in a classic session)."""
         from pyspark.sql import is_remote
 
+        if refusal := refused_start.get():
+            raise refusal
         self._prepare(df)
         if not is_remote():  # else the sinks are reached from the server
             dead = writers(self.sinks)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import CheckpointConfig
-from coordinator.coordinator import CheckpointCoordinator
+from coordinator.coordinator import CheckpointCoordinator, refused_start
 from coordinator.errors import CheckpointError
 from coordinator.storage import StorageError
 from coordinator.storage.uris import is_secret
@@ -177,8 +177,16 @@ def _attribute(place: str, where: str, default: str = "") -> Any:
         raise JobFileError(f"{where}: write FILE.py:NAME or package.module:NAME, not {place!r}")
     if module_name.endswith(".py") and not Path(module_name).is_file():
         raise JobFileError(f"{where}: there is no file {module_name}")
-    with _failing(f"{where}: cannot import {module_name}"):
-        module = _module(module_name)
+    starts = JobFileError(
+        f"{where}: {module_name} starts its query when it is imported: put what follows the coordinator below "
+        'if __name__ == "__main__":'
+    )
+    token = refused_start.set(starts)
+    try:
+        with _failing(f"{where}: cannot import {module_name}"):
+            module = _module(module_name)
+    finally:
+        refused_start.reset(token)
     try:
         return getattr(module, name)
     except AttributeError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.types as at
 
-from sinks.arrow.types import is_bytes, is_list, is_text, spark_name
+from sinks.arrow.types import is_bytes, is_list, is_moment, is_text, spark_name
 from sinks.errors import BadValue
 
 
@@ -38,6 +38,21 @@ def additions(batch: pa.Schema, table: pa.Schema) -> list[pa.Field]:
     """The columns that the table lacks, as it can get them."""
     known = {name.lower() for name in table.names}
     return [one.with_nullable(True) for one in batch if one.name.lower() not in known]
+
+
+def of_table(kind: pa.DataType) -> pa.DataType:
+    """A batch's type in a table, which has moments in UTC, whatever time zone the session shows them in."""
+
+    def child(field: pa.Field) -> pa.Field:
+        return field.with_type(of_table(field.type))
+
+    if at.is_struct(kind):
+        return pa.struct([child(kind.field(i)) for i in range(kind.num_fields)])
+    if is_list(kind):
+        return pa.list_(child(kind.value_field))
+    if at.is_map(kind):
+        return pa.map_(child(kind.key_field), child(kind.item_field))
+    return pa.timestamp(kind.unit, "UTC") if is_moment(kind) else kind
 
 
 def fits(given: pa.DataType, column: pa.DataType) -> bool:

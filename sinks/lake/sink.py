@@ -27,7 +27,7 @@ from sinks.base import Sink
 from sinks.dead_letters import Refusal, find_refused_rows
 from sinks.diagnosis import SchemaChange, SchemaDiff
 from sinks.errors import CommittedError, ConfigurationError, SchemaMismatch, TransactionBlocked, TransactionEnded
-from sinks.lake.columns import additions, converted, mismatches
+from sinks.lake.columns import additions, converted, mismatches, of_table
 from sinks.lake.files import Files
 from sinks.lake.memory import Memory
 from sinks.optional import (
@@ -169,7 +169,11 @@ class LakeSink(
         """Find the table, or create it. Raises ConfigurationError (SchemaMismatch if it is only about columns) with
         all reasons at once."""
         if self._look() is None and self._create_table:
-            self._create(_plain(schema))
+            try:
+                self._create(_plain(schema))
+            except Exception as error:  # deltalake adds a stack of its own
+                why = str(error).partition("\n")[0]
+                raise ConfigurationError(f"sink {self.name!r} cannot create {self}: {why}") from error
         table = self._found()
         columns, others = list(mismatches(schema, table.columns, adds=self.evolves)), list(self._problems())
         if columns or others:
@@ -414,7 +418,7 @@ def _holding(memory: Memory, part: Part, paths: Sequence[str], held: Mapping[str
 
 
 def _plain(fields: Iterable[pa.Field]) -> pa.Schema:
-    return pa.schema([field.remove_metadata() for field in fields])
+    return pa.schema([field.remove_metadata().with_type(of_table(field.type)) for field in fields])
 
 
 def app_of(job: str, sink: str) -> str:

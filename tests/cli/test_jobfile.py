@@ -171,6 +171,20 @@ def test_code_of_a_job_that_fails_is_one_line(tmp_path: Path, text: str, says: s
     assert told.stdout == ""
 
 
+def test_a_job_file_that_starts_its_query_is_refused(tmp_path: Path) -> None:
+    """Else a look at the job would be a second driver, which stops the first."""
+    (tmp_path / "job.py").write_text(
+        "from coordinator import CheckpointCoordinator\n"
+        "from examples.custom_sink import FileSink\n"
+        f"coordinator = CheckpointCoordinator('orders', [FileSink('{tmp_path}')], 'file://{tmp_path}/c')\n"
+        "with coordinator:\n"
+        "    coordinator.write_stream(None).start()\n"
+    )
+    told = cli("status", "--job", f"{tmp_path}/job.py", code=2)
+    assert "job.py starts its query when it is imported" in told.stderr
+    assert '__name__ == "__main__"' in told.stderr
+
+
 def test_no_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COORDINATOR_JOB", raising=False)

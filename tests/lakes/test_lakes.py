@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -646,3 +647,30 @@ def test_a_table_is_created_of_the_first_batch(tmp_path: Path) -> None:
         assert list(sink.in_doubt(JOB)) == []
         assert committed(sink, pre_committed(sink, rows(0, 2))) == [COMMITTED]
         assert lake.ids() == [0, 1]
+
+
+def test_moments_of_any_time_zone_have_a_table(lake: Lake, tmp_path: Path) -> None:
+    """A session has its machine's time zone; the tables have UTC."""
+    moment, berlin = datetime(2023, 11, 14, 22, 13, 20, tzinfo=timezone.utc), pa.timestamp("us", "Europe/Berlin")
+    batch = pa.table(
+        {
+            "id": pa.array([1], pa.int64()),
+            "at": pa.array([moment], berlin),
+            "deep": pa.array([[{"at": moment}]], pa.list_(pa.struct([("at", berlin)]))),
+            "by_name": pa.array([[("x", moment)]], pa.map_(pa.string(), berlin)),
+        }
+    )
+    new = type(lake)(tmp_path / "new")
+    for one, options in ((new, {"create_table": True}), (lake, {"schema_evolution": "add"})):
+        sink = one.sink(**options)
+        if one is lake:
+            sink.evolve(batch.schema)
+        assert committed(sink, pre_committed(sink, batch)) == [COMMITTED]
+        [row] = one.read().to_pylist()
+        assert (row["at"], row["deep"], row["by_name"]) == (moment, [{"at": moment}], [("x", moment)])
+
+
+def test_a_table_that_cannot_be_created(tmp_path: Path) -> None:
+    for kind in LAKES:
+        with pytest.raises(ConfigurationError, match=r"sink 'lake' cannot create .*: [^\n]+\Z"):
+            kind(tmp_path).sink(create_table=True).check(pa.schema([("took", pa.duration("us"))]))
