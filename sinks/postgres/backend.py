@@ -164,7 +164,10 @@ class PostgresBackend(PooledServer, Backend):
             with contextlib.suppress(psycopg.Error):  # that of a lost connection
                 connection.rollback()
             raise
-        connection.execute("ROLLBACK" if undo else "COMMIT")
+        if undo:
+            connection.rollback()
+        else:
+            connection.end("COMMIT")
 
     def _begin(self, connection: Connection, access: str = "WRITE") -> None:
         """With the next statement."""

@@ -108,6 +108,11 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         self._deferred = []
         super().rollback()
 
+    def end(self, statement: Any) -> None:
+        """COMMIT or PREPARE TRANSACTION: after a failed statement the server answers ROLLBACK to it, and no error."""
+        if self.execute(statement).statusmessage == "ROLLBACK":
+            raise errors.InFailedSqlTransaction("the server rolled back in place of a commit: a statement had failed")
+
     def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.Cursor[tuple[Any, ...]]:
         """The cursor is at the result of the query itself."""
         deferred, self._deferred = self._deferred, []

@@ -178,7 +178,8 @@ class CopyTransaction(RowTransaction):
         with self.explained():
             self.connection.flush()
         self.sealing = True
-        self.execute(statement)
+        with self.explained():
+            self.connection.end(statement)
         self._sealed = True
         self._give_back(self.connection)
 

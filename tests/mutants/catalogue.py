@@ -970,6 +970,13 @@ MUTANTS = (
         POSTGRES,
     ),
     Mutant(
+        "PostgreSQL: a commit that became a rollback counts",
+        "sinks/postgres",
+        'if self.execute(statement).statusmessage == "ROLLBACK":',
+        "if not self.execute(statement):",
+        POSTGRES,
+    ),
+    Mutant(
         "PostgreSQL: another sink's transactions are listed",
         "sinks/postgres",
         "for (gid,) in rows if of_sink(gid, sink)]",

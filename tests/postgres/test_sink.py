@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import threading
@@ -85,6 +86,27 @@ def test_a_task_whose_connection_dies_leaves_nothing(db: Observer, sink: Postgre
     sink.rollback(transaction)
     assert db.pending() == 0
     assert db.visible() == []
+
+
+def fail_unnoticed(connection: psycopg.Connection[Any]) -> None:
+    with contextlib.suppress(psycopg.DataError):
+        connection.execute("SELECT 1 / 0")
+    assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+
+
+def test_a_commit_that_the_server_answers_with_rollback_is_no_success(db: Observer, sink: PostgresSink) -> None:
+    """It does so, without an error, where somebody has swallowed that of a statement before."""
+    transaction: Any = sink.begin_transaction(context(sink))
+    sink.write(transaction, rows_of(1))
+    transaction.finish()
+    fail_unnoticed(transaction.connection)
+    with pytest.raises(psycopg.Error, match="rolled back in place of a commit"):
+        transaction.prepare() if sink.strategy == "prepared" else transaction.commit()
+    sink.rollback(transaction)
+    lent = sink._backend.lend()
+    with pytest.raises(psycopg.Error, match="rolled back in place"), lent as driver, sink._backend.transaction(driver):
+        fail_unnoticed(driver)
+    assert db.pending() == db.sessions() == 0
 
 
 def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, sink: PostgresSink) -> None:
