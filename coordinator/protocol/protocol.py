@@ -1,5 +1,5 @@
-"""The two-phase-commit protocol: `process` is it on one screen, the rest are its steps. Their numbers, and those of the
-rules (R1 to R19): docs/protocol.md#the-rules"""
+"""The two-phase-commit protocol. `process` and `_write_or_finish` show it as a whole; the other methods are its steps.
+docs/protocol.md explains the numbers of the steps and the rules (R1 to R19)."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ 1. recover
     def _start(self, batch: MicroBatch, next_sign: float) -> Call:
         """The first batch of a run: this is a new driver from here on, also in the same object. `next_sign`: seconds
-        until it gives one."""
+        until its first sign of life is due."""
         self.fence = Fence(self.store)
         self.claim_generation(next_sign, self.sinks)
         self._on_start(self.fence.generation, batch)
@@ -261,8 +261,9 @@ class CheckpointProtocol:
         known: Sequence[Complete],
         batch: MicroBatch | None,
     ) -> None:
-        """What was visible, as records tell (`retained`, by id and round) or as is `known`, and is in doubt since a
-        system was set back to before its commit. Raises `ExternalSystemBehind` for what is gone."""
+        """Commit again what was visible, and is in doubt because its system was set back to before the commit.
+        `retained` (ids and rounds of records in storage) and `known` name what was visible. Raises
+        `ExternalSystemBehind` for what is gone."""
         if not (retained or known):
             return
         in_doubt = self._ask_sinks("list what is in doubt", lambda sink: list(sink.in_doubt(self.job)), batch)
@@ -395,7 +396,7 @@ class CheckpointProtocol:
                 with deadline(self.config.timeout, batch, self.clock):
                     acks = self._run(batch, len(errors))
                     self._validate(batch, acks)
-                # Ids never come again, so topics that have theirs before and after the tasks are what the tasks read.
+                # No topic gets the id of an earlier one: with the same id before and after, the tasks read this topic.
                 self._topic_ids = self._require_same_topics(batch)
                 partitions = {name: acks.partitions[name] for name in self.sinks}
                 return self._record(batch, acks, partitions, started)
@@ -494,9 +495,8 @@ class CheckpointProtocol:
         self.listeners.tell(Step.VALIDATED, n)
 
     def _require_not_set_back(self, batch: MicroBatch) -> None:
-        """R15, before the batch is decided: what this driver has made visible is still there, and nobody else's, as far
-        as the sinks can tell. After a failover that lost nothing but commits it is in doubt again, and committed as by
-        a restart."""
+        """R15, before the batch is decided: the sinks still have what this driver has made visible, and nothing of
+        another driver. After a failover that lost only commits, it is in doubt again: commit it, as a restart does."""
         n = batch.facts.checkpoint_id
         lineage, place = self.store.lineage, self.store.storage.uri
         for name, sink in self.sinks.items() if self.config.exactly_once else ():
@@ -539,7 +539,7 @@ class CheckpointProtocol:
         )
 
     def _require_same_topics(self, batch: MicroBatch) -> TopicIds:
-        """R19. Where nobody tells, the query goes on, and what was known last is compared with what is told next."""
+        """R19. If the source cannot tell its ids, the query goes on, and later ids are compared with the last known."""
         doing = "tell the ids of its topics"
         try:
             now = batch.topic_ids()

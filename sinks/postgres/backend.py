@@ -37,10 +37,10 @@ from sinks.transaction import Identity, TransactionContext, TransactionId
 logger = logging.getLogger(__name__)
 
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
-_SHORT = 5
-_OLD = 3600
-_FEW = 8
-_MOVED_TOGETHER = 100
+_TRUSTED_FOR = 5  # seconds without use in which a connection is not asked whether it still works
+_OLD = 3600  # seconds, of a prepared transaction
+_FEW = 8  # free slots of max_prepared_transactions
+_MOVED_TOGETHER = 100  # staging tables in one INSERT
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.UniqueViolation: "remove the row that has the same key, or drop the index",
     errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
@@ -129,7 +129,7 @@ class PostgresBackend(PooledServer, Backend):
         """After a short rest it is asked only if something came meanwhile: what a server says when it ends."""
         came = select.poll()
         came.register(connection, select.POLLIN)
-        return (rested < _SHORT and not came.poll(0)) or bool(connection.execute("SELECT 1"))
+        return (rested < _TRUSTED_FOR and not came.poll(0)) or bool(connection.execute("SELECT 1"))
 
     def can_be_lent(self, connection: Connection) -> bool:
         return connection.idle and not connection.closed

@@ -993,8 +993,8 @@ MUTANTS = (
     Mutant(
         "a connection that the server has closed is used",
         "sinks/postgres",
-        "(rested < _SHORT and not came.poll(0))",
-        "rested < _SHORT",
+        "(rested < _TRUSTED_FOR and not came.poll(0))",
+        "rested < _TRUSTED_FOR",
         ("tests/postgres/test_messages.py",),
     ),
     Mutant(
