@@ -115,10 +115,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> psycopg.Cursor[tuple[Any, ...]]:
         """The cursor is at the result of the query itself."""
-        deferred, self._deferred = self._deferred, []
-        if not deferred:
+        if not self._deferred:
             return super().execute(query, params, **options)
-        texts = [*(text for text, _, _ in deferred), self._text(query, params)]
+        texts = [*(text for text, _, _ in self._deferred), self._text(query, params)]
+        deferred, self._deferred = self._deferred, []
         cursor = super().execute("; ".join(texts).encode())
         for _, rows, judge in deferred:
             rows += cursor.fetchall() if cursor.description else ()

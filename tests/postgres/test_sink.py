@@ -109,6 +109,16 @@ def test_a_commit_that_the_server_answers_with_rollback_is_no_success(db: Observ
     assert db.pending() == db.sessions() == 0
 
 
+def test_a_statement_that_cannot_be_sent_takes_no_begin_with_it(db: Observer) -> None:
+    with make(db, strategy="staged")._backend.lend() as connection:
+        connection.defer("BEGIN")
+        with pytest.raises(psycopg.DataError):
+            connection.execute("SELECT %s", ["\0"])
+        connection.execute("SELECT 1")
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+        connection.rollback()
+
+
 def test_the_sink_travels_to_the_tasks_with_what_the_driver_found(db: Observer, sink: PostgresSink) -> None:
     with sink._backend.lend():
         pass
