@@ -41,6 +41,7 @@ _TRUSTED_FOR = 5  # seconds without use in which a connection is not asked wheth
 _OLD = 3600  # seconds, of a prepared transaction
 _FEW = 8  # free slots of max_prepared_transactions
 _MOVED_TOGETHER = 100  # staging tables in one INSERT
+_LEDGER_RIGHTS = ("SELECT", "INSERT", "DELETE")
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.UniqueViolation: "remove the row that has the same key, or drop the index",
     errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
@@ -284,11 +285,8 @@ class PostgresBackend(PooledServer, Backend):
             if row(connection, "SELECT to_regclass(%s) IS NOT NULL", self.quote(target.schema, name))[0]
         ]
         create = strategy == "staged" or len(ledgers) < 2
-        statements = catalog.missing_rights(connection, target.schema, target.name, rights, create=create)
-        for name in ledgers:
-            ledger_rights = ("SELECT", "INSERT", "DELETE")
-            statements += catalog.missing_rights(connection, target.schema, name, ledger_rights, create=False)
-        for statement in dict.fromkeys(statements):
+        needed = {target.name: rights} | dict.fromkeys(ledgers, _LEDGER_RIGHTS)
+        for statement in catalog.missing_rights(connection, target.schema, needed, create=create):
             yield f"a right is missing; an owner has to run: {statement}"
 
     def _unwritable(self, target: PostgresTarget) -> Iterable[str]:
@@ -447,7 +445,9 @@ class PostgresBackend(PooledServer, Backend):
         """What is new in the table may bind rows that the staging tables took, so it is a constraint beside those."""
         known = plan.target
         try:
-            missing = self._missing_rights(connection, plan)
+            ledgers = dict.fromkeys((plan.ledger.name, plan.ledger.witness.name), _LEDGER_RIGHTS)
+            needed = {known.name: self.rights(known, "staged")} | ledgers
+            missing = catalog.missing_rights(connection, known.schema, needed, create=False)
             if not missing:
                 catalog.lock(connection, known)
                 connection.flush()
@@ -467,15 +467,6 @@ class PostgresBackend(PooledServer, Backend):
         if target == known:
             return target
         return replace(target, constraints=(*target.constraints, "what is new in the table"))
-
-    def _missing_rights(self, connection: Connection, plan: Plan) -> list[str]:
-        target, ledger = plan.target, plan.ledger
-        rights = self.rights(target, "staged")
-        missing = catalog.missing_rights(connection, target.schema, target.name, rights, create=False)
-        needed = ("SELECT", "INSERT", "DELETE")
-        for table in (ledger, ledger.witness):
-            missing += catalog.missing_rights(connection, table.schema, table.name, needed, create=False)
-        return missing
 
     def _changes(self, target: PostgresTarget, known: PostgresTarget, staged: StagedTypes) -> Iterable[str]:
         """What keeps the rows from going in as they are, and what to change back."""
@@ -514,7 +505,7 @@ class PostgresBackend(PooledServer, Backend):
 
     # ------------------------------------------------------------------ the move
     def one_at_a_time(self, connection: Connection, job: str, sink: str) -> None:
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"tpc {job} {sink}"])
+        connection.defer("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"tpc {job} {sink}"])
 
     def moved(self, connection: Connection, target: PostgresTarget, staging: Sequence[str]) -> None:
         """Deferred constraints judge the rows now."""

@@ -15,7 +15,7 @@ import ipaddress
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -428,8 +428,9 @@ def describe(connection: Connection, schema: str, name: str) -> PostgresTarget |
         " WHERE inhparent = %s AND NOT relispartition ORDER BY 1",
         [oid],
     )
+    indexes = connection.defer(_INDEXES, [oid])
     columns, declarations, always = _columns(connection, sql.Identifier(schema, name))
-    uniques, special = _indexes(connection, oid)
+    uniques, special = _judged(indexes)
     special += [f"generated column {column.name}" for column in columns if column.generated]
     return PostgresTarget(
         schema,
@@ -545,17 +546,18 @@ def _declared(column: PostgresColumn) -> str:
     return column.declared + ("" if column.nullable else " NOT NULL") + (" with default" if column.has_default else "")
 
 
-def _indexes(connection: Connection, oid: int) -> tuple[tuple[Unique, ...], list[str]]:
+_INDEXES = (
+    "SELECT c.relname::text,"
+    " ARRAY(SELECT attname::text FROM unnest(indkey[0:indnkeyatts - 1]) WITH ORDINALITY AS k (n, i)"
+    " JOIN pg_attribute ON attrelid = indrelid AND attnum = n ORDER BY i),"
+    " indisunique, indimmediate AND indisvalid, indexprs IS NOT NULL OR indpred IS NOT NULL,"
+    " coalesce((to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false)"  # from PostgreSQL 15 on
+    " FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE indrelid = %s AND NOT indisexclusion ORDER BY 1"
+)
+
+
+def _judged(rows: Rows) -> tuple[tuple[Unique, ...], list[str]]:
     """Unique indexes over plain columns, and the names of those indexes whose verdict only the target can tell."""
-    rows = connection.execute(
-        "SELECT c.relname::text,"
-        " ARRAY(SELECT attname::text FROM unnest(indkey[0:indnkeyatts - 1]) WITH ORDINALITY AS k (n, i)"
-        " JOIN pg_attribute ON attrelid = indrelid AND attnum = n ORDER BY i),"
-        " indisunique, indimmediate AND indisvalid, indexprs IS NOT NULL OR indpred IS NOT NULL,"
-        " coalesce((to_jsonb(pg_index) ->> 'indnullsnotdistinct')::boolean, false)"  # from PostgreSQL 15 on
-        " FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE indrelid = %s AND NOT indisexclusion ORDER BY 1",
-        [oid],
-    ).fetchall()
     uniques = tuple(
         Unique(name, tuple(columns), arbiter)
         for name, columns, unique, arbiter, special, nulls_equal in rows
@@ -565,22 +567,23 @@ def _indexes(connection: Connection, oid: int) -> tuple[tuple[Unique, ...], list
 
 
 def missing_rights(
-    connection: Connection, schema: str, table: str, rights: Collection[str], *, create: bool
+    connection: Connection, schema: str, needed: Mapping[str, Collection[str]], *, create: bool
 ) -> list[str]:
-    """The statements that an owner has to run so that this role may do what the sink does."""
-    place, name = (sql.Identifier(*names).as_string(connection) for names in ((schema,), (schema, table)))
+    """The statements that an owner has to run so that this role may do what the sink does. `needed`: by table."""
+    place = sql.Identifier(schema).as_string()
+    names = {name: sql.Identifier(schema, name).as_string() for name in needed}
+    pairs = [(names[table], right) for table, rights in needed.items() for right in rights]
     role, usage, may_create, missing = row(
         connection,
         "SELECT quote_ident(current_user), has_schema_privilege(place, 'USAGE'), has_schema_privilege(place, 'CREATE'),"
-        " CASE WHEN has_schema_privilege(place, 'USAGE') THEN ARRAY(SELECT wanted FROM unnest(%s::text[]) AS wanted"
-        " WHERE NOT has_table_privilege(%s, wanted)) END FROM (SELECT %s::text AS place) AS named",
-        list(rights),
-        name,
+        " CASE WHEN has_schema_privilege(place, 'USAGE') THEN ARRAY(SELECT string_agg(wanted, ', ') || ' ON ' || name"
+        " FROM unnest(%s::text[], %s::text[]) AS needed (name, wanted) WHERE NOT has_table_privilege(name, wanted)"
+        " GROUP BY name) END FROM (SELECT %s::text AS place) AS named",
+        [name for name, _ in pairs],
+        [right for _, right in pairs],
         schema,
     )
     if not usage:
         return [f"GRANT USAGE ON SCHEMA {place} TO {role}"]
-    statements = [f"GRANT CREATE ON SCHEMA {place} TO {role}"] if create and not may_create else []
-    if missing:
-        statements.append(f"GRANT {', '.join(missing)} ON {name} TO {role}")
-    return statements
+    wanted = [f"CREATE ON SCHEMA {place}"] if create and not may_create else []
+    return [f"GRANT {one} TO {role}" for one in [*wanted, *missing]]
