@@ -45,6 +45,7 @@ from sinks.mysql.connection import (
 )
 from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEncoder
 from sinks.mysql.xa import name_of, recovered
+from sinks.sql import target as targets
 from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
@@ -254,7 +255,7 @@ class MySQLBackend(PooledServer, Backend):
         return catalog.locate(connection, table)
 
     def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
-        target = catalog.describe(connection, schema, name)
+        target = catalog.describe(connection, schema, name, references=self.merge.mode == "upsert")
         return target and replace(
             target,
             local=setting(connection, "local_infile") in ("1", "ON"),
@@ -418,34 +419,25 @@ class MySQLBackend(PooledServer, Backend):
         return transaction
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> MySQLTarget:
-        """The lock is that of an INSERT of no rows. Types, engine and indexes are asked for under it."""
+    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> targets.Target:
         with connection.at_work():
-            return self._unchanged(connection, plan.target, staged)
+            return super().locked(connection, plan, staged)
 
-    def _unchanged(self, connection: Connection, known: MySQLTarget, staged: StagedTypes) -> MySQLTarget:
-        upsert = self.merge.mode == "upsert"
-        types = {one for columns in staged.values() for one in columns.items()}
-        names = sorted({name for name, _ in types})
-        written = self.merge.written(names, known.names)
-        unlocked = catalog.lock(connection, known, written)
-        target = catalog.describe(connection, known.schema, known.name, references=upsert)
-        catalog.require_innodb(known, target.engine if target else None)
-        assert target is not None
-        reasons = list(target.unfit(written, sorted(types)))
+    def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> str | None:
+        unlocked = catalog.lock(connection, plan.target, written)
+        return describe(unlocked) if unlocked else None
+
+    def changes_since(
+        self, connection: Connection, plan: Plan, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> Iterable[str]:
+        yield from catalog.no_innodb(target, target.engine)
         # a counter or timestamp takes a NULL for a number or the time; of others it is better to know now
-        nullable = {column.name for column in known.columns if column.nullable}
+        nullable = {column.name for column in plan.target.columns if column.nullable}
         asked = [c for c in target.columns if c.counter or c.type == "timestamp" or c.name in nullable]
         required = [c.name for c in asked if not c.nullable and c.name in written]
-        reasons += self._nulls(connection, target, list(staged), required)
+        yield from self._nulls(connection, target, staging, required)
         rights = self.rights(target, "staged")
-        reasons += catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
-        reasons += target.no_index_for(self.merge.keys)
-        if unlocked and not reasons:
-            reasons.append(describe(unlocked))
-        if reasons:
-            raise catalog.changed(target, reasons)
-        return target
+        yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
 
     def _nulls(
         self, connection: Connection, target: MySQLTarget, tables: Sequence[str], columns: Sequence[str]

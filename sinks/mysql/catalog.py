@@ -408,16 +408,17 @@ def current(connection: Connection, target: MySQLTarget, written: Sequence[str])
     unlocked = lock(connection, target, written)
     where = [target.schema, target.name]
     engine = query(connection, _ENGINE, where)
-    require_innodb(target, engine[0][0] if engine else None)
+    if reasons := [*no_innodb(target, engine[0][0] if engine else None)]:
+        raise changed(target, reasons)
     rows = query(connection, _COLUMNS, where)
     json = _json(_checks(connection, where)) if any(row[1].lower() == "longtext" for row in rows) else ()
-    found = replace(target, columns=tuple(_column(row, json) for row in rows))
-    reasons = list(found.unfit(written))
+    now = replace(target, columns=tuple(_column(row, json) for row in rows))
+    reasons = list(now.unfit(written))
     if unlocked and not reasons:
         reasons = [text_of(unlocked)]
     if reasons:
         raise changed(target, reasons)
-    return found
+    return now
 
 
 def collation(connection: Connection, target: MySQLTarget) -> str:
@@ -427,15 +428,12 @@ def collation(connection: Connection, target: MySQLTarget) -> str:
     return str(name)
 
 
-def require_innodb(target: MySQLTarget, engine: str | None) -> None:
-    """`engine` is what the table has now; None if it is gone. Raises ConfigurationError."""
+def no_innodb(target: MySQLTarget, engine: str | None) -> Iterable[str]:
+    """`engine` is what the table has now; None if it is gone."""
     if engine is None:
-        raise changed(target, [f"it is gone: create it again as it was, columns {', '.join(target.names)}"])
-    if engine.lower() != "innodb":
-        raise changed(
-            target,
-            [f"its engine is {engine}, which has no transactions: ALTER TABLE {target.identifier} ENGINE=InnoDB"],
-        )
+        yield f"it is gone: create it again as it was, columns {', '.join(target.names)}"
+    elif engine.lower() != "innodb":
+        yield f"its engine is {engine}, which has no transactions: ALTER TABLE {target.identifier} ENGINE=InnoDB"
 
 
 def changed(target: MySQLTarget, reasons: Sequence[str]) -> ConfigurationError:

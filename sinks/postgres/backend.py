@@ -10,7 +10,6 @@ import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -441,43 +440,29 @@ class PostgresBackend(PooledServer, Backend):
         return columns, lines + [f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()]
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> PostgresTarget:
-        """What is new in the table may bind rows that the staging tables took, so it is a constraint beside those."""
-        known = plan.target
+    def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> str | None:
         try:
-            ledgers = dict.fromkeys((plan.ledger.name, plan.ledger.witness.name), _LEDGER_RIGHTS)
-            needed = {known.name: self.rights(known, "staged")} | ledgers
-            missing = catalog.missing_rights(connection, known.schema, needed, create=False)
-            if not missing:
-                catalog.lock(connection, known)
-                connection.flush()
+            known, ledger = plan.target, plan.ledger
+            needed: dict[str, Sequence[str]] = {known.name: self.rights(known, "staged")}
+            needed |= dict.fromkeys((ledger.name, ledger.witness.name), _LEDGER_RIGHTS)
+            if missing := catalog.missing_rights(connection, known.schema, needed, create=False):
+                return f"a right is missing; an owner has to run: {'; '.join(missing)}"
+            catalog.lock(connection, known)
+            connection.flush()
         except (errors.UndefinedTable, errors.InvalidSchemaName) as error:
             raise ConfigurationError(
-                f"table {known.label} is not there any more ({describe(error)}): rename or restore it"
+                f"table {plan.target.label} is not there any more ({describe(error)}): rename or restore it"
             ) from None
-        target = None if missing else catalog.describe(connection, known.schema, known.name)
-        if target is None:
-            raise ConfigurationError(
-                f"table {known.label}: a right is missing; an owner has to run: {'; '.join(missing)}"
-            )
-        if reasons := list(self._changes(target, known, staged)):
-            raise ConfigurationError(
-                f"table {known.label} was changed after its rows were staged: {'; '.join(reasons)}"
-            )
-        if target == known:
-            return target
-        return replace(target, constraints=(*target.constraints, "what is new in the table"))
+        return None
 
-    def _changes(self, target: PostgresTarget, known: PostgresTarget, staged: StagedTypes) -> Iterable[str]:
-        """What keeps the rows from going in as they are, and what to change back."""
-        types = sorted({one for columns in staged.values() for one in columns.items()})
-        written = self.merge.written([name for name, _ in types], known.names)
-        table, quote = self.quote(known.schema, known.name), self.quote
-        yield from target.unfit(
-            written, types, lambda name, kind: f"ALTER TABLE {table} ALTER COLUMN {quote(name)} TYPE {kind}"
-        )
-        yield from self._unwritable(target)
-        yield from target.no_index_for(self.merge.keys)
+    def changes_since(
+        self, connection: Connection, plan: Plan, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
+    ) -> Iterable[str]:
+        return self._unwritable(target)
+
+    def mend(self, target: PostgresTarget, column: str, kind: str) -> str:
+        table = self.quote(target.schema, target.name)
+        return f"ALTER TABLE {table} ALTER COLUMN {self.quote(column)} TYPE {kind}"
 
     def constraints(self, target: PostgresTarget, written: Sequence[str]) -> list[str]:
         reasons = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]

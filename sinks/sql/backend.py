@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -287,6 +288,10 @@ class Backend(Server, ABC):
                     continue
                 logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, fault.text)
 
+    def mend(self, target: Any, column: str, kind: str) -> str:
+        """The statement that gives a column such a type. Default: none is told."""
+        return ""
+
     def staging_columns(self, target: Any, batch: pa.Schema, extra: Callable[[pa.Field], Any]) -> list[Any]:
         """The target's columns that are written, keys as NOT NULL; and those that only the merge looks at, as `extra`
         makes them. Raises SchemaMismatch."""
@@ -296,11 +301,37 @@ class Backend(Server, ABC):
         return columns + [column for _, column in others]
 
     # ------------------------------------------------------------------ the move
-    @abstractmethod
     def locked(self, connection: Any, plan: Plan, staged: StagedTypes) -> Target:
         """The target as the running transaction sees it, locked against changes until its end. Raises
         ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
-        cannot go into it as they are."""
+        cannot go into it as they are. What is new in the table may bind rows that the staging tables took, so it is a
+        constraint."""
+        known, types = plan.target, sorted({one for columns in staged.values() for one in columns.items()})
+        written = self.merge.written(list(dict(types)), known.names)
+        not_locked = self.lock(connection, plan, written)
+        target: Target | None = self.describe(connection, known.schema, known.name)
+        reasons = [f"it is gone: create it again as it was, columns {', '.join(known.names)}"]
+        if target is not None:
+            mend = partial(self.mend, target)
+            reasons = [*target.unfit(written, types, mend), *target.no_index_for(self.merge.keys)]
+            reasons = reasons or [*self.changes_since(connection, plan, target, list(staged), written)]
+            reasons = reasons or ([not_locked] if not_locked else [])
+        if reasons or target is None:
+            raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
+        if target == known:
+            return target
+        return replace(target, constraints=(*target.constraints, "what is new in the table"))
+
+    @abstractmethod
+    def lock(self, connection: Any, plan: Plan, written: Sequence[str]) -> str | None:
+        """Let nobody alter the table until the transaction ends; or why that cannot be."""
+
+    def changes_since(
+        self, connection: Any, plan: Plan, target: Any, staging: Sequence[str], written: Sequence[str]
+    ) -> Iterable[str]:
+        """What else keeps rows out of the locked table, such as a NULL that it would take for a number. Default:
+        nothing."""
+        return ()
 
     def append(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there

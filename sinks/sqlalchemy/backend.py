@@ -345,32 +345,30 @@ class SqlAlchemyBackend(Backend):
         return InsertTransaction(self, context, target.label, identity_of(target.schema, text), staging, columns)
 
     # ------------------------------------------------------------------ before the decision
-    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> SqlAlchemyTarget:
-        """By an INSERT of no rows: where databases have a lock for it, nobody alters the table until the transaction
-        ends. They convert what was written for other types, most of them without a word."""
-        known, names = plan.target, sorted({name for columns in staged.values() for name in columns})
-        types = {one for columns in staged.values() for one in columns.items()}
+    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> targets.Target:
         if self.dialect not in _RECREATED:
-            types = {(column.name, column.declared) for column in known.columns if column.name in names}
-        written = self.merge.written(names, known.names)
-        columns = [known.table.c[name] for name in written if name in known.names]
-        connection.execute(known.table.insert().from_select(columns, sa.select(*columns).where(sa.false())))
-        target = self.describe(connection, known.schema, known.name)
-        reasons = ["it is gone: create it again as it was"]
-        if target is not None:
-            reasons = [*target.unfit(written, sorted(types)), *target.no_index_for(self.merge.keys)]
-            reasons += [] if reasons else self._nulls(connection, target, list(staged), written)
-        if reasons or target is None:
-            raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
-        return target
+            types = {column.name: column.declared for column in plan.target.columns}
+            staged = {table: {name: types.get(name, kind) for name, kind in of.items()} for table, of in staged.items()}
+        return super().locked(connection, plan, staged)
 
-    def _nulls(
-        self, connection: Connection, target: SqlAlchemyTarget, staging: Sequence[str], written: Sequence[str]
+    def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> None:
+        """By an INSERT of no rows, as far as the database has a lock for it."""
+        target = plan.target
+        columns = [target.table.c[name] for name in written if name in target.names]
+        connection.execute(target.table.insert().from_select(columns, sa.select(*columns).where(sa.false())))
+
+    def changes_since(
+        self,
+        connection: Connection,
+        plan: Plan,
+        target: SqlAlchemyTarget,
+        staging: Sequence[str],
+        written: Sequence[str],
     ) -> Iterator[str]:
         """Databases may count on, or put the time, in place of a NULL that the table takes no more."""
         required = {column.name for column in target.columns if not column.nullable} & set(written)
-        found = sa.inspect(connection).get_multi_columns(target.schema or None, staging) if required else {}
-        for (_, table), columns in found.items():
+        existing = sa.inspect(connection).get_multi_columns(target.schema or None, staging) if required else {}
+        for (_, table), columns in existing.items():
             for name in [c["name"] for c in columns if c["name"] in required and c["nullable"]]:
                 rows = self._union(target, [str(table)], [name, *self._marker])
                 missing = rows.c[name].is_(None), *(self._deletes(rows).is_not(sa.true()) for _ in self._marker)

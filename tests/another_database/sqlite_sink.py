@@ -230,16 +230,8 @@ class SqliteBackend(PooledServer, Backend):
         return sorted(text for text in found if text.startswith(prefix))
 
     # ------------------------------------------------------------------ the move
-    def locked(self, connection: Connection, plan: Plan, staged: StagedTypes) -> Target:
-        known, where = plan.target, f"table {plan.target.label}"
-        target = self.describe(connection, known.schema, known.name)
-        if target is None:
-            raise ConfigurationError(f"{where} is not there any more: rename or restore it")
-        types = sorted({one for columns in staged.values() for one in columns.items()})
-        written = self.merge.written([name for name, _ in types], known.names)
-        if reasons := [*target.unfit(written, types), *target.no_index_for(self.merge.keys)]:
-            raise ConfigurationError(f"{where} was changed after rows were staged: {'; '.join(reasons)}")
-        return target if target == known else replace(target, constraints=(*target.constraints, "what is new"))
+    def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> None:
+        """BEGIN IMMEDIATE has done so."""
 
     def union(self, staging: Sequence[str], columns: str) -> str:
         """SQLite takes 500 terms."""
