@@ -415,7 +415,7 @@ def test_what_protobuf_cannot_hold_is_a_bad_row(subject: Messages, kafka: KafkaS
     [
         ({}, "value_format='protobuf' needs schema_registry"),
         ({"schema_registry": "http://r", "topic": None}, "needs a topic or a subject"),
-        ({"schema_registry": "http://r", "schema_evolution": "widen"}, "'widen' is Avro's"),
+        ({"schema_registry": "http://r", "schema_evolution": "widen"}, "'widen' is only for Avro"),
     ],
 )
 def test_settings_that_do_not_go_together(options: dict[str, Any], why: str) -> None:

@@ -34,8 +34,12 @@ Answer = TypeVar("Answer")
 
 
 @pytest.fixture(autouse=True)
-def _long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def _long_rests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(resting, "REST_SECONDS", 120.0)
+    yield
+    for place in list(resting._resting):
+        while (connection := resting.rested(place[1:])) is not None:
+            resting.disconnect(connection)
 
 
 def in_a_task(sink: KafkaSink, value: str, subtask: int = 0) -> tuple[Cluster, Committable]:
