@@ -249,6 +249,44 @@ class SinkConformance(SinkContract):
             assert outcome.state is CommitState.LOST, Clause.ABORT_DIES.broken(f"{when}, commit answers {outcome}")
             self.expect_rows(sink, Clause.ABORT_DIES, when)
 
+    def test_a_driver_killed_at_any_line_of_purge(self, sink: Sink, tmp_path: Path) -> None:
+        """The next purge ends what it began; what is retained keeps its proofs, and nothing is in doubt anew."""
+        tables = [rows(0, 2), rows(10, 2)]
+        self._retained(sink, 0, *tables)
+        driver = copy_of(sink)
+        driver.open()
+        purge = partial(driver.purge, Checkpoint(self.job, LINEAGE, 2, oldest_retained=1))
+        numbers = lines(driver, purge, self.stops)
+        self.close(driver)
+        for number in numbers:
+            when, first = f"when a driver was killed at line {number} of purge", 10 * len(tables)
+            tables += rows(10 * first, 2), rows(10 * first + 5, 2)
+            old, kept, gone = self._retained(sink, first, *tables[-2:])
+            memory = self.memory(sink)
+            checkpoint = Checkpoint(self.job, LINEAGE, first + 2, oldest_retained=first + 1)
+            self._died(_Call(sink, "purge", (checkpoint,), number), tmp_path, Clause.PURGE, when)
+            for again in (when, f"{when}, and it was purged again"):
+                self.expect_rows(sink, Clause.PURGE, again, *tables)
+                self.expect_doubts(sink, Clause.PURGE, again)
+                after = self.memory(sink)
+                assert after == memory, Clause.PURGE.broken(f"{again}: committed_checkpoints is {after}, was {memory}")
+                self.commit(sink, kept, clause=Clause.PURGE, when=again)
+                (lost,) = self.outcomes(sink, gone, clause=Clause.PURGE)
+                assert lost.state is CommitState.LOST, Clause.PURGE.broken(f"{again}, commit of an aborted one: {lost}")
+                (purged,) = self.outcomes(sink, old, clause=Clause.PURGE)
+                assert purged.state is not CommitState.LOST, Clause.PURGE.broken(f"{again}, commit answers {purged}")
+                with Clause.PURGE.kept("purge"):
+                    sink.purge(checkpoint)
+
+    def _retained(self, sink: Sink, first: int, *tables: pa.Table) -> list[Committable]:
+        """Committed: of a checkpoint that is to be purged, and of the next one. Aborted: of that one."""
+        old, retained = (self.pre_committed(sink, table, checkpoint=first + n) for n, table in enumerate(tables))
+        gone = self.pre_committed(sink, rows(900_000, 1), checkpoint=first + 1, subtask=1)
+        self.commit(sink, old, clause=Clause.PURGE)
+        self.commit(sink, retained, clause=Clause.PURGE)
+        self.abort(sink, gone, Clause.PURGE)
+        return [old, retained, gone]
+
     def _died(self, work: _Task | _Call, folder: Path, clause: Clause, when: str) -> None:
         code, said = in_process(work, folder, type(work.sink))
         self.unpickled(code, said)

@@ -44,7 +44,7 @@ SAMPLES: Mapping[pa.DataType, Sequence[Any]] = {
 }
 """Values of the types that Spark hands over, by type."""
 
-TEXTS = ["", " ", " both ends ", "Ünïcödé", "日本語", "🙂", "e\u0301", "'; --", '"\\', "a\tb\nc", "%s {} NULL", "\\N"]
+TEXTS = ["", " ", " both ends ", "Ünïcödé", "日本語🙂e\u0301", "'; --", '"\\', "a\tb\nc\u2028\x85", "%s {} NULL", "\\N"]
 NUMBERS = [0.0, 0.1, -1 / 3, 1e-300, -1.7976931348623157e308, 2.0**53, 123456789.125]
 
 ODD: Sequence[str | float] = [

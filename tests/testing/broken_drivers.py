@@ -684,6 +684,17 @@ class PurgesOnce(_Purges):
         (self.folder / "purged").touch(exist_ok=False)
 
 
+@breaks(Clause.PURGE, "a_driver_killed_at_any_line_of_purge")
+class PurgesIntoAFileOnTheWay(_Purges):
+    def purge(self, checkpoint: Checkpoint) -> None:
+        on_the_way = self.folder / "purging"
+        if on_the_way.exists():
+            raise FileExistsError("another driver purges")
+        on_the_way.touch()
+        super().purge(checkpoint)
+        on_the_way.unlink()
+
+
 @breaks(Clause.ABORT_UNSEEN, "abort_of_what_was_never_seen_is_no_error_and_no_commit")
 class LeavesAProofThatBarsNothing(Shelf):
     def abort(self, transaction: Identity) -> None:
