@@ -324,9 +324,9 @@ class CheckpointProtocol:
     # ------------------------------------------------------------------ 2. what is asked
     def _answer_call(self, batch: MicroBatch) -> Call:
         call = decisions.on_call(batch.facts, self.newest, adopt=self.config.adopt, reloaded=False)
-        return self._accept_call(
-            self.load_and_commit(batch) if call is Call.RELOAD else call, batch
-        )  # R9: it may be old
+        if call is Call.RELOAD:  # R9: it may be old
+            call = self.load_and_commit(batch)
+        return self._accept_call(call, batch)
 
     def _accept_call(self, call: Call, batch: MicroBatch) -> Call:
         """The last that may refuse a batch with nothing written or aborted."""

@@ -184,17 +184,17 @@ class PostgresBackend(PooledServer, Backend):
         return connection.execute(statement.encode(), parameters or None).rowcount
 
     def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
-        self._bound(connection)
+        self._defer_settings(connection)
         return connection.execute(statement.encode(), parameters or None).fetchall()
 
     def later(
         self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
     ) -> list[Row]:
-        self._bound(connection)
+        self._defer_settings(connection)
         return connection.defer(statement, parameters, judge)
 
-    def _bound(self, connection: Connection) -> None:
-        """Outside of a transaction several statements in one message are one."""
+    def _defer_settings(self, connection: Connection) -> None:
+        """Outside of a transaction: the statements of one message are one transaction, so the settings hold for it."""
         if connection.idle:
             connection.defer(self._settings(connection))
 

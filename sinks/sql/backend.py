@@ -289,7 +289,7 @@ class Backend(Server, ABC):
                 logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, fault.text)
 
     def mend(self, target: Any, column: str, kind: str) -> str:
-        """The statement that gives a column such a type. Default: none is told."""
+        """The statement that gives a column such a type, for a person. Default: none."""
         return ""
 
     def staging_columns(self, target: Any, batch: pa.Schema, extra: Callable[[pa.Field], Any]) -> list[Any]:

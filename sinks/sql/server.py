@@ -107,7 +107,7 @@ class Server(ABC):
     def judge_triggers(
         self, connection: Any, schema: str, name: str, judge: Callable[[Mapping[str, str]], object]
     ) -> None:
-        """As `later`, with what `triggers` tells."""
+        """`judge` gets what `triggers` returns, at the latest with the next statement, and may raise."""
         judge(self.triggers(connection, schema, name))
 
     # ------------------------------------------------------------------ tables
@@ -162,7 +162,7 @@ class Server(ABC):
         that insert the same keys, within the limit for lock waits."""
 
     def insert_both(self, connection: Any, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
-        """The same for two ledgers, each with its rows."""
+        """Insert rows into two ledgers, as `insert_missing` does into one; returns how many. `inserts`: by ledger."""
         return sum(self.insert_missing(connection, *insert) for insert in inserts.items())
 
 

@@ -345,6 +345,18 @@ class Shaky(WrappedStorage):
         return super()._call(method, key, *more)
 
 
+def _refuse_after_the_savepoint(storage: Shaky, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many calls, from when the savepoint is taken and not yet answered."""
+
+    class Fails(CheckpointCoordinator):
+        def _save(self, *given: Any) -> Any:
+            savepoint = super()._save(*given)
+            storage.left = calls
+            return savepoint
+
+    monkeypatch.setattr("tests.protocol.play.CheckpointCoordinator", Fails)
+
+
 def test_storage_that_fails_when_a_request_is_looked_for(job: Job, target: str) -> None:
     storage = Shaky(job.storage)
     with job.coordinator(storage=storage, config={"savepoint_dir": target} | FAST) as coordinator:
@@ -356,14 +368,7 @@ def test_storage_that_fails_when_a_request_is_looked_for(job: Job, target: str) 
 
 def test_storage_that_fails_when_the_answer_is_put(job: Job, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Shaky(job.storage)
-
-    class Fails(CheckpointCoordinator):
-        def _save(self, *given: Any) -> Any:
-            savepoint = super()._save(*given)
-            storage.left = 2
-            return savepoint
-
-    monkeypatch.setattr("tests.protocol.play.CheckpointCoordinator", Fails)
+    _refuse_after_the_savepoint(storage, 2, monkeypatch)
     with job.coordinator(storage=storage, config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
         taken = ask_driver(store_of(job.storage), "trigger")
@@ -375,14 +380,7 @@ def test_an_answer_that_storage_did_not_take_for_long_is_told_later(
 ) -> None:
     monkeypatch.setattr(requests, "_INSIST", 0.0)
     storage, store = Shaky(job.storage), store_of(job.storage)
-
-    class Fails(CheckpointCoordinator):
-        def _save(self, *given: Any) -> Any:
-            savepoint = super()._save(*given)
-            storage.left = 3
-            return savepoint
-
-    monkeypatch.setattr("tests.protocol.play.CheckpointCoordinator", Fails)
+    _refuse_after_the_savepoint(storage, 3, monkeypatch)
     with job.coordinator(storage=storage, config={"savepoint_dir": target} | FAST) as coordinator:
         job.quiet(1).run(coordinator)
         id = asked(store)
