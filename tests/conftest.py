@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -31,24 +30,9 @@ temporary.prepare()
 jvm.prepare()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--stop-after", type=float, metavar="SECONDS", help="skip the tests that have not begun by then")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         reaper.start()
-
-
-STARTED = time.monotonic()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What a slow machine does not reach is told in the closing lines, as skipped, and no failure."""
-    limit: float | None = item.config.getoption("--stop-after")
-    if limit is not None and time.monotonic() > STARTED + limit:
-        pytest.skip(f"not reached within {limit:g} s")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from kafka.admin import ConfigResource, OffsetSpec
@@ -77,6 +77,7 @@ class Cluster:
     def __init__(self, options: Mapping[str, Any], timeout: float, reached_by: float = math.inf) -> None:
         self._connection = Connection(options, timeout, reached_by)
         self.close = self._connection.close
+        self._fences: bool | None = None
 
     @property
     def _admin(self) -> Any:
@@ -97,12 +98,14 @@ class Cluster:
                 answers[at] = answer  # not fenced yet: to be asked again
         return answers
 
-    @cached_property
+    @property
     def fences(self) -> bool:
         """Whether the end of a transaction raises the epoch, and what is sent to a partition adds it (KIP-890). What
         brokers can and what the cluster may do differ, until an operator raises the latter after an upgrade."""
-        _, level = self._admin.describe_features().get("transaction.version", {}).get("finalized", (0, 0))
-        return bool(level >= 2)
+        if self._fences is None:  # no cached_property: before Python 3.12 all clusters of a process wait for its lock
+            _, level = self._admin.describe_features().get("transaction.version", {}).get("finalized", (0, 0))
+            self._fences = bool(level >= 2)
+        return self._fences
 
     def _end(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         """Ask for each, and again for those that have been ended just before, whose markers are on their way."""

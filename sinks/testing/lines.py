@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,16 +21,25 @@ AtLine = Callable[[int, FrameType], None]
 @contextmanager
 def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
     """Calls `at_line(n, frame)` before the n-th line (from 0) that this thread executes in the modules of the sink's
-    classes, and in those beside them if they are in a package."""
+    classes, and in those beside them if they are in a package. The end of a `with` block is no line: an error there
+    would leave the block without its `__exit__`, and a lock locked."""
     own = _own_code(sink)
     numbers = itertools.count()
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         if not own(frame.f_code.co_filename):
             return None
-        if event == "line":
-            at_line(next(numbers), frame)
-        return trace
+        before = frame.f_lineno
+
+        def in_frame(frame: FrameType, event: str, arg: object) -> Any:
+            nonlocal before
+            line = frame.f_lineno
+            if event == "line" and not (line < before and _is_with(frame.f_code.co_filename, line)):
+                at_line(next(numbers), frame)
+            before = line
+            return in_frame
+
+        return in_frame
 
     before = sys.gettrace()
     sys.settrace(trace)
@@ -66,6 +76,11 @@ def at(number: int, hook: Callable[[], object]) -> AtLine:
             hook()
 
     return at_line
+
+
+@functools.cache
+def _is_with(file: str, line: int) -> bool:
+    return linecache.getline(file, line).lstrip().startswith(("with ", "async with "))
 
 
 def _own_code(sink: TwoPhaseCommitSink[Any]) -> Callable[[str], bool]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -12,9 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka.errors import KafkaError
 from tenacity import Retrying, stop_after_delay
 
 from sinks import Committable
+from sinks.kafka.cluster import Cluster
 from sinks.kafka.producer import TransactionalProducer
 from sinks.testing.servers.kafka import KafkaServer
 from sinks.transaction import Fingerprint, TransactionContext, TransactionId
@@ -77,3 +82,21 @@ def test_every_wait_for_a_frozen_broker_ends() -> None:
             lambda: sink.check(TEXTS),
         ):
             ends(call, 100)
+
+
+def test_a_cluster_that_does_not_answer_holds_up_no_other(kafka: KafkaServer) -> None:
+    """One driver writes to several clusters."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        options = {"bootstrap_servers": f"127.0.0.1:{silent.getsockname()[1]}"}
+        other = Cluster(options, timeout=20)
+
+        def ask() -> None:
+            with contextlib.suppress(KafkaError):
+                _ = other.fences
+
+        waits = threading.Thread(target=ask, daemon=True)
+        waits.start()
+        silent.accept()
+        with closing(Cluster({"bootstrap_servers": kafka.bootstrap}, timeout=20)) as cluster:
+            assert isinstance(cluster.fences, bool)
+        assert waits.is_alive()
