@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -333,13 +334,16 @@ class KafkaSink(
         if "topic" in rows.schema.names:
             topics = pc.coalesce(rows["topic"], pa.scalar(self.topic, pa.string())).to_pylist()
 
-        def serialized(value: Any, topic: str | None) -> bytes | None:
+        def serialized(row: int, value: Any, topic: str | None) -> bytes | None:
             try:
                 return None if value is None else serialize(value, SerializationContext(str(topic), MessageField.VALUE))
             except Exception as error:
-                raise BadValue(f"the serializer refuses a value for topic {topic!r}: {error!r}") from error
+                raise BadValue(
+                    f"sink {self.name!r}: row {row} of a batch: the serializer refuses column `value`, for topic "
+                    f"{topic!r}: {error!r}"
+                ) from error
 
-        made = pa.array(map(serialized, values, topics), pa.binary())
+        made = pa.array(map(serialized, count(1), values, topics), pa.binary())
         return rows.set_column(rows.schema.get_field_index("value"), "value", made)
 
     def _as_records(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Refusal]]:

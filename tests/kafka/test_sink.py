@@ -229,14 +229,16 @@ def test_a_serializer_makes_the_value(kafka: KafkaService, kafka_topic: str) -> 
 
 def test_a_value_that_the_serializer_refuses(kafka: KafkaService, kafka_topic: str) -> None:
     def picky() -> Any:
-        def serialize(value: Any, context: SerializationContext) -> bytes:
-            raise KeyError("word")
+        def serialize(value: str, context: SerializationContext) -> bytes:
+            if value == "b":
+                raise KeyError("word")
+            return value.encode()
 
         return serialize
 
     sink = sink_of(kafka, kafka_topic, value_serializer=picky)
-    with pytest.raises(BadValue, match=r"refuses a value.*word"):
-        pre_commit(sink, texts("a"))
+    with pytest.raises(BadValue, match=r"row 2 of a batch: the serializer refuses column `value`.*word"):
+        pre_commit(sink, texts("a", "b"))
     sink.close()
 
 
