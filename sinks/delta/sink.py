@@ -163,6 +163,11 @@ class DeltaSink(LakeSink):
         """The log has a number, by which the memory is found. It is put before the log names it."""
         number = self._handle.transaction_version(app)
         if number is None:
+            if _FORGETS in self._handle.metadata().configuration:
+                raise ConfigurationError(
+                    f"sink {self.name!r}: {self._uri} has {_FORGETS}, so its log may have forgotten what this sink has "
+                    "committed: look whether the newest checkpoint is in the table, and unset the property"
+                )
             return Memory()
         if (text := self._files().get(_memory(app, number))) is None:
             self._look()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -472,6 +473,25 @@ def test_delta_memory_that_is_gone_stops_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="restore the folder _tpc"):
         lake.sink().commit_all(Checkpoint(JOB, LINEAGE, 0), [made])
     assert lake.ids() == [0, 1]
+
+
+def test_delta_log_that_was_told_to_forget_a_commit_stops_it(tmp_path: Path) -> None:
+    """The driver dies between the commit and the removal of its mark. Before the next start the table is compacted."""
+    lake = DeltaLake(tmp_path)
+    lake.create()
+    made = pre_committed(lake.sink(), rows(0, 2))
+    (mark,) = Path(lake.uri, "_tpc").rglob("tpc.*.json")
+    text = mark.read_bytes()
+    committed(lake.sink(), made)
+    mark.write_bytes(text)
+    lake.append(rows(10, 1))
+    lake.compact()
+    forgets = {"delta.setTransactionRetentionDuration": "interval 1 seconds"}
+    lake.table().alter.set_table_properties(forgets, raise_if_not_exists=False)
+    time.sleep(1.5)
+    with pytest.raises(ConfigurationError, match="setTransactionRetentionDuration"):
+        lake.sink().commit_all(Checkpoint(JOB, LINEAGE, 0), [made])
+    assert lake.ids() == [0, 1, 10]
 
 
 def test_delta_vacuum_spares_what_is_pre_committed(tmp_path: Path) -> None:
