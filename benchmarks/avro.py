@@ -1,4 +1,4 @@
-"""What a task computes to make values of rows, without Spark and Kafka: Avro and Protobuf beside JSON of rows in Arrow.
+"""What a task computes to make values of rows, without Spark and Kafka: Avro beside JSON of rows in Arrow.
 `python -m benchmarks.avro [ROWS]`"""
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pyarrow as pa
 from sinks.arrow.json import to_json
 from sinks.kafka.serialization.avro_encoding import Avro
 from sinks.kafka.serialization.encoding import Writer
-from sinks.kafka.serialization.protobuf_encoding import Protobuf
 
 _ROUNDS = 5
 
@@ -55,16 +54,14 @@ def processor_time(work: Callable[[], object], count: int) -> float:
 
 
 def main(count: int = 50_000) -> None:
-    print("| rows of | Avro, µs | Protobuf, µs | JSON, µs |\n|---|---|---|---|")
+    print("| rows of | Avro, µs | JSON, µs |\n|---|---|---|")
     for made in (four_columns, with_decimal, nested):
         batch = made(count).combine_chunks().to_batches()[0]
         column = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
-        writers = [
-            Writer(format, 1, format.merged(None, column.type, "row", list).text) for format in (Avro(), Protobuf())
-        ]
-        avro, protobuf = (processor_time(lambda: writer.encoded(column), count) for writer in writers)  # noqa: B023
+        writer = Writer(Avro(), 1, Avro().merged(None, column.type, "row").text)
+        avro = processor_time(lambda: writer.encoded(column), count)  # noqa: B023
         json = processor_time(lambda: to_json(column), count)  # noqa: B023
-        print(f"| {made.__name__.replace('_', ' ')} | {avro:.1f} | {protobuf:.1f} | {json:.1f} |")
+        print(f"| {made.__name__.replace('_', ' ')} | {avro:.1f} | {json:.1f} |")
 
 
 if __name__ == "__main__":

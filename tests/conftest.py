@@ -151,7 +151,7 @@ SERVERS = {
         "sqlalchemy_sink/test_servers",
         "storage/test_failures",
     ),
-    "registry": ("kafka/test_avro", "kafka/test_protobuf", "kafka/test_registry", "kafka/test_serializers"),
+    "registry": ("kafka/test_avro", "kafka/test_registry", "kafka/test_serializers"),
     "both": ("cli/test_in_doubt", "cli/test_verify", "jobs", "test_several_sinks", "test_weaknesses"),
 }
 """Where the tests are that ask for one of these fixtures."""

@@ -26,12 +26,7 @@ Part = Bytes | int
 
 def varints(numbers: Numbers) -> Bytes:
     """Zigzag, as Kafka and Avro have them."""
-    return plain_varints((numbers << 1) ^ (numbers >> 63))
-
-
-def plain_varints(numbers: Numbers) -> Bytes:
-    """As Protobuf has them: a negative one takes ten bytes."""
-    unsigned = numbers.view(np.uint64)
+    unsigned = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
     width = max(1, -(-int(unsigned.max(initial=0)).bit_length() // 7))
     lengths = np.ones(len(numbers), np.int64)
     for more in range(1, width):

@@ -16,8 +16,6 @@ from sinks.transaction import Committable
 if TYPE_CHECKING:
     from sinks.kafka.serialization.values import Values
 
-FORMATS = ("avro", "protobuf")
-EITHER = "'avro' or 'protobuf'"
 _TYPES = {"value": value_type, "key": key_type}
 
 
@@ -37,22 +35,23 @@ class Schemas:
         evolution: SchemaEvolution,
         timeout: float,
     ) -> None:
-        given = {"value": value_format if value_format in FORMATS else None, "key": key_format}
+        given = {"value": value_format if value_format == "avro" else None, "key": key_format}
         subjects = {"value": subject or (topic and f"{topic}-value"), "key": key_subject or (topic and f"{topic}-key")}
         formats = {column: format for column, format in given.items() if format}
         self.problems = [*_problems(formats, registry, subjects, evolution), *_key_problems(key_format, value_format)]
         if subject and "value" not in formats:
-            self.problems.append(f"subject belongs to value_format={EITHER}")
+            self.problems.append("subject belongs to value_format='avro'")
         if key_subject and not key_format:
             self.problems.append("key_subject belongs to key_format='avro'")
         self._columns: list[Values] = []
         if registry and not self.problems:
-            from sinks.kafka.serialization.values import Keys, Values, format_of
+            from sinks.kafka.serialization.avro_encoding import Avro
+            from sinks.kafka.serialization.values import Keys, Values
 
             for column, kind in (("key", Keys), ("value", Values)):
                 if column in formats:
                     where = str(subjects[column])
-                    made = kind(sink, format_of(formats[column]), registry, where, evolution, timeout)
+                    made = kind(sink, Avro(), registry, where, evolution, timeout)
                     self._columns.append(made)
 
     def __bool__(self) -> bool:
@@ -106,20 +105,10 @@ def _problems(
         if subjects[column] is None:
             yield f"{column}_format={found!r} needs a topic or a subject, by which the registry knows the schema"
     if not formats and (registry or evolution != "none"):
-        yield f"schema_registry and schema_evolution belong to value_format={EITHER} and key_format='avro'"
-    if formats.get("value") == "protobuf" and evolution == "widen":
-        yield (
-            "schema_evolution='widen' is only for Avro: Protobuf readers with the older field would silently cut off a "
-            "wider number. Use 'add', and another name for the wider column"
-        )
+        yield "schema_registry and schema_evolution belong to value_format='avro' and key_format='avro'"
 
 
 def _key_problems(key_format: str | None, value_format: str | None) -> Sequence[str]:
-    if key_format == "protobuf":
-        return [
-            "key_format is 'avro' or None: Protobuf does not promise that equal keys are equal bytes in other versions "
-            "of its library, so they could change their partition"
-        ]
     if key_format not in (None, "avro"):
         return [f"key_format is 'avro' or None, not {key_format!r}"]
     if key_format and value_format == "json":

@@ -39,7 +39,7 @@ from sinks.kafka.options import (
 )
 from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, made_anew
 from sinks.kafka.producer import TransactionalProducer
-from sinks.kafka.schemas import FORMATS, Schemas
+from sinks.kafka.schemas import Schemas
 from sinks.optional import (
     Auditable,
     DeadLettering,
@@ -104,7 +104,7 @@ class KafkaSink(
         options: Mapping[str, Any] | None = None,
         transaction_timeout: float = 900.0,
         create_topic: bool = False,
-        value_format: Literal["json", "avro", "protobuf"] | None = None,
+        value_format: Literal["json", "avro"] | None = None,
         schema_registry: str | Mapping[str, Any] | None = None,
         subject: str | None = None,
         key_format: Literal["avro"] | None = None,
@@ -129,11 +129,11 @@ class KafkaSink(
         * `create_topic`: create a missing `topic` with the brokers' defaults.
         * `value_format="json"`: a `value` or `key` of struct, map or array type becomes JSON text; without a column
           `value`, all other columns become its fields.
-        * `value_format="avro"` or `"protobuf"`: `value`, a struct or the struct of all other columns, is written in
-          Confluent's wire format, as a record of Avro or a message of Protobuf. `schema_registry` is the registry's
-          URL, or settings of confluent-kafka's SchemaRegistryClient. `subject` (default: `topic` + "-value") has the
-          schema. With `schema_evolution="none"` that schema has to take the rows; "add" registers new nullable fields,
-          and a first version; "widen", for Avro alone, also wider numbers. See docs/schema-registry.md
+        * `value_format="avro"`: `value`, a struct or the struct of all other columns, is written as a record of Avro
+          in Confluent's wire format. `schema_registry` is the registry's URL, or settings of confluent-kafka's
+          SchemaRegistryClient. `subject` (default: `topic` + "-value") has the schema. With `schema_evolution="none"`
+          that schema has to take the rows; "add" registers new nullable fields, and a first version; "widen" also
+          wider numbers. See docs/schema-registry.md
         * `key_format="avro"`: `key`, a struct, becomes a record of Avro, by the first version of `key_subject`
           (default: `topic` + "-key"), which never changes; unless `schema_evolution` is "none", the sink registers it.
         * `value_serializer`: a function without arguments, called once in each task, that returns a serializer as
@@ -149,6 +149,8 @@ class KafkaSink(
 
         Raises ConfigurationError for options that the sink sets itself.
         """
+        if value_format in _GONE:
+            raise ConfigurationError(f"sink {name or topic!r}: {_GONE[value_format]}")
         if value_format in _TRANSFORMS:
             transform = _after(transform, _TRANSFORMS[value_format])
         super().__init__(
@@ -176,10 +178,8 @@ class KafkaSink(
             timeout=timeout,
         )
         problems += self._schemas.problems
-        if value_format in FORMATS and value_serializer:
-            problems.append(
-                f"values are written by value_format={value_format!r} or by a value_serializer, not by both"
-            )
+        if value_format == "avro" and value_serializer:
+            problems.append("values are written by value_format='avro' or by a value_serializer, not by both")
         if value_serializer and dead_letters:
             problems.append("what a value_serializer refuses fails the checkpoint: it takes no dead_letters")
         if problems:
@@ -561,7 +561,11 @@ class KafkaSink(
 _TRANSFORMS: Mapping[str | None, Transform] = {
     "json": columns.with_json,
     "avro": columns.with_value,
-    "protobuf": columns.with_value,
+}
+_GONE: Mapping[str | None, str] = {
+    "protobuf": "value_format='protobuf' is gone. Leave out value_format, schema_registry, subject and "
+    "schema_evolution, and give a value_serializer with the class that protoc makes of your .proto file "
+    "(docs/schema-registry.md)"
 }
 
 

@@ -33,12 +33,10 @@ from sinks.testing.servers.kafka import KafkaService
 from sinks.testing.servers.registry import RegistryServer
 from sinks.transaction import CommitOutcome
 from tests.cli.play import Job
-from tests.kafka import test_protobuf
 from tests.kafka.play import pre_commit
 from tests.kafka.reading import read, settled
 from tests.kafka.subject import AnyRegistry, Subject, rows
 from tests.kafka.test_crashes import At, run
-from tests.kafka.test_protobuf import Messages
 
 FORMAT = avro_encoding.Avro()
 NOTE = {"name": "note", "type": ["null", "string"], "default": None}
@@ -479,26 +477,6 @@ def test_keys_without_an_order_are_refused(subject: Avro) -> None:
         sink.check(maps)
 
 
-# ---------------------------------------------------------------------- Protobuf beside it; the others: test_protobuf
-@pytest.fixture
-def messages(kafka: KafkaService, kafka_topic: str, registry: AnyRegistry) -> Messages:
-    return Messages(kafka, kafka_topic, registry.url)
-
-
-def test_messages_evolve_while_the_query_runs_and_both_are_read(messages: Messages, tmp_path: Path) -> None:
-    run(messages.sink(), tmp_path, [[test_protobuf.OLD], [test_protobuf.NEW]])
-    assert messages.ids() == [1, 2, 3, 4]
-    assert sorted(row.get("note", "") for row in messages.rows()) == ["", "", "", "new"]
-    assert messages.versions() == [{"id": 1}, {"id": 1, "note": 2}]
-
-
-def test_a_subject_of_avro_is_not_taken_for_one_of_protobuf(subject: Avro) -> None:
-    subject.fields(ID)
-    messages = Messages(subject.kafka, subject.topic, subject.url)
-    with closing(messages.sink()) as sink, pytest.raises(ConfigurationError, match="schemas of AVRO, not Protobuf"):
-        sink.check(OLD.schema)
-
-
 # ---------------------------------------------------------------------- bad rows
 @pytest.mark.large
 def test_what_the_schema_does_not_take_is_a_bad_row(subject: Avro, kafka: KafkaService, tmp_path: Path) -> None:
@@ -537,7 +515,8 @@ def test_text_that_is_no_utf8_is_a_bad_row_and_the_others_are_written() -> None:
         ({"value_format": "avro", "schema_registry": "http://r", "schema_evolution": "all"}, "schema_evolution is one"),
         ({"subject": "s"}, "subject belongs to"),
         ({"key_format": "avro"}, "key_format='avro' needs schema_registry"),
-        ({"key_format": "protobuf", "schema_registry": "http://r"}, "equal keys are equal bytes"),
+        ({"key_format": "protobuf", "schema_registry": "http://r"}, "key_format is 'avro' or None"),
+        ({"value_format": "protobuf", "schema_registry": "http://r"}, r"is gone\. .* value_serializer"),
         ({"key_format": "avro", "schema_registry": "http://r", "value_format": "json"}, "makes JSON of keys"),
         ({"key_subject": "s"}, "key_subject belongs to"),
     ],

@@ -1,11 +1,10 @@
-"""Plain columns become Avro and Protobuf all rows at once, in the bytes that fastavro and Google's library make of
-each."""
+"""Plain columns become Avro all rows at once, in the bytes that fastavro makes of each."""
 
 from __future__ import annotations
 
 import json
 import logging
-from datetime import date, datetime, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +15,9 @@ from hypothesis import strategies as st
 from sinks.kafka.serialization import encoding
 from sinks.kafka.serialization.avro_encoding import Avro
 from sinks.kafka.serialization.encoding import Writer
-from sinks.kafka.serialization.protobuf_encoding import Protobuf
-from sinks.kafka.serialization.schema import Format
 
-FORMATS = [Avro(), Protobuf()]
 MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))
-COMMON: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+KINDS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.bool_(), st.booleans()),
     *((getattr(pa, f"int{n}")(), st.integers(-(2 ** (n - 1)), 2 ** (n - 1) - 1)) for n in (8, 16, 32, 64)),
     (pa.float32(), st.floats(width=32)),
@@ -30,8 +26,6 @@ COMMON: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.large_string(), st.text(max_size=3)),
     (pa.binary(), st.binary(max_size=20)),
     (pa.timestamp("us", "UTC"), MOMENTS.map(lambda at: at.replace(tzinfo=timezone.utc))),
-]
-OF_AVRO: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.date32(), st.dates()),
     (pa.timestamp("us"), MOMENTS),
 ]
@@ -53,8 +47,8 @@ def structs(draw: st.DrawFn, kinds: list[tuple[pa.DataType, st.SearchStrategy[An
     return pa.array(rows, kind)[draw(st.integers(0, len(rows) - 1)) :]
 
 
-def writer_of(format: Format, kind: pa.DataType, text: str | None = None) -> Writer:
-    return Writer(format, 70_000, text or format.merged(None, kind, "row", lambda: ()).text)
+def writer_of(kind: pa.DataType, text: str | None = None) -> Writer:
+    return Writer(Avro(), 70_000, text or Avro().merged(None, kind, "row").text)
 
 
 def same(writer: Writer, rows: pa.StructArray) -> bool:
@@ -69,15 +63,9 @@ def same(writer: Writer, rows: pa.StructArray) -> bool:
 
 
 @settings(max_examples=300, deadline=None)
-@given(structs(COMMON + OF_AVRO))
+@given(structs(KINDS))
 def test_records_of_avro(rows: pa.StructArray) -> None:
-    assert same(writer_of(FORMATS[0], rows.type), rows)
-
-
-@settings(max_examples=300, deadline=None)
-@given(structs(COMMON))
-def test_messages_of_protobuf(rows: pa.StructArray) -> None:
-    assert same(writer_of(FORMATS[1], rows.type), rows)
+    assert same(writer_of(rows.type), rows)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +81,9 @@ def test_messages_of_protobuf(rows: pa.StructArray) -> None:
 def test_registered_schemas_of_avro(fields: list[Any], at_once: bool) -> None:
     text = json.dumps({"type": "record", "name": "r", "fields": fields})
     rows = pa.array([{"id": 1}, {"id": -(2**31)}], pa.struct([("id", pa.int32())]))
-    assert same(writer_of(FORMATS[0], rows.type, text), rows) is at_once
+    assert same(writer_of(rows.type, text), rows) is at_once
 
 
-@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     "column",
     [
@@ -107,20 +94,14 @@ def test_registered_schemas_of_avro(fields: list[Any], at_once: bool) -> None:
         pa.array([1], pa.time64("us")),
     ],
 )
-def test_other_columns_go_one_by_one(format: Format, column: pa.Array) -> None:
+def test_other_columns_go_one_by_one(column: pa.Array) -> None:
     rows = pa.StructArray.from_arrays([column], names=["a"])
-    assert writer_of(format, rows.type)._at_once(rows) is None
-
-
-def test_days_and_years_that_protobuf_does_not_have_go_one_by_one() -> None:
-    for column in (pa.array([date(1970, 1, 1)]), pa.array([2**60], pa.timestamp("us", "UTC"))):
-        rows = pa.StructArray.from_arrays([column], names=["a"])
-        assert writer_of(FORMATS[1], rows.type)._at_once(rows) is None
+    assert writer_of(rows.type)._at_once(rows) is None
 
 
 def test_a_null_where_none_may_be_is_refused_one_by_one() -> None:
     text = json.dumps({"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]})
-    writer = writer_of(FORMATS[0], pa.struct([("id", pa.int32())]), text)
+    writer = writer_of(pa.struct([("id", pa.int32())]), text)
     made, [refused] = writer.encoded(pa.array([{"id": 1}, {"id": None}], pa.struct([("id", pa.int32())])))
     assert (refused.row, made.is_valid().to_pylist()) == (1, [True, False])
 
@@ -130,7 +111,7 @@ def test_bytes_that_differ_are_noticed_with_the_first_rows(
 ) -> None:
     monkeypatch.setattr(encoding, "_AGREES", {})
     rows = pa.array([{"id": 1}, {"id": 2}], pa.struct([("id", pa.int32())]))
-    writer = writer_of(FORMATS[0], rows.type)
+    writer = writer_of(rows.type)
     monkeypatch.setattr(Writer, "_at_once", lambda self, column: pa.array([b"x"] * len(column), pa.large_binary()))
     with caplog.at_level(logging.WARNING):
         found = [writer.encoded(rows)[0].to_pylist() for _ in range(2)]

@@ -57,7 +57,6 @@ LETTERS = ("tests/kafka/test_dead_letters.py",)
 PRODUCER = ("tests/kafka/test_producer.py",)
 DEAD_LETTERS = ("tests/test_task.py", "tests/postgres/test_dead_letters.py")
 ROW_HASHES = ("tests/spark/test_arrow.py::test_rows_that_differ_have_other_hashes",)
-PROTOBUF = ("tests/kafka/test_protobuf.py",)
 SPOOL = ("tests/protocol/test_spool.py",)
 REQUESTS = ("tests/requests/test_requests.py",)
 
@@ -1466,39 +1465,11 @@ MUTANTS = (
         ("tests/kafka/test_by_columns.py",),
     ),
     Mutant(
-        "Avro, Protobuf: text that is no UTF-8 is written at once",
+        "Avro: text that is no UTF-8 is written at once",
         "sinks/kafka",
         "            data.cast(pa.string())",
         "            data.cast(pa.binary())",
         ("tests/kafka/test_by_columns.py",),
-    ),
-    Mutant(
-        "Protobuf: the number of a field that was removed is given away",
-        "sinks/kafka",
-        "(field.number for field in (*message.field, *once))",
-        "(field.number for field in message.field)",
-        PROTOBUF,
-    ),
-    Mutant(
-        "Protobuf: a field that comes back gets another number",
-        "sinks/kafka",
-        "if before := [field.number for field in once if field.name == name]:",
-        "if before := list[int]():",
-        PROTOBUF,
-    ),
-    Mutant(
-        "Protobuf: null is written as zero",
-        "sinks/kafka",
-        "                elif required:",
-        "                elif False:",
-        PROTOBUF,
-    ),
-    Mutant(
-        "Protobuf: a null among elements is left out",
-        "sinks/kafka",
-        'raise ValidationError("an element is null, which an array of Protobuf cannot hold")',
-        "values = [one for one in values if one is not None]",
-        PROTOBUF,
     ),
     # ------------------------------------------------------------------ what older versions have written
     Mutant(

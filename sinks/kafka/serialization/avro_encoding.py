@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import IO, Any
 
@@ -28,9 +28,7 @@ with needs_extra("avro"):
 class Avro(Format):
     name, kind = "Avro", "AVRO"
 
-    def merged(
-        self, registered: str | None, value: pa.StructType, name: str, earlier: Callable[[], Sequence[str]]
-    ) -> Merged:
+    def merged(self, registered: str | None, value: pa.StructType, name: str) -> Merged:
         return avro.merged(registered, value, name)
 
     def essence(self, text: str) -> str:
@@ -102,7 +100,7 @@ def _value(schema: Schema, column: pa.Array, where: Mask) -> Parts:
     if kind in ("float", "double"):
         return [only(where, floats(column, pa.float32() if kind == "float" else pa.float64()))]
     if kind in ("string", "bytes") and not (isinstance(schema, dict) and "logicalType" in schema):
-        count, data = text(column, zigzag=True)
+        count, data = text(column)
         return [only(where, count), data]
     raise RowByRow
 

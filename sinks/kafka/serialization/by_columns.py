@@ -1,8 +1,8 @@
-"""What Avro and Protobuf make of columns of plain types, all rows at once: `Format.at_once`."""
+"""What Avro makes of columns of plain types, all rows at once: `Format.at_once`."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.arrow.types import is_bytes, is_text
-from sinks.kafka.joining import Bytes, Numbers, Part, lengths_of, plain_varints, size, varints
+from sinks.kafka.joining import Bytes, Numbers, Part, lengths_of, varints
 
 Parts: TypeAlias = "list[Part | pa.Array]"
 Mask = npt.NDArray[np.bool_]
@@ -55,7 +55,7 @@ def floats(column: pa.Array, kind: pa.DataType) -> Bytes:
     return Bytes(np.ascontiguousarray(data.T), np.full(len(numbers), data.shape[1], np.int64))
 
 
-def text(column: pa.Array, *, zigzag: bool) -> Parts:
+def text(column: pa.Array) -> Parts:
     """How many bytes, and these."""
     if is_text(column.type):
         data = column.cast(pa.binary())
@@ -68,9 +68,4 @@ def text(column: pa.Array, *, zigzag: bool) -> Parts:
     else:
         raise RowByRow
     lengths = np.maximum(lengths_of(data), 0)
-    return [(varints if zigzag else plain_varints)(lengths), data]
-
-
-def length(parts: Parts) -> Any:
-    """Bytes of each row."""
-    return sum(np.maximum(lengths_of(one), 0) if isinstance(one, pa.Array) else size(one) for one in parts)
+    return [varints(lengths), data]

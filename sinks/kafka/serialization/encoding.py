@@ -46,7 +46,7 @@ class Writer:
         """A value for each row, null for a null one, and which rows the schema does not take; those are null too.
 
         Raises SchemaMismatch for columns that it has no place for: rows that were kept may be of an earlier query."""
-        merged = self.format.merged(self.text, column.type, "", lambda: ())
+        merged = self.format.merged(self.text, column.type, "")
         if lacking := [*merged.unfit, *(change.statement for change in merged.changes)]:
             raise SchemaMismatch(f"the schema number {self.schema_id} does not take the rows: {'; '.join(lacking)}")
         known = self.text, column.type
@@ -62,7 +62,7 @@ class Writer:
 
     @property
     def _prefix(self) -> bytes:
-        return MAGIC + self.schema_id.to_bytes(4, "big") + self.format.prefix
+        return MAGIC + self.schema_id.to_bytes(4, "big")
 
     def _at_once(self, column: pa.StructArray) -> pa.Array | None:
         if column.nbytes > _MOST_BYTES:

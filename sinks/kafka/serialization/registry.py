@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sinks.errors import ConfigurationError
 from sinks.extras import needs_extra
 
-with needs_extra("avro", "protobuf"):
+with needs_extra("avro"):
     from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
@@ -27,12 +27,9 @@ class RefusedSchema(Exception):
 class Registry:
     """Answers what the registry has now: nothing is cached for longer than this object lives. A context manager."""
 
-    def __init__(
-        self, settings: Mapping[str, Any], subject: str, kind: str, asked_as: str | None, timeout: float
-    ) -> None:
-        """`settings` are SchemaRegistryClient's. Schemas are of this kind, and asked for in the form `asked_as`. Raises
-        ConfigurationError where the client refuses them."""
-        self.subject, self._kind, self._asked_as = subject, kind, asked_as
+    def __init__(self, settings: Mapping[str, Any], subject: str, kind: str, timeout: float) -> None:
+        """`settings` are SchemaRegistryClient's. Raises ConfigurationError where the client refuses them."""
+        self.subject, self._kind = subject, kind
         self.url = re.sub("//[^/@]*@", "//", str(settings.get("url", "")))
         try:
             self._client = SchemaRegistryClient({**_RETRIES, "timeout": timeout, **settings})
@@ -47,27 +44,18 @@ class Registry:
 
     def latest(self) -> RegisteredSchema | None:
         """The subject's newest version."""
-        return self._ask(lambda: self._client.get_latest_version(self.subject, self._asked_as), "the latest version")
+        return self._ask(lambda: self._client.get_latest_version(self.subject), "the latest version")
 
     def first(self) -> RegisteredSchema | None:
         """The subject's oldest version."""
         numbers = self._ask(lambda: self._client.get_versions(self.subject), "the versions")
         if not numbers:
             return None
-        return self._ask(lambda: self._client.get_version(self.subject, min(numbers), fmt=self._asked_as), "a version")
-
-    def earlier(self) -> list[str]:
-        """The subject's versions before the newest."""
-        numbers = self._ask(lambda: self._client.get_versions(self.subject), "the versions") or []
-        found = [
-            self._ask(lambda: self._client.get_version(self.subject, n, fmt=self._asked_as), f"version {n}")  # noqa: B023
-            for n in sorted(numbers)[:-1]
-        ]
-        return [str(one.schema.schema_str) for one in found if one]
+        return self._ask(lambda: self._client.get_version(self.subject, min(numbers)), "a version")
 
     def schema(self, schema_id: int) -> Schema | None:
         """The one that has this number, in whatever subject."""
-        return self._ask(lambda: self._client.get_schema(schema_id, fmt=self._asked_as), f"the schema {schema_id}")
+        return self._ask(lambda: self._client.get_schema(schema_id), f"the schema {schema_id}")
 
     def compatibility(self) -> str:
         """How far versions of the subject may differ: its own rule, or the registry's."""

@@ -1,4 +1,4 @@
-"""What formats of a schema registry have in common: one seam, which `Avro` and `Protobuf` fill."""
+"""What formats of a schema registry have in common: one seam, which `Avro` fills."""
 
 from __future__ import annotations
 
@@ -46,17 +46,10 @@ class Format(ABC):
     """As people call it."""
     kind: ClassVar[str]
     """As registries call it."""
-    asked_as: ClassVar[str | None] = None
-    """The form in which registries are asked for schemas."""
-    prefix: ClassVar[bytes] = b""
-    """What stands between the schema's number and the value."""
 
     @abstractmethod
-    def merged(
-        self, registered: str | None, value: pa.StructType, name: str, earlier: Callable[[], Sequence[str]]
-    ) -> Merged:
-        """`registered` with room for rows of this type, or, without one, a schema that is called `name`. `earlier`
-        gives the subject's other versions."""
+    def merged(self, registered: str | None, value: pa.StructType, name: str) -> Merged:
+        """`registered` with room for rows of this type, or, without one, a schema that is called `name`."""
 
     @abstractmethod
     def essence(self, text: str) -> str:

@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def format_of(name: str) -> Format:
-    """Of a `value_format`. Only here are the libraries of a format imported."""
-    if name == "avro":
-        from sinks.kafka.serialization.avro_encoding import Avro
-
-        return Avro()
-    from sinks.kafka.serialization.protobuf_encoding import Protobuf
-
-    return Protobuf()
-
-
 @dataclass(frozen=True)
 class _Plan:
     """`version` and `schema_id` are of the subject's latest schema, 0 if it has none."""
@@ -132,7 +121,7 @@ class Values:
 
     # ------------------------------------------------------------------ the parts
     def _registry(self) -> Registry:
-        return Registry(self.settings, self.subject, self.format.kind, self.format.asked_as, self.timeout)
+        return Registry(self.settings, self.subject, self.format.kind, self.timeout)
 
     def _allowed(self) -> tuple[str, ...]:
         return STEPS[1 : STEPS.index(self.evolution) + 1]
@@ -149,7 +138,7 @@ class Values:
             )
         latest = self._taken(registry)
         if latest is None:
-            return _Plan(0, 0, None, self._merged(None, value, registry))
+            return _Plan(0, 0, None, self._merged(None, value))
         if _kind(latest.schema) != self.format.kind:
             raise ConfigurationError(
                 f"sink {self.sink!r}: subject {self.subject!r} has schemas of {latest.schema.schema_type}, not "
@@ -161,14 +150,14 @@ class Values:
                 f"sink {self.sink!r}: the schema of subject {self.subject!r} refers to other subjects, which is not "
                 "supported: register it with these types written out"
             )
-        return _Plan(latest.version or 0, latest.schema_id or 0, text, self._merged(text, value, registry))
+        return _Plan(latest.version or 0, latest.schema_id or 0, text, self._merged(text, value))
 
     def _hash(self, schema: Schema) -> str:
         """One of another format has none that ours have."""
         return self.format.hash_of(str(schema.schema_str)) if _kind(schema) == self.format.kind else ""
 
-    def _merged(self, registered: str | None, value: pa.StructType, registry: Registry) -> Merged:
-        merged = self.format.merged(registered, value, _record_name(self.subject), registry.earlier)
+    def _merged(self, registered: str | None, value: pa.StructType) -> Merged:
+        merged = self.format.merged(registered, value, _record_name(self.subject))
         problem = "" if merged.unfit else self.format.problem_of(merged.text)
         return replace(merged, unfit=(problem,)) if problem else merged
 
@@ -234,8 +223,8 @@ class Keys(Values):
     def _taken(self, registry: Registry) -> RegisteredSchema | None:
         return registry.first()
 
-    def _merged(self, registered: str | None, value: pa.StructType, registry: Registry) -> Merged:
-        merged = super()._merged(registered, value, registry)
+    def _merged(self, registered: str | None, value: pa.StructType) -> Merged:
+        merged = super()._merged(registered, value)
         other = [f"column {name!r} is a map, whose entries come in any order" for name in _maps(value, "key")]
         if registered is not None:
             other += [f"{change.statement}: a key's schema is never changed" for change in merged.changes]
