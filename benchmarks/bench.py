@@ -78,11 +78,10 @@ class Bench:
         job: str,
         sink: TwoPhaseCommitSink[Any],
         mode: str = "exactly_once",
-        rows_on_driver: int = 0,
         replay: str = "recompute",
     ) -> CheckpointCoordinator:
         storage = (self.folder / "storage" / job).as_uri()
-        config = CheckpointConfig(mode=mode, rows_on_driver=rows_on_driver, replay=replay)  # type: ignore[arg-type]
+        config = CheckpointConfig(mode=mode, replay=replay)  # type: ignore[arg-type]
         return stack.enter_context(CheckpointCoordinator(job, [sink], storage, config))
 
     def stream(self, stack: ExitStack, df: DataFrame, work: sparks.Work) -> sparks.Stream:

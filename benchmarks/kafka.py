@@ -57,7 +57,6 @@ PAUSE = 5.0
 """Seconds that the slow broker of the memory section does not answer."""
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
-ON_DRIVER = "exactly-once, on the driver"
 DEFAULT_SPARK, TUNED_SPARK = "Spark's Kafka sink, defaults", "Spark's Kafka sink, tuned"
 COUNT, DIRECT = "mapInArrow, rows counted", "sink without Spark, 1 producer"
 
@@ -128,15 +127,9 @@ class KafkaBench(Bench):
             groups = []
             for rows in self.options.small_rows:
                 works: dict[str, sparks.Work] = {"Spark job alone": sparks.job_only}
-                for number, (name, mode, most) in enumerate(
-                    (
-                        (EXACTLY_ONCE, "exactly_once", 0),
-                        (ON_DRIVER, "exactly_once", 1000),
-                        (AT_LEAST_ONCE, "at_least_once", 0),
-                    )
-                ):
+                for name, mode in ((EXACTLY_ONCE, "exactly_once"), (AT_LEAST_ONCE, "at_least_once")):
                     sink = KafkaSink(self.server.bootstrap, topic)
-                    works[name] = self.coordinator(stack, f"small-{rows}-{number}", sink, mode, most)
+                    works[name] = self.coordinator(stack, f"small-{rows}-{mode}", sink, mode)
                 works[DEFAULT_SPARK] = sparks.kafka(self.server.bootstrap, topic)
                 groups.append(
                     [
@@ -148,10 +141,11 @@ class KafkaBench(Bench):
 
     def few(self, stack: ExitStack) -> dict[str, sparks.Stream]:
         topic = self.topic(stack)
-        works: dict[str, sparks.Work] = {DEFAULT_SPARK: sparks.kafka(self.server.bootstrap, topic)}
-        for name, most in ((EXACTLY_ONCE, 0), (ON_DRIVER, 1000)):
-            sink = KafkaSink(self.server.bootstrap, topic)
-            works[name] = self.coordinator(stack, f"few-{most}-{topic}", sink, rows_on_driver=most)
+        sink = KafkaSink(self.server.bootstrap, topic)
+        works: dict[str, sparks.Work] = {
+            DEFAULT_SPARK: sparks.kafka(self.server.bootstrap, topic),
+            EXACTLY_ONCE: self.coordinator(stack, f"few-{topic}", sink),
+        }
         rows = self.rows("small", FEW)
         return {name: self.stream(stack, rows, work) for name, work in works.items()}
 

@@ -35,7 +35,6 @@ SECTIONS = ("throughput", "small", "steps", "tail", "paced", "participants", "gr
 
 # Of the throughput section, where others are compared with them.
 PREPARED, STAGED, AT_LEAST_ONCE = "exactly-once, prepared", "exactly-once, staged", "at-least-once"
-ON_DRIVER = f"{PREPARED}, on the driver"
 SPOOLED = "exactly-once, prepared, rows kept"
 COUNT, COPY_1, COPY_2 = (
     "mapInArrow, rows counted",
@@ -140,18 +139,12 @@ class PostgresBench(Bench):
                 admin.execute(PLAIN.create_table("t"))
             for rows in self.options.small_rows:
                 group = []
-                for name, strategy, most in (
-                    ("Spark job alone", "", 0),
-                    (PREPARED, "prepared", 0),
-                    (ON_DRIVER, "prepared", 1000),
-                    (STAGED, "staged", 0),
-                    (f"{STAGED}, on the driver", "staged", 1000),
-                ):
+                for name, strategy in (("Spark job alone", ""), (PREPARED, "prepared"), (STAGED, "staged")):
                     work: sparks.Work = sparks.job_only
                     if strategy:
-                        job = f"small-{rows}-{strategy}-{most}"
+                        job = f"small-{rows}-{strategy}"
                         sink = PostgresSink(dsn, "t", name=job, strategy=strategy)  # type: ignore[arg-type]
-                        work = self.coordinator(stack, job, sink, rows_on_driver=most)
+                        work = self.coordinator(stack, job, sink)
                     stream = self.stream(stack, PLAIN.of(sparks.numbers(self.spark, rows)), work)
                     group.append(Contender(f"{rows} rows: {name}", stream.run))
                 groups.append(group)
@@ -162,15 +155,10 @@ class PostgresBench(Bench):
         with self.server.connect(dsn) as admin:
             admin.execute(PLAIN.create_table("t"))
         works = {jdbc_name(1000, False): self._jdbc(dsn, 1000, False)}
-        for name, strategy, most in (
-            (PREPARED, "prepared", 0),
-            (ON_DRIVER, "prepared", 1000),
-            (STAGED, "staged", 0),
-            (f"{STAGED}, on the driver", "staged", 1000),
-        ):
-            job = f"few-{strategy}-{most}-{dsn.rpartition('/')[2]}"
+        for name, strategy in ((PREPARED, "prepared"), (STAGED, "staged")):
+            job = f"few-{strategy}-{dsn.rpartition('/')[2]}"
             sink = PostgresSink(dsn, "t", name=job, strategy=strategy)  # type: ignore[arg-type]
-            works[name] = self.coordinator(stack, job, sink, rows_on_driver=most)
+            works[name] = self.coordinator(stack, job, sink)
         rows = PLAIN.of(sparks.numbers(self.spark, FEW))
         return {name: self.stream(stack, rows, work) for name, work in works.items()}
 

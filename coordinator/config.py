@@ -54,7 +54,6 @@ _LEAST = {
     "request_poll_interval": 0,
     "verify_interval": 0,
     "history_size": 0,
-    "rows_on_driver": 0,
 }
 
 
@@ -86,8 +85,6 @@ class CheckpointConfig:
     history_size: how many checkpoints `coordinator history` has in storage; 0: none.
     metrics_address: where Prometheus reads the metrics of the driver, PORT of loopback or HOST:PORT (extra
         `prometheus`); None: nowhere.
-    rows_on_driver: the driver itself writes a batch of at most this many rows, in one transaction, if the batch before
-        was small too. For one sink of PostgreSQL, MySQL or Kafka. 0: never.
     replay: if a decided transaction is lost, RECOMPUTE lets Spark compute its rows again, and stops if they differ.
         SPOOL keeps the rows of each checkpoint until it is visible, for queries that give other rows each time.
     spool_dir: the storage where SPOOL keeps rows; default: checkpoint storage.
@@ -116,7 +113,6 @@ class CheckpointConfig:
     verify_interval: float = 60.0
     history_size: int = 1000
     metrics_address: str | None = None
-    rows_on_driver: int = 0
     replay: Replay = Replay.RECOMPUTE
     spool_dir: str | None = field(default=None, repr=False)
     adopt: bool = False

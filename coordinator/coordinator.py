@@ -123,7 +123,7 @@ class CheckpointCoordinator:
         self._lifecycle = QueryLifecycle(job, self._clock, config.min_pause)
         self._one_at_a_time = threading.RLock()
         self._ready = False
-        self._transfer = RowTransfer(config.rows_on_driver)
+        self._transfer = RowTransfer()
         self._sweeper = threading.Thread()
         self._closed = threading.Event()
         self._stop_metrics = _nothing

@@ -140,16 +140,6 @@ class Auditable(TwoPhaseCommitSink[Transaction]):
         `sinks.progress.progress`."""
 
 
-class DriverWriting(TwoPhaseCommitSink[Transaction]):
-    """Small batches may be written on the driver (`rows_on_driver`): `begin_transaction` to `rollback` are called on
-    the driver's own object, in a thread beside the one that calls the driver's methods."""
-
-    @property
-    def writes_on_driver(self) -> bool:
-        """Whether this one does, as it is set up. Default: yes."""
-        return True
-
-
 class Diagnosable(TwoPhaseCommitSink[Transaction]):
     """Shows operators its condition. Each method has a default."""
 
@@ -199,7 +189,6 @@ OPTIONAL: tuple[type[Sink], ...] = (
     SchemaEvolving,
     DeadLettering,
     Auditable,
-    DriverWriting,
     Diagnosable,
 )
 

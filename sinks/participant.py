@@ -23,13 +23,12 @@ logger = logging.getLogger(__name__)
 @dataclass
 class SinkTransaction:
     """One transaction of a sink, which begins with its first row, and what was written in it. `writer`: the name of the
-    one whose task writes it. `opens`: the sink is opened for it, and closed; else it is open and stays so."""
+    one whose task writes it."""
 
     sink: Sink
     writer: TransactionId
     slot: int
     exactly_once: bool
-    opens: bool
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     bytes: int = 0
     committable: Committable | None = None
@@ -40,7 +39,7 @@ class SinkTransaction:
     _transaction: Any = None
 
     def open(self) -> None:
-        if self.opens and not self._opened:
+        if not self._opened:
             self._opened = True
             self.sink.open()
 

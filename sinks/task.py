@@ -20,8 +20,6 @@ from sinks.transaction import Committable, Fingerprint, Refused, TransactionId
 logger = logging.getLogger(__name__)
 
 ACK_SCHEMA = "ack string"
-ON_DRIVER = 10**15
-"""In place of Spark's number of a task attempt, which counts from 0 and never gets there."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,11 @@ class SinkTask:
         acks = self.run(batches, task.partitionId(), task.taskAttemptId(), task.attemptNumber())
         yield pa.record_batch({"ack": pa.array([ack.to_json() for ack in acks], pa.string())})
 
-    def run(
-        self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0, *, opens: bool = True
-    ) -> list[Ack]:
-        """`opens`: as in `SinkTransaction`."""
+    def run(self, batches: Iterable[pa.RecordBatch], subtask: int, task_attempt: int, slot: int = 0) -> list[Ack]:
         given = iter(batches)
         tries = self.generation, self.round, self.attempt, task_attempt
         name = TransactionId(self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries)
-        write = self._first_or_replay(name, slot, opens)
+        write = self._first_or_replay(name, slot)
         transactions = [one for one in (write.own, write.dead) if one]
         if not transactions:
             _drain(given)
@@ -148,8 +143,8 @@ class SinkTask:
             for one in transactions:
                 one.close()
 
-    def _first_or_replay(self, name: TransactionId, slot: int, opens: bool) -> FirstWrite | ReplayWrite:
-        how = name, slot, self.exactly_once, opens
+    def _first_or_replay(self, name: TransactionId, slot: int) -> FirstWrite | ReplayWrite:
+        how = name, slot, self.exactly_once
         replay, letters, subtask = self.replay, self.sink.dead_letters, name.subtask
         if replay is None:
             dead = LettersTransaction(letters, *how) if letters else None

@@ -89,6 +89,8 @@ def test_flinks_names_mean_ours() -> None:
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ValueError, match="'intervall' is no checkpoint option; did you mean 'interval'"):
         CheckpointConfig.from_dict({"intervall": 3})
+    with pytest.raises(ValueError, match=r"'rows_on_driver' is no checkpoint option\. There are"):
+        CheckpointConfig.from_dict({"rows_on_driver": 1000})
     with pytest.raises(ValueError, match="given twice"):
         CheckpointConfig.from_dict({"min-pause": 3, "min_pause": 4})
 

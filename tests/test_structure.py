@@ -17,7 +17,7 @@ MODULES = {
     for package in ("coordinator", "sinks")
     for path in (ROOT / package).rglob("*.py")
 }
-OF_PYSPARK = re.compile(r"\._(jvm|jdf|jsq|jsparkSession|gateway|collect_as_arrow)$")
+OF_PYSPARK = re.compile(r"\._(jvm|jdf|jsq|jsparkSession|gateway)$")
 """The only way to Spark's JVM, for one module only."""
 
 

@@ -20,7 +20,6 @@ class Also(str, Enum):
 
     VALIDATING = "Validating"
     AUDITABLE = "Auditable"
-    DRIVER_WRITING = "DriverWriting"
 
 
 def new_sink(

@@ -33,11 +33,7 @@ BATCH_BYTES = 64 * 2**20
 class RowTransfer:
     """The way of one query's rows into Python."""
 
-    def __init__(self, rows_on_driver: int = 0) -> None:
-        self.rows_on_driver = rows_on_driver
-        """So many may be written there."""
-        self.last_rows: int | None = None
-        """Of the batch before, if that was written."""
+    def __init__(self) -> None:
         self.limited_by_spark = False
         """Since there was a large row."""
         self.python_before: dict[str, bool] = {}

@@ -83,7 +83,6 @@ class SparkBatch(DataFrameBatch):
             return partition_count(self._written(sink))
 
     def cancel(self) -> None:
-        super().cancel()
         self._df.sparkSession.sparkContext.cancelJobsWithTag(self._job_tag)
 
     def weaknesses(self, *, recomputed: bool) -> list[str]:
@@ -113,9 +112,6 @@ class SparkBatch(DataFrameBatch):
             return all(self._df.sparkSession.conf.get(key) == "true" for key in guarantee.CHECKED_SHUFFLES)
         except Exception:  # this Spark does not know them
             return False
-
-    def _may_write_on_driver(self) -> bool:
-        return True
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
         known = self._transfer.python_before

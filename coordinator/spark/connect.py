@@ -98,9 +98,6 @@ class ConnectBatch(DataFrameBatch):
         socket = re.search(r"StreamingDataSourceV2\w*\[.*?\] (\w*Socket\w*\[.*?\])", plan.getvalue())
         return guarantee.of_source("TextSocketMicroBatchStream", socket[1]) if socket else []
 
-    def _may_write_on_driver(self) -> bool:
-        return False
-
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
         return False  # before Spark 4.3 the session is the user's own, and stays as a killed worker leaves it
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,19 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from coordinator.protocol.batch import Sink, TopicIds
-from coordinator.spark import small
 from coordinator.spark.arrow import RowTransfer, setting
 from coordinator.spark.internals import arrow_schema
-from coordinator.spark.small import Cancelled, OneParticipant
 from sinks.errors import LargeRow
-from sinks.optional import DriverWriting
 from sinks.row_hash import ROW_HASH, with_row_hash
 from sinks.task import ACK_SCHEMA, Ack, SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-logger = logging.getLogger(__name__)
 
 
 class DataFrameBatch(ABC):
@@ -37,7 +31,6 @@ class DataFrameBatch(ABC):
         """`shared`: several sinks write it, so it is computed once; a replay too, since that can change the layout.
         `transfer`: of all batches of the run."""
         self._df, self._transfer, self._shared = df, transfer, shared
-        self._on_driver: OneParticipant | None = None
         self.rows: int | None = None
 
     def schema(self, sink: Sink) -> pa.Schema:
@@ -50,56 +43,14 @@ class DataFrameBatch(ABC):
             if len(tasks) > 1:  # else two executors may compute a partition, each for a sink, with other rows
                 self.rows = self._df.count()
             hashed = {name: with_row_hash(self._written(task.sink)) for name, task in tasks.items()}
-            few, self._transfer.last_rows = self._are_few(tasks), None
-            acks = self._write_on_driver(hashed, tasks, ended) if few else None
-            if acks is None:
-                first = all(task.exactly_once and not task.replay for task in tasks.values())  # may refuse large rows
-                with self._transfer.frames(hashed, first and self._may_lift_limit(tasks)) as frames:
-                    calls = [partial(_collect, frames[name], task, ended) for name, task in tasks.items()]
-                    acks = self._side_by_side(calls)
-                self._transfer.limited_by_spark |= any(isinstance(ack.error, LargeRow) for ack in acks)
-            self._transfer.last_rows = sum(ack.fingerprint.rows for ack in acks)
+            first = all(task.exactly_once and not task.replay for task in tasks.values())  # may refuse large rows
+            with self._transfer.frames(hashed, first and self._may_lift_limit(tasks)) as frames:
+                calls = [partial(_collect, frames[name], task, ended) for name, task in tasks.items()]
+                acks = self._side_by_side(calls)
+            self._transfer.limited_by_spark |= any(isinstance(ack.error, LargeRow) for ack in acks)
             if len(tasks) == 1 and not any(task.sink.transform or task.replay for task in tasks.values()):
-                self.rows = self._transfer.last_rows
+                self.rows = sum(ack.fingerprint.rows for ack in acks)
             return acks
-
-    def _are_few(self, tasks: Mapping[str, SinkTask]) -> bool:
-        """Whether the rows of the one sink are worth a try to fetch them: there were few the last time."""
-        [task, *others] = tasks.values()
-        last, most = self._transfer.last_rows, self._transfer.rows_on_driver
-        written = [sink for sink in (task.sink, task.sink.dead_letters) if sink]
-        able = self._may_write_on_driver() and all(
-            isinstance(one, DriverWriting) and one.writes_on_driver for one in written
-        )
-        can = able and task.replay is None and not others
-        return can and last is not None and last <= most and most > 0
-
-    def _write_on_driver(
-        self, hashed: Mapping[str, DataFrame], tasks: Mapping[str, SinkTask], ended: Callable[[str], None]
-    ) -> list[Ack] | None:
-        """None if tasks have to: nothing was written then, or it was rolled back."""
-        [(name, task)] = tasks.items()
-        try:
-            batches = small.rows_of(hashed[name], self._transfer.rows_on_driver)
-            if batches is None:
-                return None
-            self._on_driver = OneParticipant(task, batches)
-            acks = self._on_driver.acks(lambda: self.active)
-            ended(name)
-            return acks
-        except Cancelled:
-            raise
-        except Exception as error:
-            if not self.active:
-                raise
-            logger.info("checkpoint %d is left to tasks, since the driver failed: %s", task.checkpoint_id, error)
-            return None
-        finally:
-            self._on_driver = None
-
-    def cancel(self) -> None:
-        if writing := self._on_driver:
-            writing.cancel()
 
     def topic_ids(self) -> TopicIds:
         return ()
@@ -122,10 +73,6 @@ class DataFrameBatch(ABC):
     @property
     @abstractmethod
     def active(self) -> bool: ...
-
-    @abstractmethod
-    def _may_write_on_driver(self) -> bool:
-        """Whether this process can fetch rows without a detour."""
 
     @abstractmethod
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:

@@ -232,22 +232,6 @@ def executed_plan(df: DataFrame) -> str:
     return str(df._jdf.queryExecution().executedPlan().toString())
 
 
-@_internal("LocalLimit, and Dataset.ofRows of org.apache.spark.sql.classic")
-def first_rows(df: DataFrame, most: int) -> DataFrame:
-    """Of each partition, in one stage: `DataFrame.limit` shuffles. Classic sessions only."""
-    session, sql = df.sparkSession, gateway(df.sparkSession).jvm.org.apache.spark.sql
-    literal = getattr(getattr(sql.catalyst.expressions, "Literal$"), "MODULE$").apply(most)
-    plan = sql.catalyst.plans.logical.LocalLimit(literal, df._jdf.queryExecution().analyzed())
-    return type(df)(sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
-
-
-@_internal("DataFrame._collect_as_arrow()")
-def collect_as_arrow(df: DataFrame) -> list[pa.RecordBatch]:
-    """All rows, as `mapInArrow` gets them: `DataFrame.toArrow` makes every time zone UTC. Classic sessions only."""
-    collect: Callable[[], list[pa.RecordBatch]] = df._collect_as_arrow  # type: ignore[assignment]
-    return collect()
-
-
 @_internal("pyspark.sql.pandas.types.to_arrow_schema")
 def to_arrow(schema: StructType, time_zone: str | None) -> pa.Schema:
     """Of the record batches that a Python worker gets in a session of that time zone; with the length of strings, where

@@ -45,7 +45,6 @@ from sinks.optional import (
     DeadLettering,
     Diagnosable,
     DirectCommitting,
-    DriverWriting,
     SchemaEvolving,
     Validating,
 )
@@ -80,7 +79,6 @@ class KafkaSink(
     SchemaEvolving[TransactionalProducer],
     Validating[TransactionalProducer],
     DirectCommitting[TransactionalProducer],
-    DriverWriting[TransactionalProducer],
     Auditable[TransactionalProducer],
     Diagnosable[TransactionalProducer],
 ):
@@ -197,10 +195,6 @@ class KafkaSink(
         self._reached_by = math.inf
         self._committed: Sequence[Committable] = ()
         """What `commit_all` was last asked for."""
-
-    @property
-    def writes_on_driver(self) -> bool:
-        return self.value_serializer is None  # which may need what only executors have
 
     # ------------------------------------------------------------------ set-up
     def check(self, schema: pa.Schema) -> None:

@@ -34,7 +34,6 @@ from sinks.optional import (
     Auditable,
     DeadLettering,
     Diagnosable,
-    DriverWriting,
     SchemaEvolving,
     Validating,
     WholeCommitting,
@@ -96,7 +95,6 @@ class LakeSink(
     DeadLettering[LakeTransaction],
     SchemaEvolving[LakeTransaction],
     Validating[LakeTransaction],
-    DriverWriting[LakeTransaction],
     Auditable[LakeTransaction],
     Diagnosable[LakeTransaction],
 ):

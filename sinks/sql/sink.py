@@ -20,7 +20,6 @@ from sinks.optional import (
     DeadLettering,
     Diagnosable,
     DirectCommitting,
-    DriverWriting,
     SchemaEvolving,
     Validating,
 )
@@ -53,7 +52,6 @@ class TableSink(
     SchemaEvolving[RowTransaction],
     Validating[RowTransaction],
     DirectCommitting[RowTransaction],
-    DriverWriting[RowTransaction],
     Auditable[RowTransaction],
     Diagnosable[RowTransaction],
 ):

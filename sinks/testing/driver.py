@@ -98,7 +98,7 @@ def Hooked(  # noqa: N802 - it makes a class, and its object
 
 
 def around(sink: Sink, call: Around) -> Any:
-    """The sink, whose methods are called through `call`; it shares the state of `sink`. Not written on the driver."""
+    """The sink, whose methods are called through `call`; it shares the state of `sink`."""
     inner = type(sink)
     hooked = call.method if isinstance(call, _Hook) else ""
     kinds = [kind for kind in OPTIONAL if hooked in vars(kind) and not hasattr(inner, hooked)]
@@ -117,7 +117,7 @@ def around(sink: Sink, call: Around) -> Any:
         return around, (_with_state(inner, self), call)
 
     methods = {name: through(name) for name in METHODS if hasattr(inner, name) or name == hooked}
-    about = {"__module__": inner.__module__, "__reduce_ex__": reduced, "writes_on_driver": False}
+    about = {"__module__": inner.__module__, "__reduce_ex__": reduced}
     cls: Any = type(inner.__name__, (inner, *kinds), methods | about)
     return _with_state(cls, sink)
 

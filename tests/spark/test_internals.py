@@ -40,10 +40,6 @@ def arrow_schemas(df: DataFrame) -> tuple[pa.Schema, pa.Schema]:
     return internals.arrow_schema(df), pa.ipc.read_schema(pa.py_buffer(row.schema))
 
 
-def arrow_rows(df: DataFrame) -> int:
-    return sum(batch.num_rows for batch in internals.collect_as_arrow(df))
-
-
 def in_python(df: DataFrame) -> DataFrame:
     return df.mapInArrow(lambda batches: batches, df.schema)
 
@@ -58,7 +54,6 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
     "deterministic": lambda df: [
         calling(df).is_deterministic(each) for each in (df, df.withColumn("chance", functions.rand()))
     ],
-    "first rows": lambda df: [internals.first_rows(df.coalesce(1), most).count() for most in (1, 1000)],
     "partition count": lambda df: [internals.partition_count(df), internals.partition_count(df.coalesce(1))],
     "Arrow schema": arrow_schemas,
     "length of text": lambda df: (
@@ -68,7 +63,6 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
         .field(0)
         .metadata
     ),
-    "Arrow rows": arrow_rows,
     "plan of the query": lambda df: runs_python(calling(df).executed_plan),
     "plan": lambda df: [runs_python(internals.executed_plan(each)) for each in (df, in_python(df))],
 }
@@ -113,10 +107,8 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         "active": True,
         "query": query.id,
         "deterministic": [True, False],
-        "first rows": [1, 10],
         "partition count": [2, 1],
         "length of text": {VARCHAR.encode(): b"varchar(5)"},
-        "Arrow rows": 10,
         "plan of the query": False,
         "plan": [False, True],
     }
@@ -152,7 +144,7 @@ def test_packages_that_spark_wants() -> None:
 
 
 PRIVATE = re.compile(
-    r"^ *(from|import) pyspark(\.sql\.pandas|.*cloudpickle)|(?<!self)\._(j[a-z]\w*|gateway|sc|collect_as_arrow)\b", re.M
+    r"^ *(from|import) pyspark(\.sql\.pandas|.*cloudpickle)|(?<!self)\._(j[a-z]\w*|gateway|sc)\b", re.M
 )
 
 

@@ -191,6 +191,9 @@ def spooled(place: Place) -> Query:
     return Query([sink], kills, lambda: place.in_table(place.postgres), options, after_the_first=withdraw)
 
 
+ONE_PARTITION = {"spark.sql.files.maxPartitionBytes": "100000000", "spark.sql.files.minPartitionNum": "1"}
+
+
 def other_layout(place: Place) -> Query:
     """R13: a replay under another partition layout stops, and names the settings."""
     sink = place.files()
@@ -198,7 +201,7 @@ def other_layout(place: Place) -> Query:
 
     def refused(job: Callable[..., SparkJob]) -> None:
         withdraw_one(sink, place.name)
-        other = job(conf={"spark.sql.files.maxPartitionBytes": "100000000", "spark.sql.files.minPartitionNum": "1"})
+        other = job(conf=ONE_PARTITION)
         assert other.run() == 1
         assert "was written in 3 partitions, and the batch now has 1" in other.output()
         last = job()
@@ -207,27 +210,17 @@ def other_layout(place: Place) -> Query:
     return Query([sink], kills, lambda: in_files(sink), alone=refused)
 
 
-ON_DRIVER = {"config": CheckpointConfig(commit_timeout=30, rows_on_driver=1000)}
-"""Each run has its first batch written in tasks, and those that follow by one participant."""
-
-
-def postgres_on_driver(place: Place) -> Query:
-    """What it had decided is rolled back by an operator, and written again under another layout."""
+def one_partition(place: Place) -> Query:
+    """R13: what was written as one partition is written again as one, though the batch now has three."""
     sink = place.table(strategy="prepared")
     kills = Kill(Step.PRE_COMMITTED, 1, 1, 150), Kill(Step.COMPLETE, 2, 1, 300)
 
     def replayed(job: Callable[..., SparkJob]) -> None:
         sink.abort(next(iter(sink.in_doubt(place.name))))
-        last = job(conf={"spark.sql.files.maxPartitionBytes": "100000000", "spark.sql.files.minPartitionNum": "1"})
+        last = job(conf={})
         assert last.run() == 0, last.output()
 
-    return Query([sink], kills, lambda: place.in_table(place.postgres), ON_DRIVER, alone=replayed)
-
-
-def kafka_on_driver(place: Place) -> Query:
-    sink = KafkaSink(place.kafka.bootstrap, place.topic)
-    kills = Kill(Step.PRE_COMMITTED, 1, 1, 144), Kill(Step.COMPLETE, 2, 1, 294)
-    return Query([sink], kills, place.in_topic, {"source": place.source, "shape": IntoKafka.shape} | ON_DRIVER)
+    return Query([sink], kills, lambda: place.in_table(place.postgres), {"conf": ONE_PARTITION}, alone=replayed)
 
 
 AT_ONCE = Kill(Step.PRE_COMMITTED, 0, 3, 0), Kill(Step.COMPLETE, 1, 3, 150)
@@ -337,12 +330,12 @@ def projections(place: Place) -> Query:
     return Query(sinks, kills, found, {"transforms": transforms}, worker_killed=True)
 
 
-SHORT = state, spooled, other_layout, dead_letters, postgres_on_driver, kafka_to_kafka, projections
+SHORT = state, spooled, other_layout, dead_letters, one_partition, kafka_to_kafka, projections
 """Into files, both databases and topics, and with each kind of replay."""
 
 FILES = one_sink, two_sinks, default_state, lost
 FURTHER_TABLES = sqlite, postgres, postgres_staged, postgres_upsert, mysql, mysql_staged, mysql_upsert
-FURTHER = (*FILES, *FURTHER_TABLES, kafka_to_postgres, kafka_on_driver)
+FURTHER = (*FILES, *FURTHER_TABLES, kafka_to_postgres)
 
 
 def in_doubt(query: Query, job: str) -> int:

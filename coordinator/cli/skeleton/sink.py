@@ -19,15 +19,13 @@ import pyarrow as pa
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 from sinks.audit import Audit, Holding, Part
 from sinks.errors import BadValue, CommittedError, SinkError
-from sinks.optional import Auditable, Diagnosable, DirectCommitting, DriverWriting, Validating
+from sinks.optional import Auditable, Diagnosable, DirectCommitting, Validating
 from sinks.transaction import TransactionId, token
 
 OPEN, PRE_COMMITTED, COMMITTED, ABORTED = STATES = "open", "pre-committed", "committed", "aborted"
 
 
-class SkeletonSink(
-    DirectCommitting[TextIO], Validating[TextIO], Auditable[TextIO], DriverWriting[TextIO], Diagnosable[TextIO]
-):
+class SkeletonSink(DirectCommitting[TextIO], Validating[TextIO], Auditable[TextIO], Diagnosable[TextIO]):
     """`folder` is reached by the driver and all executors. The handle of a transaction is its open file."""
 
     system = "Skeleton"  # as messages call it
