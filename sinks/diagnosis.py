@@ -11,8 +11,6 @@ from enum import Enum
 from sinks.transaction import Identity, TransactionId
 
 _CLOCK_LIMIT = 5.0  # seconds
-VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
-"""Metadata by which Spark knows that a string is a varchar(n) (org.apache.spark.sql.catalyst.util.CharVarcharUtils)."""
 
 
 class Severity(str, Enum):
@@ -66,15 +64,13 @@ class InDoubt:
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """A statement that lets the table take a column of a batch. `step` is the `schema_evolution` that runs it, "add" or
-    "widen". `locks` names the lock and its duration. `rewrites`: it writes all rows of the table again. `automatic`:
-    the sink, with its current options, runs it before the next batch."""
+    """A statement that lets the table take a column of a batch. `step` is the `schema_evolution` that runs it. `locks`
+    names the lock and its duration. `automatic`: the sink, with its current options, runs it before the next batch."""
 
     column: str
     statement: str
     step: str
     locks: str
-    rewrites: bool
     automatic: bool = False
 
     def __str__(self) -> str:

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from sinks.arrow.types import is_list
-from sinks.diagnosis import VARCHAR
 
 _KINDS: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -37,14 +36,12 @@ def schema_of_json(value: Any) -> pa.Schema:
     """Raises ValueError."""
     if not isinstance(value, dict) or value.get("type") != "struct":
         raise ValueError("it is not the JSON of a Spark schema, as df.schema.json() gives it")
-    return pa.schema([field_of(each["name"], each["type"], each.get("metadata") or {}) for each in value["fields"]])
+    return pa.schema([field_of(each["name"], each["type"]) for each in value["fields"]])
 
 
-def field_of(name: str, kind: Any, metadata: dict[str, Any]) -> pa.Field:
+def field_of(name: str, kind: Any) -> pa.Field:
     """A column of a Spark type, which is a name or the JSON of a nested one."""
-    length = kind if isinstance(kind, str) and re.fullmatch(r"(var)?char\(\d+\)", kind) else metadata.get(VARCHAR)
-    arrow = pa.string() if length else _arrow(kind)
-    return pa.field(name, arrow, metadata={VARCHAR: length} if length else None)
+    return pa.field(name, _arrow(kind))
 
 
 def _arrow(kind: Any) -> pa.DataType:
@@ -57,6 +54,8 @@ def _arrow(kind: Any) -> pa.DataType:
             return pa.map_(_arrow(kind["keyType"]), _arrow(kind["valueType"]))
     elif decimal := _DECIMAL.fullmatch(kind):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    elif re.fullmatch(r"(var)?char\(\d+\)", kind):
+        return pa.string()
     elif kind in _KINDS:
         return _KINDS[kind]
     elif kind.startswith("time("):

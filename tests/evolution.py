@@ -4,7 +4,7 @@ dies or comes in between, and nobody's table is altered in another way."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,24 @@ from coordinator import CheckpointListener, Step
 from coordinator.errors import Superseded
 from coordinator.protocol.records import CheckpointStore
 from coordinator.storage import open_storage
-from sinks.diagnosis import VARCHAR
-from sinks.errors import SchemaMismatch, TransactionBlocked
-from sinks.sql.evolution import Ddl
+from sinks.errors import BadValue, ConfigurationError, SchemaMismatch, TransactionBlocked
 from sinks.sql.sink import TableSink
 from sinks.testing import KILLED, Driver, Hooked, KillAt
 from sinks.testing.table import COMMITTED, Database, checkpoint, pre_commit
 from sinks.testing.table_crashes import At, run
 
 Rows = Sequence[tuple[Any, ...]]
-OLD = pa.schema([("id", pa.int32()), ("price", pa.decimal128(6, 2))])
+OLD = pa.schema([("id", pa.int64()), ("price", pa.decimal128(12, 4))])
 NEW = pa.schema(
     [
-        ("id", pa.int64()),
-        ("price", pa.decimal128(12, 4)),
-        pa.field("name", pa.string(), metadata={VARCHAR: b"varchar(60)"}),
+        *OLD,
+        ("name", pa.string()),
         ("ratio", pa.float64()),
         ("note", pa.string()),
         ("at", pa.timestamp("us", "UTC")),
     ]
 )
-TABLE = "CREATE TABLE orders (id integer NOT NULL, price decimal(6,2), name varchar(5), ratio {real})"
+TABLE = "CREATE TABLE orders (id bigint NOT NULL, price decimal(12,4), name varchar(60), ratio double precision)"
 BIG = 2**40
 OF_OLD = [(1, "1.25"), (2, "2.50")]
 OF_NEW = [(BIG, "12345678.1234", "n" * 60, 0.1, "new", None), (4, None, None, None, None, None)]
@@ -66,17 +63,15 @@ OLD_BATCH, NEW_BATCH = table(OLD, OF_OLD), table(NEW, OF_NEW)
 class Evolution:
     """Fixtures: `db` with an empty database, `strategy`, one of the sink's after the other."""
 
-    REAL = "real"
     TWO_PHASE: str
     """The strategy in which what is pre-committed locks the table."""
 
-    DDL: type[Ddl]
     make: Callable[..., TableSink]
 
     @pytest.fixture
     def orders(self, db: Any) -> Database:
         db.run("DROP TABLE orders")
-        db.run(TABLE.format(real=self.REAL))
+        db.run(TABLE)
         return db  # type: ignore[no-any-return]
 
     def start(self, folder: Path, sink: Any, *parts: pa.Table, listeners: Sequence[CheckpointListener] = ()) -> None:
@@ -90,18 +85,30 @@ class Evolution:
         rows = db.run("SELECT column_name FROM information_schema.columns WHERE table_name = 'orders' ORDER BY 1")
         return [str(row[0]) for row in rows]
 
-    def test_columns_are_added_and_widened_while_the_query_runs_and_older_rows_stay(
+    def test_columns_are_added_while_the_query_runs_and_older_rows_stay(
         self, orders: Database, tmp_path: Path, strategy: str
     ) -> None:
-        sink = self.make(orders.dsn, "orders", strategy=strategy, schema_evolution="widen")
+        sink = self.make(orders.dsn, "orders", strategy=strategy, schema_evolution="add")
         self.start(tmp_path, sink, OLD_BATCH, NEW_BATCH)
         assert orders.visible() == AFTER_BOTH
         assert orders.pending() == 0
 
-    def test_add_widens_nothing(self, orders: Database) -> None:
+    def test_types_are_left_alone_and_a_value_that_does_not_fit_is_refused(self, orders: Database) -> None:
+        orders.run("ALTER TABLE orders ADD small smallint")
+        schema = pa.schema([*OLD, ("small", pa.int64()), ("note", pa.string())])
+        rows = [(1, Decimal(1), 7, "a"), (2, Decimal(2), BIG, "b")]
+        batch = pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
         with closing(self.make(orders.dsn, "orders", schema_evolution="add")) as sink:
-            sink.evolve(NEW)
-            assert [change.step for change in sink.schema_diff(NEW).changes] == ["widen"] * 4
+            assert [change.column for change in sink.schema_diff(schema).changes] == ["note"]
+            sink.evolve(schema)
+            refused = rf'orders.*: row 2, column "small": {BIG} is out of range of (smallint|SMALLINT)'
+            with pytest.raises(BadValue, match=refused):
+                pre_commit(sink, batch)
+            pre_commit(sink, batch.slice(0, 1))
+
+    def test_widen_is_refused(self, orders: Database) -> None:
+        with pytest.raises(ConfigurationError, match=r"schema_evolution='widen' is not one of .*alter types by hand"):
+            self.make(orders.dsn, "orders", schema_evolution="widen")
 
     def test_without_it_the_table_is_left_alone_and_the_diff_names_all(self, orders: Database) -> None:
         with closing(self.make(orders.dsn, "orders")) as sink:
@@ -110,10 +117,6 @@ class Evolution:
             assert [(change.column, change.step) for change in found.changes] == [
                 ("note", "add"),
                 ("at", "add"),
-                ("id", "widen"),
-                ("price", "widen"),
-                ("name", "widen"),
-                ("ratio", "widen"),
             ]
             assert found.unfit == ()
             sink.evolve(NEW.remove(5).remove(4))
@@ -127,7 +130,7 @@ class Evolution:
     def test_driver_killed_between_the_alter_and_the_rows(
         self, orders: Database, tmp_path: Path, back_to_old: bool
     ) -> None:
-        sink = self.make(orders.dsn, "orders", schema_evolution="widen")
+        sink = self.make(orders.dsn, "orders", schema_evolution="add")
         self.start(tmp_path, sink, OLD_BATCH)
         self.killed(tmp_path, Hooked(sink, "evolve", after=True), OLD_BATCH, NEW_BATCH)
         assert sink.schema_diff(NEW).changes == ()
@@ -141,7 +144,7 @@ class Evolution:
         self, orders: Database, tmp_path: Path, step: Step
     ) -> None:
         """What locks the table is committed, or swept, before the next program alters it."""
-        sink = self.make(orders.dsn, "orders", strategy=self.TWO_PHASE, schema_evolution="widen", lock_timeout=1)
+        sink = self.make(orders.dsn, "orders", strategy=self.TWO_PHASE, schema_evolution="add", lock_timeout=1)
         self.killed(tmp_path, sink, OLD_BATCH, listeners=[KillAt(step, checkpoint_id=0)])
         decided = step is Step.COMPLETE
         self.start(tmp_path, sink, *[OLD_BATCH] * decided, NEW_BATCH)
@@ -152,20 +155,20 @@ class Evolution:
         """The replay of rows of the older schema: its fingerprint is of their own columns."""
 
         def lose() -> None:
-            other = self.make(orders.dsn, "orders", schema_evolution="widen")
+            other = self.make(orders.dsn, "orders", schema_evolution="add")
             for name in orders.staging():
                 orders.run(f"DROP TABLE {name}")
             other.evolve(NEW)
             other.close()
 
-        sink = self.make(orders.dsn, "orders", strategy="staged", schema_evolution="widen")
+        sink = self.make(orders.dsn, "orders", strategy="staged", schema_evolution="add")
         self.start(tmp_path, sink, OLD_BATCH, NEW_BATCH, listeners=[At(Step.COMPLETE, lose, checkpoint_id=0)])
         assert orders.visible() == AFTER_BOTH
 
     def test_a_table_that_was_set_back_is_altered_again_for_the_rows_that_were_lost(
         self, orders: Database, tmp_path: Path
     ) -> None:
-        sink = self.make(orders.dsn, "orders", strategy="staged", schema_evolution="widen")
+        sink = self.make(orders.dsn, "orders", strategy="staged", schema_evolution="add")
         self.start(tmp_path, sink, OLD_BATCH)
         self.killed(tmp_path, sink, OLD_BATCH, NEW_BATCH, listeners=[KillAt(Step.COMPLETE, checkpoint_id=1)])
         for name in orders.staging():
@@ -181,33 +184,32 @@ class Evolution:
         def supersede() -> None:
             CheckpointStore(open_storage(storage), "job").claim_generation()
 
-        sink = self.make(orders.dsn, "orders", schema_evolution="widen")
+        sink = self.make(orders.dsn, "orders", schema_evolution="add")
         before = self.columns(orders)
         with pytest.raises(Superseded, match="may not alter a table any more"):
             self.start(tmp_path, sink, NEW_BATCH, listeners=[At(Step.TRIGGERED, supersede, checkpoint_id=0)])
         assert self.columns(orders) == before
 
-    def test_what_another_has_altered_meanwhile_is_not_altered_back(self, orders: Database) -> None:
-        """Both have seen the old table; the second looks again when the first has let go."""
-        first, second = (self.make(orders.dsn, "orders", schema_evolution="widen") for _ in range(2))
-        shorter = pa.field("name", pa.string(), metadata={VARCHAR: b"varchar(20)"})
-        alone = self.DDL.alone
-        waited: list[bool] = []
+    def test_what_another_has_added_meanwhile_is_not_added_again(
+        self, orders: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Both have seen the old table."""
+        first, second = (self.make(orders.dsn, "orders", schema_evolution="add") for _ in range(2))
+        backend = second._planner.backend
+        execute = backend.execute
 
-        def after_the_first(self: Any, *args: Any) -> AbstractContextManager[None]:
-            if not waited:
-                waited.append(True)
+        def after_the_first(connection: Any, statement: str, *parameters: Any) -> int:
+            if "ALTER TABLE" in statement:
                 first.evolve(NEW)
-            return alone(self, *args)
+            return execute(connection, statement, *parameters)
 
-        with closing(first), closing(second), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.DDL, "alone", after_the_first)
-            second.evolve(pa.schema([("id", pa.int64()), shorter]))
-            assert waited
-            assert first.schema_diff(NEW).changes == ()
+        monkeypatch.setattr(backend, "execute", after_the_first)
+        with closing(first), closing(second):
+            second.evolve(NEW)
+            assert second.schema_diff(NEW).changes == ()
 
     def test_rows_that_were_staged_before_the_alter_are_moved_as_they_are(self, orders: Database) -> None:
-        older, newer = (self.make(orders.dsn, "orders", strategy="staged", schema_evolution="widen") for _ in "12")
+        older, newer = (self.make(orders.dsn, "orders", strategy="staged", schema_evolution="add") for _ in "12")
         with closing(older), closing(newer):
             older.check(OLD)
             committables = [pre_commit(older, OLD_BATCH.to_batches()[0])]
@@ -217,13 +219,13 @@ class Evolution:
             assert orders.visible() == AFTER_BOTH[:2]
 
     # ------------------------------------------------------------------ locks
-    def test_who_holds_the_lock_is_named_and_the_next_start_goes_on(self, orders: Database, tmp_path: Path) -> None:
+    def test_who_waits_for_a_lock_is_named_and_the_next_start_goes_on(self, orders: Database, tmp_path: Path) -> None:
         other = self.make(orders.dsn, "orders", name="other", strategy=self.TWO_PHASE)
-        sink = self.make(orders.dsn, "orders", schema_evolution="widen", lock_timeout=0.3)
+        sink = self.make(orders.dsn, "orders", schema_evolution="add", lock_timeout=0.3)
         with closing(other):
             other.check(OLD)
             committable = pre_commit(other, OLD_BATCH.to_batches()[0], job="of-others")
-            with pytest.raises(TransactionBlocked, match=r"to alter table .*orders takes a lock.*of-others"):
+            with pytest.raises(TransactionBlocked, match=r"alters table .*orders, waited for a lock"):
                 self.start(tmp_path, sink, NEW_BATCH)
             assert "note" not in self.columns(orders)
             other.commit(committable)
@@ -233,7 +235,7 @@ class Evolution:
     # ------------------------------------------------------------------ what is never done
     def test_nothing_is_altered_if_something_else_does_not_fit(self, orders: Database) -> None:
         wrong = NEW.set(3, pa.field("ratio", pa.date32()))
-        with closing(self.make(orders.dsn, "orders", schema_evolution="widen")) as sink:
+        with closing(self.make(orders.dsn, "orders", schema_evolution="add")) as sink:
             before = self.columns(orders)
             with pytest.raises(SchemaMismatch, match=r'column "ratio": date does not go into') as refused:
                 sink.check(wrong)
@@ -243,7 +245,7 @@ class Evolution:
 
     def test_a_name_in_other_capitals_is_not_added(self, orders: Database) -> None:
         told = pytest.raises(SchemaMismatch, match=r'"PRICE" of the batch is not in the table \(there is "price"')
-        with closing(self.make(orders.dsn, "orders", schema_evolution="widen")) as sink, told:
+        with closing(self.make(orders.dsn, "orders", schema_evolution="add")) as sink, told:
             sink.check(pa.schema([("id", pa.int32()), ("PRICE", pa.decimal128(6, 2))]))
 
     def test_columns_that_only_tell_about_a_change_are_not_added(self, orders: Database, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
-"""Which types are wider than which, and what a batch needs."""
+"""Which types are wider than which, and what a table lacks for a batch."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from sinks.diagnosis import VARCHAR
-from sinks.sql.evolution import Shape, holds, lacking, needed, shape_of
+from sinks.sql.evolution import lacking
+from sinks.sql.target import holds
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ from sinks.sql.evolution import Shape, holds, lacking, needed, shape_of
         ("character varying(60)", "character varying(5)"),
         ("varchar(60) utf8mb4_bin", "varchar(5) utf8mb4_bin"),
         ("bigint unsigned", "int unsigned"),
+        ("int", "tinyint(1)"),
         ("xml", "xml"),
     ],
 )
@@ -42,7 +43,6 @@ def test_what_was_written_for_a_narrower_type_fits(now: str, then: str) -> None:
         ("bigint", "int unsigned"),
         ("text", "character varying(5)"),
         ("bigint[]", "integer[]"),
-        ("int", "tinyint(1)"),
         ("double", "float(7,4)"),
         ("varchar(60) utf8mb4_general_ci", "varchar(5) utf8mb4_bin"),
         ("timestamp(6)", "timestamp(3)"),
@@ -50,33 +50,6 @@ def test_what_was_written_for_a_narrower_type_fits(now: str, then: str) -> None:
 )
 def test_what_is_no_wider_type_of_the_same_kind_does_not(now: str, then: str) -> None:
     assert not holds(now, then)
-
-
-@pytest.mark.parametrize(
-    ("declared", "kind", "wider"),
-    [
-        ("integer", pa.int64(), Shape("integer", 64)),
-        ("bigint", pa.int32(), None),
-        ("integer", pa.float64(), None),
-        ("real", pa.float64(), Shape("float", 64)),
-        ("numeric(6,2)", pa.decimal128(10, 0), Shape("decimal", 10, 2)),
-        ("numeric(6,2)", pa.decimal128(4, 4), Shape("decimal", 4, 4)),
-        ("numeric(6,2)", pa.int64(), None),
-        ("varchar(5)", pa.string(), Shape("text", 60)),
-        ("varchar(80)", pa.string(), None),
-    ],
-)
-def test_a_column_becomes_as_wide_as_both_need(declared: str, kind: pa.DataType, wider: Shape | None) -> None:
-    needs = needed(pa.field("v", kind, metadata={VARCHAR: "varchar(60)"} if pa.types.is_string(kind) else None))
-    has = shape_of(declared)
-    assert has is not None
-    assert needs is not None
-    assert has.widened(needs) == wider
-
-
-def test_a_string_without_a_length_needs_none_and_unsigned_is_left_alone() -> None:
-    assert needed(pa.field("v", pa.string())) is None
-    assert shape_of("int unsigned") is None
 
 
 def test_a_column_that_comes_twice_but_for_capitals_is_lacking_once() -> None:

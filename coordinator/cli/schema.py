@@ -11,7 +11,6 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
-from rich.text import Text
 
 from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Columns, Job, fail, opened, say, show
 from coordinator.protocol.dead_letters import writers
@@ -74,7 +73,6 @@ def diff(
 
 _CHANGES: Columns = {
     **{name: name for name in ("sink", "statement", "locks")},
-    "rewrites all rows": lambda change: Text("yes", "yellow") if change["rewrites"] else "no",
     "run by": lambda change: "the sink" if change["automatic"] else f'you, or schema_evolution="{change["step"]}"',
 }
 
@@ -105,7 +103,7 @@ def schema_of(text: str) -> pa.Schema:
             raise ValueError(
                 f"not understood from {text[at:].strip()!r} on; for nested types give FILE.json, df.schema.json()"
             )
-        fields.append(field_of(match[1] or match[2], match[3].lower(), {}))
+        fields.append(field_of(match[1] or match[2], match[3].lower()))
         at = match.end()
     if not fields:
         raise ValueError("it has no columns")

@@ -14,7 +14,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from coordinator.errors import UnsupportedSpark
-from sinks.diagnosis import VARCHAR
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -234,17 +233,13 @@ def executed_plan(df: DataFrame) -> str:
 
 @_internal("pyspark.sql.pandas.types.to_arrow_schema")
 def to_arrow(schema: StructType, time_zone: str | None) -> pa.Schema:
-    """Of the record batches that a Python worker gets in a session of that time zone; with the length of strings, where
-    Spark knows it."""
-    import pyarrow as pa
+    """Of the record batches that a Python worker gets in a session of that time zone."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     options: Any = {}
     if "timezone" in inspect.signature(to_arrow_schema).parameters:  # read in 4.2.0, 4.2.1 and 4.3.0
         options["timezone"] = time_zone
-    known = [(field.metadata or {}).get(VARCHAR) for field in schema]
-    fields = zip(to_arrow_schema(schema, **options), known, strict=True)
-    return pa.schema([field.with_metadata({VARCHAR: kind}) if kind else field for field, kind in fields])
+    return to_arrow_schema(schema, **options)
 
 
 def arrow_schema(df: DataFrame) -> pa.Schema:

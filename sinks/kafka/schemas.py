@@ -10,7 +10,7 @@ import pyarrow as pa
 from sinks.dead_letters import Refusal
 from sinks.diagnosis import Finding, SchemaDiff
 from sinks.kafka.columns import key_type, value_type
-from sinks.sql.evolution import STEPS, SchemaEvolution
+from sinks.kafka.serialization.schema import STEPS, SchemaEvolution
 from sinks.transaction import Committable
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ from sinks.kafka.options import (
 from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, made_anew
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.schemas import Schemas
+from sinks.kafka.serialization.schema import SchemaEvolution
 from sinks.optional import (
     Auditable,
     DeadLettering,
@@ -49,7 +50,6 @@ from sinks.optional import (
     Validating,
 )
 from sinks.resting import rest, rested
-from sinks.sql.evolution import SchemaEvolution
 from sinks.transaction import (
     Checkpoint,
     CommitOutcome,

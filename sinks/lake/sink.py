@@ -195,9 +195,7 @@ class LakeSink(
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff:
         columns = self._found().columns
         added = [
-            SchemaChange(
-                one.name, f"add column {one.name}: {spark_name(one.type)}", "add", "nothing", False, self.evolves
-            )
+            SchemaChange(one.name, f"add column {one.name}: {spark_name(one.type)}", "add", "nothing", self.evolves)
             for one in additions(schema, columns)
         ]
         return SchemaDiff(tuple(added), tuple(mismatches(schema, columns, adds=True)))

@@ -70,8 +70,8 @@ class MySQLSink(TableSink):
         * `rounding`: "refuse" fails the checkpoint for a value that its column cannot store exactly; "allow" rounds
           numbers and times to what it can hold, and lets CHAR drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
-        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones; "widen"
-          also makes numbers and varchar wider if the batch's types need it. Nothing else of the table is altered.
+        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing
+          else of the table is altered.
         * `lock_timeout`: seconds that any of our statements waits for a lock, rounded up to whole ones.
         * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them in a
           checkpoint, or, as a float, their largest share of its rows.

@@ -69,8 +69,8 @@ class PostgresSink(TableSink):
         * `rounding`: "refuse" fails the checkpoint for a value that its column cannot store exactly; "allow" lets
           PostgreSQL round it, or drop blanks.
         * `create_table`: create a missing table from the batch's schema, with `keys` as its primary key.
-        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones; "widen"
-          also makes numbers and varchar wider if the batch's types need it. Nothing else of the table is altered.
+        * `schema_evolution`: "add" adds the columns that the batch has and the table lacks, as nullable ones. Nothing
+          else of the table is altered.
         * `lock_timeout`: seconds that any of our transactions waits for a lock.
         * `dead_letters`: a sink for rows that the table refuses. `max_dead_letters`: the most of them in a
           checkpoint, or, as a float, their largest share of its rows.

@@ -17,7 +17,6 @@ from sinks.diagnosis import Finding
 from sinks.errors import ConfigurationError, SchemaMismatch, SinkError
 from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault, explained
-from sinks.sql.evolution import DDL, Ddl
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import label, of_sink
 from sinks.sql.options import MergeOptions
@@ -163,11 +162,6 @@ class Backend(Server, ABC):
         if found and not (found.is_unique(("transaction_id",)) and set(LEDGER_COLUMNS) <= set(found.names)):
             raise no_ledger(found.label)
         return found is not None
-
-    @property
-    def ddl(self) -> Ddl:
-        """How it alters the table."""
-        return DDL.get(self.dialect, Ddl)(self)
 
     def definition(self, connection: Any, target: Any, field: pa.Field) -> str:
         """Name and type of a nullable column for ADD COLUMN. Raises SchemaMismatch."""

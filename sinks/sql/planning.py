@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
-from sinks.errors import ConfigurationError, SchemaMismatch, TransactionBlocked
+from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.sql.backend import Backend, Plan
-from sinks.sql.evolution import STEPS, SchemaEvolution, lacking, needed, shape_of
+from sinks.sql.errors import explained
+from sinks.sql.evolution import SchemaEvolution, addition, lacking
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import label
 from sinks.sql.target import Target
@@ -57,7 +58,7 @@ class Planner:
         if target is None:
             self._create(connection, schema, name, batch)
             target = self._describe(connection, schema, name)
-        changes = [change for change in self._changes(connection, target, batch) if self._may(change)]
+        changes = self._additions(connection, target, batch) if self.evolution == "add" else []
         columns, others = self._mismatches(target, batch, changes), self._problems(connection, target, batch)
         if columns or others:
             kind = ConfigurationError if others else SchemaMismatch
@@ -76,20 +77,15 @@ class Planner:
                 f"order_by names the column {by!r}, which is no number and no time: the database sorts "
                 "others by their beginning alone, so cast it in Spark"
             )
-        if self.evolution == "widen" and not self.backend.ddl.WIDENS:
-            others.append('schema_evolution="widen" is not for this database, whose types it cannot alter: use "add"')
         return others
 
     def _mismatches(self, target: Target, batch: pa.Schema, changes: Sequence[SchemaChange]) -> list[str]:
         """Those that the changes do not fix."""
-        added = {change.column for change in changes if change.step == "add"}
+        added = {change.column for change in changes}
         written = set(self.backend.merge.written(batch.names, target.names)) - added
         return self.backend.mismatches(pa.schema([field for field in batch if field.name in written]), target)
 
     # ------------------------------------------------------------------ changes of the table
-    def _may(self, change: SchemaChange) -> bool:
-        return STEPS.index(self.evolution) >= STEPS.index(change.step)
-
     def diff(self, connection: Any, batch: pa.Schema) -> SchemaDiff:
         """Between `batch` and the table: also what the sink would not alter. Changes nothing."""
         self.ready(connection)
@@ -98,82 +94,52 @@ class Planner:
         if target is None:
             will = "the first batch creates it" if self.create_table else "create it, or let create_table=True do so"
             return SchemaDiff(unfit=(f"there is no table {label(schema, name)} at {self.backend}: {will}",))
-        changes = self._changes(connection, target, batch, every=True)
+        changes = self._additions(connection, target, batch)
         unfit = [*self.backend.merge.problems(batch, target.names), *self._mismatches(target, batch, changes)]
-        return SchemaDiff(tuple(replace(c, automatic=self._may(c)) for c in changes), tuple(unfit))
+        return SchemaDiff(tuple(changes), tuple(unfit))
 
     def evolve(self, connection: Any, batch: pa.Schema) -> None:
-        """Alter the table for rows of `batch`. Looks at it again when nobody else alters it, so that what another
-        driver, or an earlier run that died, has done is not done again."""
+        """Add to the table what it lacks for rows of `batch`."""
         schema, name = self.locate(connection)
 
-        def changes() -> list[SchemaChange]:
-            target = self._describe(connection, schema, name)
-            return [change for change in self._changes(connection, target, batch) if self._may(change)]
+        def due() -> list[SchemaChange]:
+            return self._additions(connection, self._describe(connection, schema, name), batch)
 
-        due: list[SchemaChange] = []
-        try:
-            if not (due := changes()):
-                return
-            with self.backend.at_work(connection), self.backend.ddl.alone(connection, schema, name):
-                due = changes()
-                for change in due:
-                    logger.info("sink %r alters its table: %s", self.sink, change)
-                    self.backend.execute(connection, change.statement)
-        except Exception as error:
-            fault, table = self.backend.fault(error), label(schema, name)
-            said = fault.text if fault else str(error)
-            if isinstance(error, TransactionBlocked) or (fault and fault.kind == "blocked"):
-                raise TransactionBlocked(
-                    f"sink {self.sink!r}: to alter table {table} takes a lock that others did not let go of within "
-                    f"lock_timeout ({said}). {self._holders(schema, name)}. An orphaned transaction of this "
-                    "job is aborted before the next try; end others, or wait for them"
-                ) from error
-            if fault is None:
-                raise
-            raise ConfigurationError(
-                f"sink {self.sink!r}: table {table} cannot be altered: {said}. It takes: {_statements(due)}. Fix what "
-                "the server names (a view or generated column over the column is to be dropped before, and made again "
-                "after it), or let the table's owner run it, and start the query again"
-            ) from error
-        if due := changes():
+        with explained(self.backend.fault, f"sink {self.sink!r}, which alters table {label(schema, name)},"):
+            for change in due():
+                logger.info("sink %r alters its table: %s", self.sink, change)
+                try:
+                    with self.backend.at_work(connection), self.backend.transaction(connection):
+                        self.backend.execute(connection, change.statement)
+                except Exception as error:
+                    fault = self.backend.fault(error)
+                    if fault is None or fault.kind == "blocked":
+                        raise
+                    if change.column in {missing.column for missing in due()}:  # nobody else has added it
+                        raise ConfigurationError(
+                            f"sink {self.sink!r}: table {label(schema, name)} cannot be altered: {fault.text}. It "
+                            f"takes: {change.statement}. Fix what the server names, or let the table's owner run it, "
+                            "and start the query again"
+                        ) from error
+        if missing := due():
             raise ConfigurationError(
                 f"sink {self.sink!r}: table {label(schema, name)} was altered, and does not show it; it still takes: "
-                f"{_statements(due)}. Run this by hand, or give the columns plainer names"
+                f"{'; '.join(change.statement for change in missing)}. Run this by hand, or give the columns plainer "
+                "names"
             )
 
-    def _holders(self, schema: str, name: str) -> str:
-        try:
-            with self.backend.lend() as connection:
-                found = self.backend.ddl.holders(connection, schema, name)
-        except Exception:
-            logger.debug("who holds locks cannot be told", exc_info=True)
-            return "This user may not see who holds it"
-        return f"It may be held by {', '.join(found)}" if found else "Nobody holds it any more"
-
-    def _changes(self, connection: Any, target: Target, batch: pa.Schema, *, every: bool = False) -> list[SchemaChange]:
-        """What the table lacks for `batch`; nothing, and nobody is asked, without evolution, unless `every`."""
-        if self.evolution == "none" and not every:
-            return []
-        backend, ddl = self.backend, self.backend.ddl
-        table = backend.quote(target.schema, target.name)
-        fields = {field.name: field for field in batch}
-        written = [fields[name] for name in dict.fromkeys(backend.merge.written(batch.names, target.names))]
-        changes = []
+    def _additions(self, connection: Any, target: Target, batch: pa.Schema) -> list[SchemaChange]:
+        """The columns that the table lacks for `batch`."""
+        backend, table = self.backend, self.backend.quote(target.schema, target.name)
+        fields, changes = {field.name: field for field in batch}, []
+        written = [fields[name] for name in backend.merge.written(list(fields), target.names)]
         for field in lacking(written, target.names):
             try:
                 definition = backend.definition(connection, target, field)
             except SchemaMismatch as unfit:
                 raise SchemaMismatch(f'sink {self.sink!r}: column "{field.name}" cannot be added: {unfit}') from None
-            changes.append(ddl.add(connection, table, field.name, definition))
-        if self.evolution == "add" and not every:
-            return changes
-        plain = {column.name for column in target.columns if not column.generated}
-        for name, existing in ddl.existing(connection, target.schema, target.name).items():
-            has, needs = shape_of(existing.declared), needed(fields[name]) if name in plain & fields.keys() else None
-            wider = has.widened(needs) if has and needs else None
-            if has and wider and (change := ddl.widen(table, name, existing, has, wider)):
-                changes.append(change)
+            automatic = self.evolution == "add"
+            changes.append(addition(backend.dialect, table, field.name, definition, automatic=automatic))
         return changes
 
     def load(self, connection: Any) -> Plan:
@@ -262,7 +228,3 @@ class Planner:
 def _sortable(kind: pa.DataType) -> bool:
     """A number or a time."""
     return bool(at.is_primitive(kind) or at.is_decimal(kind) or at.is_null(kind))
-
-
-def _statements(changes: Sequence[SchemaChange]) -> str:
-    return "; ".join(change.statement for change in changes)

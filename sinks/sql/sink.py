@@ -76,7 +76,7 @@ class TableSink(
         problems = list(backend.merge.contradictions(backend.strategy, backend.TWO_PHASE))
         if planner.evolution not in STEPS:
             known = ", ".join(f'"{step}"' for step in STEPS)
-            problems.append(f"schema_evolution={planner.evolution!r} is not one of {known}")
+            problems.append(f"schema_evolution={planner.evolution!r} is not one of {known}; alter types by hand")
         if problems:
             raise ConfigurationError(f"sink {self.name!r}: " + "; ".join(problems))
         self.table = planner.table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,39 @@ import pyarrow as pa
 
 from sinks.arrow.convert import Convert
 from sinks.errors import TargetChanged
-from sinks.sql.evolution import holds
 from sinks.sql.names import label
+
+_SIZES = {
+    **{name: ("integer", size) for size, name in enumerate(("tinyint", "smallint", "mediumint", "int", "bigint"))},
+    "integer": ("integer", 3),
+    **dict.fromkeys(("real", "float"), ("float", 32)),
+    **dict.fromkeys(("double", "double precision"), ("float", 64)),
+}
+_TYPE = re.compile(
+    rf"({'|'.join(sorted(_SIZES, key=len, reverse=True))}|decimal|numeric|varchar|character varying)"
+    r"(?:\((\d+)(?:, ?(\d+))?\))?(?: (.*))?"
+)
+
+
+def holds(now: str, then: str) -> bool:
+    """Whether a column of the type `now` takes, as they are, all values that were written for the type `then`."""
+    wide, narrow = _room(now.lower()), _room(then.lower())
+    return now == then or (
+        wide is not None
+        and narrow is not None
+        and wide[0] == narrow[0]
+        and all(a >= b for a, b in zip(wide[1], narrow[1], strict=True))
+    )
+
+
+def _room(declared: str) -> tuple[tuple[str, str | None], tuple[int, ...]] | None:
+    """The kind of type with what follows it (`unsigned`, a collation), and what it has room for: digits before and
+    behind the point, characters. None for a type that has no wider one."""
+    name, length, scale, more = match.groups() if (match := _TYPE.fullmatch(declared)) else ("", "", "", "")
+    if name in _SIZES:
+        kind, size = _SIZES[name]
+        return None if length and kind == "float" else ((kind, more), (size,))  # an integer's is of its display
+    return ((name, more), (int(length) - int(scale or 0), int(scale or 0))) if length else None
 
 
 @dataclass(frozen=True)

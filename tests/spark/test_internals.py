@@ -20,7 +20,6 @@ from coordinator.errors import UnsupportedSpark
 from coordinator.spark import internals
 from coordinator.spark.arrow import runs_python
 from coordinator.spark.internals import StreamExecution
-from sinks.diagnosis import VARCHAR
 
 
 def calling(df: DataFrame) -> StreamExecution:
@@ -56,13 +55,6 @@ PARTS: dict[str, Callable[[DataFrame], Any]] = {
     ],
     "partition count": lambda df: [internals.partition_count(df), internals.partition_count(df.coalesce(1))],
     "Arrow schema": arrow_schemas,
-    "length of text": lambda df: (
-        internals.arrow_schema(
-            df.select(functions.lit("a").alias("text")).withMetadata("text", {VARCHAR: "varchar(5)"})
-        )
-        .field(0)
-        .metadata
-    ),
     "plan of the query": lambda df: runs_python(calling(df).executed_plan),
     "plan": lambda df: [runs_python(internals.executed_plan(each)) for each in (df, in_python(df))],
 }
@@ -108,7 +100,6 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         "query": query.id,
         "deterministic": [True, False],
         "partition count": [2, 1],
-        "length of text": {VARCHAR.encode(): b"varchar(5)"},
         "plan of the query": False,
         "plan": [False, True],
     }

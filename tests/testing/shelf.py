@@ -209,7 +209,7 @@ class EvolvingShelf(SchemaEvolving[Handle], Shelf):
 
     def schema_diff(self, schema: pa.Schema) -> SchemaDiff | None:
         new = [name for name in schema.names if name not in self.columns]
-        return SchemaDiff(tuple(SchemaChange(name, f"add {name}", "add", "nothing", rewrites=False) for name in new))
+        return SchemaDiff(tuple(SchemaChange(name, f"add {name}", "add", "nothing") for name in new))
 
 
 class WholeShelf(WholeCommitting[Handle], Shelf):

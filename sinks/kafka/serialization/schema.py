@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.types as t
@@ -15,6 +15,10 @@ import pyarrow.types as t
 from sinks.arrow.types import is_list
 from sinks.diagnosis import SchemaChange
 from sinks.kafka.serialization.by_columns import Parts
+
+SchemaEvolution = Literal["none", "add", "widen"]
+STEPS: tuple[SchemaEvolution, ...] = ("none", "add", "widen")
+"""Each does what those before it do."""
 
 
 class ValidationError(ValueError):
@@ -27,7 +31,7 @@ Encode = Callable[[Any, IO[bytes]], None]
 
 def change(field: str, step: str, what: str) -> SchemaChange:
     """What a registered schema needs for the rows. `step` is the `schema_evolution` that does it."""
-    return SchemaChange(field, what, step, locks="nothing", rewrites=False)
+    return SchemaChange(field, what, step, locks="nothing")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from sinks.diagnosis import Finding, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.kafka.serialization.encoding import Writer
 from sinks.kafka.serialization.registry import RefusedSchema, Registry
-from sinks.kafka.serialization.schema import Format, Merged, change
-from sinks.sql.evolution import STEPS, SchemaEvolution
+from sinks.kafka.serialization.schema import STEPS, Format, Merged, SchemaEvolution, change
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import RegisteredSchema, Schema
