@@ -205,14 +205,14 @@ class SinkConformance(SinkContract):
         """A sweep aborts what it left in doubt, and the next attempt writes the same rows."""
         first = self.begun(sink)
         self.write(sink, first, rows(0, 4))
-        numbers = lines(sink, lambda: sink.snapshot_state(first), self.stops)
+        stops = lines(sink, lambda: sink.snapshot_state(first), self.stops)
         self.rollback(sink, first, Clause.ROLLBACK_AFTER)
         self.close(sink)
         tables: list[pa.Table] = []
-        for number in numbers:
-            when = f"when a task was killed at line {number} of pre_commit"
+        for stop in stops:
+            when = f"when a task was killed at {stop}"
             tables.append(rows(10 * len(tables), 4))
-            task = _Task(sink, self.context(sink, slot=0), tables[-1], tmp_path / "told", number)
+            task = _Task(sink, self.context(sink, slot=0), tables[-1], tmp_path / "told", stop.number)
             self._died(task, tmp_path, Clause.TASK_DIES, when)
             self.expect_rows(sink, Clause.TASK_DIES, when, *tables[:-1])
             self.sweep(sink, Clause.TASK_DIES, when)
@@ -223,11 +223,11 @@ class SinkConformance(SinkContract):
     @together
     def test_a_driver_killed_at_any_line_of_commit(self, sink: Sink, tmp_path: Path, count: int) -> None:
         done: list[pa.Table] = []
-        for number in self._stops(sink, count, done, self.stops):
-            tables = self.tables(sink, count, number)
-            when = f"when a driver was killed at line {number} of the commit"
+        for stop in self._stops(sink, count, done, self.stops):
+            tables = self.tables(sink, count, stop.number)
+            when = f"when a driver was killed at {stop}"
             made = self.participants(sink, tables)
-            call = _Call(sink, "notify_checkpoint_complete", (Checkpoint(self.job, LINEAGE, 0), made), number)
+            call = _Call(sink, "notify_checkpoint_complete", (Checkpoint(self.job, LINEAGE, 0), made), stop.number)
             self._died(call, tmp_path, Clause.COMMIT_DIES, when)
             self.commit(sink, *made, clause=Clause.COMMIT_DIES, when=when)
             done += tables
@@ -237,12 +237,13 @@ class SinkConformance(SinkContract):
     def test_a_driver_killed_at_any_line_of_abort(self, sink: Sink, tmp_path: Path) -> None:
         trial, driver = self.pre_committed(sink, rows(800_000, 1)), copy_of(sink)
         driver.open()
-        numbers = lines(driver, lambda: driver.abort(trial.transaction), self.stops)
+        stops = lines(driver, lambda: driver.abort(trial.transaction), self.stops)
         self.close(driver)
-        for number in numbers:
-            when = f"when a driver was killed at line {number} of abort"
+        for stop in stops:
+            when = f"when a driver was killed at {stop}"
             committable = self.pre_committed(sink, rows(0, 4))
-            self._died(_Call(sink, "abort", (committable.transaction,), number), tmp_path, Clause.ABORT_DIES, when)
+            call = _Call(sink, "abort", (committable.transaction,), stop.number)
+            self._died(call, tmp_path, Clause.ABORT_DIES, when)
             self.abort(sink, committable, Clause.ABORT_DIES, when)
             self.expect_doubts(sink, Clause.ABORT_DIES, when)
             (outcome,) = self.outcomes(sink, committable, clause=Clause.ABORT_DIES)
@@ -256,15 +257,15 @@ class SinkConformance(SinkContract):
         driver = copy_of(sink)
         driver.open()
         purge = partial(driver.purge, Checkpoint(self.job, LINEAGE, 2, oldest_retained=1))
-        numbers = lines(driver, purge, self.stops)
+        stops = lines(driver, purge, self.stops)
         self.close(driver)
-        for number in numbers:
-            when, first = f"when a driver was killed at line {number} of purge", 10 * len(tables)
+        for stop in stops:
+            when, first = f"when a driver was killed at {stop}", 10 * len(tables)
             tables += rows(10 * first, 2), rows(10 * first + 5, 2)
             old, kept, gone = self._retained(sink, first, *tables[-2:])
             memory = self.memory(sink)
             checkpoint = Checkpoint(self.job, LINEAGE, first + 2, oldest_retained=first + 1)
-            self._died(_Call(sink, "purge", (checkpoint,), number), tmp_path, Clause.PURGE, when)
+            self._died(_Call(sink, "purge", (checkpoint,), stop.number), tmp_path, Clause.PURGE, when)
             for again in (when, f"{when}, and it was purged again"):
                 self.expect_rows(sink, Clause.PURGE, again, *tables)
                 self.expect_doubts(sink, Clause.PURGE, again)

@@ -14,7 +14,7 @@ import pytest
 from sinks.base import Sink
 from sinks.testing.clauses import Clause
 from sinks.testing.kit import LINEAGE, SinkTests, closed_later, copy_of, forget, rows
-from sinks.testing.lines import at, lines, watched
+from sinks.testing.lines import Stop, at, lines, watched
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
 
 COMMITTED, HELD = CommitOutcome.COMMITTED, CommitOutcome.HELD
@@ -66,43 +66,42 @@ class Faults(SinkTests):
     def participants(self, sink: Sink, tables: Sequence[pa.Table], **parts: Any) -> list[Committable]:
         return [self.pre_committed(sink, table, subtask=p, **parts) for p, table in enumerate(tables)]
 
-    def _stops(self, sink: Sink, count: int, done: list[pa.Table], most: int = 0) -> list[int]:
+    def _stops(
+        self, sink: Sink, count: int, done: list[pa.Table], most: int = 0, *, failing: bool = False
+    ) -> list[Stop]:
         """At which lines of a commit it can be stopped. `done` gets what is visible then."""
         done += self.tables(sink, count, 8_000)
         made, driver = self.participants(sink, done), copy_of(sink)
         driver.open()
-        found = lines(driver, lambda: self.ask(driver, *made), most or 2 * self.stops)
+        stops = lines(driver, lambda: self.ask(driver, *made), most or 2 * self.stops, failing=failing)
         self.close(driver)
-        return found
+        return stops
 
     @together
     def test_a_system_that_does_not_answer_is_no_outcome(self, sink: Sink, count: int) -> None:
         """It fails at any line of a commit, once, and is asked again: also for what was committed before it failed."""
         done: list[pa.Table] = []
-        for number in self._stops(sink, count, done):
-            tables = self.tables(sink, count, number)
+        for stop in self._stops(sink, count, done, failing=True):
+            tables, failed = self.tables(sink, count, stop.number), f"{self.outage!r} at {stop}"
             made, driver = self.participants(sink, tables), copy_of(sink)
             driver.open()
-            with watched(driver, at(number, self._fail)):
+            with watched(driver, at(stop.number, self._fail)):
                 answers = self.ask(driver, *made)
             self.close(driver)
             wrong = [
                 answer for answer in answers if not isinstance(answer, Exception) and answer not in (COMMITTED, HELD)
             ]
-            assert wrong == [], Clause.ASK_AGAIN.broken(
-                f"{self.outage!r} at line {number} of the commit, and it answers {wrong}"
-            )
+            assert wrong == [], Clause.ASK_AGAIN.broken(f"{failed}, and it answers {wrong}")
             forget(*answers)
             if COMMITTED in answers:
                 told = [table for table, answer in zip(tables, answers, strict=True) if answer == COMMITTED]
                 hidden = self.counted(*told) - self.seen(sink)
                 assert not hidden, Clause.ASK_AGAIN.broken(
-                    f"{self.outage!r} at line {number} of the commit, which answers COMMITTED, and {len(hidden)} rows "
-                    "are not visible"
+                    f"{failed}; it answers COMMITTED, and {len(hidden)} rows are not visible"
                 )
-            self.commit(sink, *made, clause=Clause.ASK_AGAIN, when=f"asked again after it failed at line {number}")
+            self.commit(sink, *made, clause=Clause.ASK_AGAIN, when=f"asked again after {failed}")
             done += tables
-            self.expect_rows(sink, Clause.ASK_AGAIN, f"asked again after it failed at line {number}", *done)
+            self.expect_rows(sink, Clause.ASK_AGAIN, f"asked again after {failed}", *done)
         self.expect_doubts(sink, Clause.ASK_AGAIN, "after commits that were asked again")
 
     def _fail(self) -> None:
@@ -130,20 +129,20 @@ class Faults(SinkTests):
 
         first = self.begun(sink)
         self.write(sink, first, rows(0, 2))
-        numbers = lines(sink, lambda: fails(first), 2 * self.stops)
+        stops = lines(sink, lambda: fails(first), 2 * self.stops, failing=True)
         self.rollback(sink, first, Clause.ROLLBACK_AFTER)
         before = self.leftovers(sink)
-        for number in numbers:
+        for stop in stops:
             transaction = self.begun(sink)
             self.write(sink, transaction, rows(0, 2))
             try:
-                with watched(sink, at(number, self._fail)):
+                with watched(sink, at(stop.number, self._fail)):
                     fails(transaction)
             except Exception as error:
                 forget(error)
             self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
             self.close(sink)
-            when = f"after {inside} that failed at its line {number}, then rollback"
+            when = f"after {inside} that failed at {stop}, then rollback"
             self.sweep(sink, Clause.ROLLBACK_AFTER, when)
             self.expect_no_leftovers(sink, when, before)
         self.expect_rows(sink, Clause.ROLLBACK_AFTER, f"after {inside} that failed, then rollback")
@@ -171,18 +170,17 @@ class Faults(SinkTests):
             return driver, self.pre_committed(sink, rows(10, 1), checkpoint=2)
 
         trial = made()
-        for number in lines(trial[0], lambda: call(*trial), 2 * self.stops):
+        for stop in lines(trial[0], lambda: call(*trial), 2 * self.stops, failing=True):
             self.sweep(sink, clause, "before the next try")
             driver, victim = made()
             error, answer = None, None
             try:
-                with watched(driver, at(number, self._fail)):
+                with watched(driver, at(stop.number, self._fail)):
                     answer = call(driver, victim)
             except Exception as raised:
                 forget(error := raised)
             self.close(driver)
-            when = f"the system did not answer at line {number} of {method}, which "
-            when += "raised" if error else f"answered {answer}"
+            when = f"the system did not answer at {stop}; {method} " + ("raised" if error else f"answered {answer}")
             if error is None and method == "in_doubt":
                 assert answer == [dict(victim.transaction)], clause.broken(when)
             if error is None and method == "committed_checkpoints":
@@ -202,14 +200,14 @@ class Faults(SinkTests):
         if type(sink).commit_all is not Sink.commit_all:
             pytest.skip("this sink overrides `commit_all`, which is called one at a time")
         done: list[pa.Table] = []
-        for number in self._stops(sink, count, done):
-            tables = [rows(100 * number, 2), rows(100 * number + 10, 2)]
+        for stop in self._stops(sink, count, done):
+            tables = [rows(100 * stop.number, 2), rows(100 * stop.number + 10, 2)]
             one, two = self.participants(sink, tables)
             driver = copy_of(sink)
             driver.open()
-            answers = self._beside(driver, number, [two], [one])
+            answers = self._beside(driver, stop, [two], [one])
             self.close(driver)
-            self._all_committed(sink, answers, [two, one], f"beside another at line {number} of commit")
+            self._all_committed(sink, answers, [two, one], f"beside another that is stopped at {stop}")
             done += tables
         self.expect_rows(sink, Clause.THREADS, "after commits side by side", *done)
         self.expect_doubts(sink, Clause.THREADS, "after commits side by side")
@@ -218,13 +216,13 @@ class Faults(SinkTests):
     def test_two_drivers_commit_the_same(self, sink: Sink, count: int) -> None:
         """While one is stopped at any line, the other commits the same."""
         done: list[pa.Table] = []
-        for number in self._stops(sink, count, done):
-            tables = self.tables(sink, count, number)
+        for stop in self._stops(sink, count, done):
+            tables = self.tables(sink, count, stop.number)
             made, driver, other = self.participants(sink, tables), copy_of(sink), copy_of(sink)
             driver.open()
             other.open()
-            when = f"by two drivers, one stopped at line {number} of the commit,"
-            answers = self._beside(driver, number, made, made, other)
+            when = f"by two drivers, one stopped at {stop},"
+            answers = self._beside(driver, stop, made, made, other)
             self.close(driver)
             self.close(other)
             self._all_committed(sink, answers, [*made, *made], when)
@@ -232,12 +230,12 @@ class Faults(SinkTests):
             self.expect_rows(sink, Clause.THREADS, when, *done)
 
     def _beside(
-        self, driver: Sink, number: int, those: list[Committable], these: list[Committable], other: Sink | None = None
+        self, driver: Sink, stop: Stop, those: list[Committable], these: list[Committable], other: Sink | None = None
     ) -> list[Any]:
         """The answers of the other, which is asked for those while the driver is stopped at a line, and of the driver,
         which is asked for these."""
         beside = Beside(lambda: self.ask(other or driver, *those))
-        with watched(driver, at(number, beside.start)):
+        with watched(driver, at(stop.number, beside.start)):
             answers = self.ask(driver, *these)
         return [*(beside.join() or [None] * len(those)), *answers]
 
@@ -298,29 +296,29 @@ class Faults(SinkTests):
     def test_an_abort_beside_a_commit(self, sink: Sink, count: int) -> None:
         """Another driver aborts one while a driver is stopped at any line: one of them has its way."""
         done: list[pa.Table] = []
-        for number in self._stops(sink, count, done):
-            tables = self.tables(sink, count, number)
+        for stop in self._stops(sink, count, done):
+            tables = self.tables(sink, count, stop.number)
             made, driver, other = self.participants(sink, tables), copy_of(sink), copy_of(sink)
             driver.open()
             other.open()
             beside = Beside(lambda: _aborted(other, made[-1]))  # noqa: B023
-            with watched(driver, at(number, beside.start)):
+            with watched(driver, at(stop.number, beside.start)):
                 answer = self.ask(driver, *made)[-1]
             aborted = beside.join()
             self.close(driver)
             self.close(other)
             both = answer == COMMITTED and aborted == "aborted"
             assert not both, Clause.ABORT_OR_COMMIT.broken(
-                f"an abort at line {number} of the commit returns, and so does the commit, with COMMITTED"
+                f"while a commit is stopped at {stop}, an abort returns, and so does the commit, with COMMITTED"
             )
             finals = self.outcomes(sink, *made, clause=Clause.ABORT_OR_COMMIT)
             expected = {CommitState.COMMITTED} if answer == COMMITTED else set(CommitState)
             expected -= {CommitState.COMMITTED} if aborted == "aborted" else set()
             assert finals[-1].state in expected, Clause.ABORT_OR_COMMIT.broken(
-                f"commit answered {answer}, abort at its line {number} {aborted!r}, and commit again {finals[-1]}"
+                f"commit answered {answer}, abort at {stop} {aborted!r}, and commit again {finals[-1]}"
             )
             done += [table for table, final in zip(tables, finals, strict=True) if final == COMMITTED]
-            self.expect_rows(sink, Clause.ABORT_OR_COMMIT, f"with an abort at line {number} of the commit", *done)
+            self.expect_rows(sink, Clause.ABORT_OR_COMMIT, f"with an abort while a commit is stopped at {stop}", *done)
 
 
 def _aborted(sink: Sink, committable: Committable) -> str:

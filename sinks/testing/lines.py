@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import linecache
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sinks.base import TwoPhaseCommitSink
 from sinks.optional import OPTIONAL
@@ -18,23 +21,41 @@ from sinks.optional import OPTIONAL
 AtLine = Callable[[int, FrameType], None]
 
 
+@dataclass(frozen=True)
+class Stop:
+    """Before a line that a call executes."""
+
+    number: int
+    """Of all lines of the call, from 0."""
+    file: str
+    line: int
+    function: str
+    cleans_up: bool
+    """Whether an error here would skip what has to be done after any error, so that a lock stays locked."""
+
+    def __str__(self) -> str:
+        text = linecache.getline(self.file, self.line).strip()
+        return f"{Path(self.file).name}:{self.line} in {self.function}: `{text}`"
+
+
 @contextmanager
 def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
     """Calls `at_line(n, frame)` before the n-th line (from 0) that this thread executes in the modules of the sink's
-    classes, and in those beside them if they are in a package. The end of a `with` block is no line: an error there
-    would leave the block without its `__exit__`, and a lock locked."""
+    classes, and in those beside them if they are in a package. A `try:` does nothing, and the end of a `with` block is
+    no line: an error there would leave the block without its `__exit__`."""
     own = _own_code(sink)
     numbers = itertools.count()
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         if not own(frame.f_code.co_filename):
             return None
-        before = frame.f_lineno
+        before, structure = frame.f_lineno, _structure(frame.f_code.co_filename)
 
         def in_frame(frame: FrameType, event: str, arg: object) -> Any:
             nonlocal before
             line = frame.f_lineno
-            if event == "line" and not (line < before and _is_with(frame.f_code.co_filename, line)):
+            leaves = line < before and line in structure.heads
+            if event == "line" and not leaves and line not in structure.tries:
                 at_line(next(numbers), frame)
             before = line
             return in_frame
@@ -49,23 +70,26 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
         sys.settrace(before)
 
 
-def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int) -> list[int]:
-    """Numbers of lines at which `call` can be stopped: the first time that it comes to each and the last, or the first
-    alone, or `most` of these that are spread evenly."""
-    first: dict[tuple[str, int], int] = {}
-    last: dict[tuple[str, int], int] = {}
+def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, *, failing: bool = False) -> list[Stop]:
+    """Where `call` can be stopped: the first time that it comes to each line and the last, or the first alone, or
+    `most` of these that are spread evenly. `failing`: only where an error is followed by what cleans up."""
+    first: dict[tuple[str, int], Stop] = {}
+    last: dict[tuple[str, int], Stop] = {}
+    own = _own_code(sink)
 
     def seen(number: int, frame: FrameType) -> None:
-        place = frame.f_code.co_filename, frame.f_lineno
-        first.setdefault(place, number)
-        last[place] = number
+        code = frame.f_code
+        stop = Stop(number, code.co_filename, frame.f_lineno, code.co_name, _cleans_up(frame, own))
+        if not (failing and stop.cleans_up):
+            first.setdefault((stop.file, stop.line), stop)
+            last[stop.file, stop.line] = stop
 
     with watched(sink, seen):
         call()
-    numbers = sorted({*first.values(), *last.values()})
-    numbers = numbers if len(numbers) <= most else sorted(first.values())
-    step = max(1.0, len(numbers) / most)
-    return [numbers[int(n * step)] for n in range(min(most, len(numbers)))]
+    stops = sorted({*first.values(), *last.values()}, key=_number)
+    stops = stops if len(stops) <= most else sorted(first.values(), key=_number)
+    step = max(1.0, len(stops) / most)
+    return [stops[int(n * step)] for n in range(min(most, len(stops)))]
 
 
 def at(number: int, hook: Callable[[], object]) -> AtLine:
@@ -78,9 +102,45 @@ def at(number: int, hook: Callable[[], object]) -> AtLine:
     return at_line
 
 
+def _number(stop: Stop) -> int:
+    return stop.number
+
+
+class _Structure(NamedTuple):
+    """Lines of a file."""
+
+    heads: frozenset[int]
+    """Of `with` statements, from `with` to the colon."""
+    tries: frozenset[int]
+    finals: frozenset[int]
+    """Of `finally` blocks, and those that release a lock."""
+
+
 @functools.cache
-def _is_with(file: str, line: int) -> bool:
-    return linecache.getline(file, line).lstrip().startswith(("with ", "async with "))
+def _structure(file: str) -> _Structure:
+    source = linecache.getlines(file)
+    try:
+        nodes = list(ast.walk(ast.parse("".join(source))))
+    except SyntaxError:  # not Python
+        nodes = []
+    heads, tries, finals = set[int](), set[int](), set[int]()
+    for node in nodes:
+        if isinstance(node, ast.With | ast.AsyncWith):
+            heads.update(range(node.lineno, max(node.lineno + 1, node.body[0].lineno)))
+        if isinstance(node, ast.Try):
+            tries.add(node.lineno)
+            finals.update(*(range(one.lineno, (one.end_lineno or one.lineno) + 1) for one in node.finalbody))
+    finals.update(n for n, text in enumerate(source, 1) if re.fullmatch(r"\s*[\w.\[\]]+\.release\(\)\s*", text))
+    return _Structure(frozenset(heads), frozenset(tries), frozenset(finals))
+
+
+def _cleans_up(frame: FrameType | None, own: Callable[[str], bool]) -> bool:
+    """Whether this line, or one that led to it, is in a `finally` block, or releases a lock."""
+    while frame and not (
+        own(frame.f_code.co_filename) and frame.f_lineno in _structure(frame.f_code.co_filename).finals
+    ):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _own_code(sink: TwoPhaseCommitSink[Any]) -> Callable[[str], bool]:

@@ -47,18 +47,18 @@ class Options(SinkTests):
         tables = [rows(10 * p, 2) for p in range(3)]
         made = [self.pre_committed(sink, table, subtask=p) for p, table in enumerate(tables)]
         driver, trial = copy_of(sink), [self.pre_committed(sink, rows(800_000 + p, 1), subtask=p) for p in range(2)]
-        numbers = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
-        seen: list[int] = []
+        stops = lines(driver, lambda: self.answers(driver, *trial), 3 * self.stops)
+        stopped = {stop.number: stop for stop in stops}
+        partly: list[str] = []
 
         def look(number: int, frame: object) -> None:
-            if number in numbers:
-                seen.append(self.seen(sink).total() - len(trial))
+            if number in stopped and (count := self.seen(sink).total() - len(trial)) not in (0, 6):
+                partly.append(f"at {stopped[number]}, {count} of 6 rows are visible")
 
         with watched(driver, look):
             self.answers(driver, *made)
         self.close(driver)
-        partly = [count for count in seen if count not in (0, 6)]
-        assert partly == [], Clause.AT_ONCE.broken(f"amid commit_whole, {partly[0]} of 6 rows were visible")
+        assert partly == [], Clause.AT_ONCE.broken(partly[0])
 
     # ------------------------------------------------------------------ DirectCommitting, or not
     @at_least_once

@@ -66,12 +66,12 @@ def test_another_writer_commits_amid_ours(lake: Lake) -> None:
     committed(sink, pre_committed(sink, rows(0, 1)))
     expected = [0]
     trial = pre_committed(sink, rows(1, 1), 1)
-    numbers = lines(sink, lambda: committed(sink, trial), 12)
+    stops = lines(sink, lambda: committed(sink, trial), 12)
     expected.append(1)
-    for count, number in enumerate(numbers):
+    for count, stop in enumerate(stops):
         ours, theirs = rows(100 + count, 1), rows(1000 + count, 1)
         made = pre_committed(sink, ours, 2 + count)
-        with watched(sink, at(number, lambda: lake.append(theirs))):  # noqa: B023
+        with watched(sink, at(stop.number, lambda: lake.append(theirs))):  # noqa: B023
             assert committed(sink, made) == [COMMITTED]
         expected += [100 + count, 1000 + count]
     assert lake.ids() == sorted(expected)
@@ -173,14 +173,14 @@ def test_other_partitions_amid_the_commit(kind: Any, tmp_path: Path) -> None:
     """At any line of it: the rows are found by their new partition, or they are lost and told so."""
     made = kind(tmp_path / "trial")
     made.create()
-    numbers = lines(sink := made.sink(), lambda: committed(sink, pre_committed(made.sink(), rows(0, 1))), 12)
+    stops = lines(sink := made.sink(), lambda: committed(sink, pre_committed(made.sink(), rows(0, 1))), 12)
     states = []
-    for number in numbers:
-        lake = kind(tmp_path / str(number))
+    for stop in stops:
+        lake = kind(tmp_path / str(stop.number))
         lake.create()
         lake.append(rows(500, 1))
         one = pre_committed(sink := lake.sink(), rows(0, 2))
-        with watched(sink, at(number, lake.repartition)):
+        with watched(sink, at(stop.number, lake.repartition)):
             states += committed(sink, one)
         found = [row["id"] for row in lake.rows() if row["name"] in lake.names_found("user-0")]
         assert found == ([0] if states[-1] is COMMITTED else [])

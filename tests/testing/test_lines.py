@@ -1,39 +1,143 @@
-"""Where the kit stops a sink."""
+"""Where the kit stops a sink, and what it says of that."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from sinks.testing.lines import at, lines, watched
+from sinks.testing.lines import Stop, at, lines, watched
 
 
 class Locked:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.taken = 0
+    """Takes its lock in a way, twice, and lets it go whatever fails."""
+
+    def __init__(self, way: str) -> None:
+        self.lock, self.other, self.taken = threading.Lock(), threading.Lock(), 0
+        self.take = getattr(self, way)
 
     def commit(self) -> int:
         while self.taken < 2:
-            with self.lock:
-                self.taken += 1
-        with self.lock:
+            self.take()
+        with self.lock, self.other:
             return self.taken
 
+    def with_block(self) -> None:
+        with self.lock:
+            self.taken += 1
 
-def test_a_failure_at_any_line_leaves_no_lock_locked() -> None:
-    """Nothing fails between the last line of a `with` block and its end but by our own hand."""
-    sink = cast(Any, Locked())
-    numbers = lines(sink, sink.commit, 100)
-    assert len(numbers) > 5
-    for number in numbers:
-        sink = cast(Any, Locked())
+    def with_block_over_several_lines(self) -> None:
+        # fmt: off
+        with (
+            self.lock,
+            self.other,
+        ):
+            self.taken += 1
+        # fmt: on
 
-        def fail() -> None:
-            raise ConnectionError
+    def try_and_finally(self) -> None:
+        self.lock.acquire()
+        try:
+            self.taken += 1
+        finally:
+            self.lock.release()
 
-        with pytest.raises(ConnectionError), watched(sink, at(number, fail)):
+    def try_and_finally_elsewhere(self) -> None:
+        self.lock.acquire()
+        try:
+            self.taken += 1
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        lock = self.lock
+        lock.release()
+
+    def exit_stack(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self.lock)
+            for lock in [self.other]:
+                stack.enter_context(lock)
+            self.taken += 1
+
+    def context_manager(self) -> None:
+        with self.locked() as taken:
+            self.taken = taken + 1
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        with self.lock, self.other:
+            yield self.taken
+
+    def context_manager_that_tries(self) -> None:
+        with self.held():
+            self.taken += 1
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.lock.acquire()
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def context_manager_of_its_own(self) -> None:
+        with self:
+            self.taken += 1
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+WAYS = [name for name in vars(Locked) if name.startswith(("with_", "try_", "exit_", "context_"))]
+
+
+def _fail() -> None:
+    raise ConnectionError
+
+
+def _stops(of: Callable[[], Any]) -> list[Stop]:
+    sink = of()
+    return lines(sink, sink.commit, 100, failing=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failure_at_any_line_leaves_no_lock_locked(way: str) -> None:
+    """Nothing fails between the last line of a block and its end but by our own hand."""
+    stops = _stops(lambda: Locked(way))
+    assert len(stops) > 5
+    for stop in stops:
+        sink = cast(Any, Locked(way))
+        with pytest.raises(ConnectionError), watched(sink, at(stop.number, _fail)):
             sink.commit()
-        assert not sink.lock.locked(), f"locked after line {number}"
+        assert not sink.lock.locked(), f"locked after {stop}"
+        assert not sink.other.locked(), f"locked after {stop}"
+
+
+def test_each_line_that_does_something_is_one_to_stop_at() -> None:
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    told = {str(stop) for stop in _stops(lambda: Locked("try_and_finally"))}
+    for line, function in (
+        ("while self.taken < 2:", "commit"),
+        ("self.take()", "commit"),
+        ("self.lock.acquire()", "try_and_finally"),
+        ("self.taken += 1", "try_and_finally"),
+        ("with self.lock, self.other:", "commit"),
+        ("return self.taken", "commit"),
+    ):
+        at_line = next(n for n, text in enumerate(source, 1) if text.strip() == line and _in(source, n, function))
+        assert f"test_lines.py:{at_line} in {function}: `{line}`" in told
+    assert len(told) == 6
+
+
+def _in(source: list[str], line: int, function: str) -> bool:
+    return next(text for text in source[line - 1 :: -1] if text.startswith("    def ")).startswith(
+        f"    def {function}("
+    )
