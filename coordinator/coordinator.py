@@ -15,7 +15,7 @@ from coordinator.config import CheckpointConfig, ExternalizedCheckpointCleanup, 
 from coordinator.errors import CheckpointError, SavepointError, reason
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Heartbeat
-from coordinator.lifecycle import QueryLifecycle
+from coordinator.lifecycle import FairLock, QueryLifecycle
 from coordinator.listener import CheckpointListener, Listeners, Step
 from coordinator.protocol import decisions
 from coordinator.protocol.batch import MicroBatch, Query, Sink
@@ -121,7 +121,7 @@ class CheckpointCoordinator:
         self.last_error: Exception | None = None
         """The error that stopped the query. Spark passes on only its text."""
         self._lifecycle = QueryLifecycle(job, self._clock, config.min_pause)
-        self._one_at_a_time = threading.RLock()
+        self._one_at_a_time = FairLock()
         self._ready = False
         self._transfer = RowTransfer()
         self._sweeper = threading.Thread()
@@ -247,7 +247,7 @@ class CheckpointCoordinator:
 
     def trigger_savepoint(self, target: str | CheckpointStorage, checkpoint_location: str | None = None) -> Savepoint:
         """Save the newest checkpoint in `target`, a storage. Call it from any thread: it waits for the current batch,
-        and the next batch waits for it. If no query runs, or before its first batch, pass its `checkpoint_location`.
+        and the next one waits for it. If no query runs, or before its first batch, pass its `checkpoint_location`.
         Raises `SavepointError`, `InDoubtError`, `StorageError`."""
         return self._take_savepoint(target, location=checkpoint_location)
 

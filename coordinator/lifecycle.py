@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import CheckpointError, SavepointError
@@ -21,6 +23,37 @@ _BATCH_GRACE_PERIOD = 5.0
 """Seconds that a stop waits for the end of the batch under way."""
 _IDLE_LOOKS = 3
 """How often in a row a stop finds no batch under way: between two batches there is none either, for a moment."""
+
+
+class FairLock:
+    """Goes to the thread that has waited longest: what is asked for during a batch comes before the next one, however
+    soon that follows. A thread that has it may take it again."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[int] = deque()
+        """Of threads; the first has the lock."""
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        with self._changed:
+            if not self._queue or self._queue[0] != thread:
+                self._queue.append(thread)
+                try:
+                    self._changed.wait_for(lambda: self._queue[0] == thread)
+                except BaseException:  # Ctrl-C
+                    self._queue.remove(thread)
+                    self._changed.notify_all()
+                    raise
+            self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._depth -= 1
+            if not self._depth:
+                self._queue.popleft()
+                self._changed.notify_all()
 
 
 class QueryLifecycle:

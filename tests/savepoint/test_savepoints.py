@@ -11,7 +11,7 @@ import tarfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ import pytest
 
 from coordinator import (
     CheckpointCoordinator,
+    CheckpointListener,
     Savepoint,
     Step,
     describe_savepoint,
@@ -40,6 +41,7 @@ from coordinator.spark.checkpoint_location import open_location
 from coordinator.storage import open_storage
 from examples.custom_sink import FileSink
 from sinks.testing import LocalQuery
+from sinks.testing.conformance import example_input
 from tests.protocol.play import CrashError, HookedStorage, Job, complete_but_one_lost, crash, crash_at
 
 
@@ -257,6 +259,24 @@ def test_a_savepoint_of_a_running_query_holds_no_batch_up_for_long(job: Job, tar
     ids = [savepoint.checkpoint_id for savepoint in savepoints]
     assert ids == sorted(ids)
     assert len(set(ids)) >= 2
+
+
+def test_a_savepoint_comes_before_the_next_batch_however_soon_that_follows(job: Job, target: str) -> None:
+    asked = (1, 11, 21, 31)
+    savepoints: list[Savepoint] = []
+
+    class Asking(CheckpointListener):
+        def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
+            if step is Step.PRE_COMMITTED and checkpoint_id in asked:
+                threading.Thread(target=lambda: savepoints.append(coordinator.trigger_savepoint(target))).start()
+                time.sleep(0.3)  # it waits for this batch now
+
+    job.input = example_input(40)
+    with job.coordinator(
+        config={"checkpoint_location": str(job.folder / "query")}, listeners=[Asking()]
+    ) as coordinator:
+        job.query().run(coordinator)
+    assert [savepoint.checkpoint_id for savepoint in savepoints] == [*asked]
 
 
 def test_a_query_is_stopped_with_a_savepoint_and_goes_on_from_it(job: Job, target: str) -> None:
