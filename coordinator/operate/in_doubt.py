@@ -13,6 +13,7 @@ from typing import Any
 
 from coordinator.errors import Superseded, reason
 from coordinator.heartbeat import Driver, look_for_driver
+from coordinator.operate.text import duration
 from coordinator.protocol.batch import Sink
 from coordinator.protocol.consistency import worth_reading
 from coordinator.protocol.decisions import Complete
@@ -30,7 +31,7 @@ _PAUSE = 0.1
 class Decision(str, Enum):
     COMMIT = "commit"  # a complete record names it
     ORPHAN = "orphan"  # no record names it, and none will
-    OPEN = "open"  # no record names it yet: of the newest driver, which runs
+    OPEN = "open"  # no record names it yet: of the newest driver, which runs by its last sign of life
     STRANDED = "stranded"  # as open, but no driver gives signs of life that could still complete its checkpoint
 
 
@@ -148,6 +149,7 @@ class Remedy:
 
 
 def remedies(seen: Seen) -> list[Remedy]:
+    silence = duration(max(seen.driver.age, 0)) if seen.driver else ""
     ids = [pending.id for pending in seen.pending if pending.decision in (Decision.STRANDED, Decision.OPEN)]
     which = "--all-orphans" if seen.rounds else ids[0] if len(ids) == 1 else "ID"
     fenced = f"coordinator in-doubt abort {which} --fence"
@@ -166,8 +168,8 @@ def remedies(seen: Seen) -> list[Remedy]:
             fenced,
         ),
         Decision.OPEN: (
-            "of the newest driver, which runs by its last sign of life, and completes or aborts them. If it is stuck "
-            "or gone, stop it, and",
+            f"of the newest driver, whose last sign of life came {silence} ago: it completes or aborts them, unless it "
+            "has died since. If it has, or is stuck, stop it, and",
             fenced,
         ),
     }

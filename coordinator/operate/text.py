@@ -48,9 +48,10 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
     sign = f"{time_of(driver.sign.at)}, {duration(max(driver.age, 0))} ago by {driver.clock} clock"
     who = f"generation {driver.generation} ({driver.sign.who})"
     if driver.state is State.RUNNING:
+        overdue = " The next one is overdue." if driver.age > driver.sign.next else ""
         return (
-            f"Driver: {who} runs as far as storage tells: its last sign of life was {sign}. It is taken for dead after "
-            f"{duration(driver.patience)} without one."
+            f"Driver: {who} runs, or has died since its last sign of life: that was {sign}.{overdue} It is taken for "
+            f"dead after {duration(driver.patience)} without one."
         )
     if driver.state is State.SILENT:
         return (

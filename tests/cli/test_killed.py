@@ -65,12 +65,18 @@ def test_a_driver_that_runs_is_told_from_one_that_was_killed(
 
 
 def test_a_driver_that_was_killed_just_now(pg_job: Job) -> None:
-    """Nobody can tell it from one that runs: `status` says what it knows."""
+    """Nobody can tell it from one that runs, so nothing says that it does."""
     pg_job.kill(Step.PRE_COMMITTED, 0)
-    said = pg_job.cli("status").stderr
+    unsure = (
+        r"runs, or has died since its last sign of life: that was 20\S+, \d+\.\d s ago by .* clock\. "
+        r"It is taken for dead after 1\.5 min "
+    )
+    assert re.search(unsure, pg_job.cli("status").stderr)
+    told = pg_job.cli("in-doubt", "list").stderr
+    assert re.search(unsure, told)
     assert re.search(
-        r"sign of life was 20\S+, \d+\.\d s ago by .* clock\. It is taken for dead after 1\.5 min ", said
-    ), said
+        r"3 open: of the newest driver, whose last sign of life came \d+\.\d s ago: .* unless it has died", told
+    )
 
 
 def test_what_a_driver_that_runs_is_about_to_commit_is_no_finding(pg_job: Job) -> None:
