@@ -176,6 +176,11 @@ class Diagnosable(TwoPhaseCommitSink[Transaction]):
             self.purge(Checkpoint(job, "doctor", 0, oldest_retained=1_000_000))
             yield Finding.ok("an empty transaction was pre-committed and aborted")
 
+    def describe_writing(self, written: Identity | None = None) -> str:
+        """How it writes, for a person: mode, keys, strategy. `written` is a transaction of the newest checkpoint.
+        Default: "", it does not tell."""
+        return ""
+
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
         """Details of transactions that `in_doubt` listed, in order. Default: what their names say, if an identity has
         `TransactionContext.transaction_id` in it."""

@@ -27,7 +27,6 @@ from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.uris import redacted
 from coordinator.ui.questions import Answer, Questions
 from sinks.optional import Diagnosable
-from sinks.sql.sink import TableSink
 
 
 @dataclass(frozen=True)
@@ -230,10 +229,11 @@ class JobView:
         return found
 
     def how_sinks_write(self) -> dict[str, str]:
-        """Of those that tell: mode, keys and the strategy that the newest checkpoint was written by."""
+        """Of those that tell, by the transactions of the newest checkpoint."""
         committables = [each for record in self.newest().value or () for each in record.committables]
         written = {each.sink: each.transaction for each in committables}
-        return {name: sink.how(written.get(name)) for name, sink in self.sinks.items() if isinstance(sink, TableSink)}
+        diagnosable = {name: sink for name, sink in self.sinks.items() if isinstance(sink, Diagnosable)}
+        return {name: sink.describe_writing(written.get(name)) for name, sink in diagnosable.items()}
 
 
 def view_of(coordinator: CheckpointCoordinator) -> JobView:

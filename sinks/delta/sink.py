@@ -93,6 +93,9 @@ class DeltaSink(LakeSink):
         layout = hashlib.sha256(f"{columns}{parts}".encode()).hexdigest()[:16]
         return LakeTable(f"{self._uri} ({self._handle.metadata().id})", columns, layout, tuple(parts))
 
+    def _location(self) -> str:
+        return self._uri
+
     def _create(self, schema: pa.Schema) -> None:
         options: Any = {"storage_options": self._options, "partition_by": self._partition_by or None}
         DeltaTable.create(self._uri, schema, mode="ignore", **options)

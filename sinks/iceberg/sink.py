@@ -84,6 +84,9 @@ class IcebergSink(LakeSink):
     def _opened(self) -> Any:
         return load_catalog(self._catalog) if isinstance(self._catalog, str) else load_catalog(**self._catalog)
 
+    def _location(self) -> str:
+        return str(self._handle.metadata.location)
+
     def _create(self, schema: pa.Schema) -> None:
         with self._opened() as catalog:
             catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
@@ -105,7 +108,7 @@ class IcebergSink(LakeSink):
             update.union_by_name(columns)
 
     def weaknesses(self) -> Sequence[str]:
-        local = self._look() is not None and str(self._handle.metadata.location).startswith(("/", "file:"))
+        local = self._look() is not None and self._location().startswith(("/", "file:"))
         why = f"{self.table} is in a local folder, where pyiceberg does not fsync: a power failure may lose rows"
         return (why,) if local else ()
 

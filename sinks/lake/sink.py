@@ -25,7 +25,7 @@ from sinks.arrow.types import spark_name
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
 from sinks.dead_letters import Refusal, find_refused_rows
-from sinks.diagnosis import SchemaChange, SchemaDiff
+from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import CommittedError, ConfigurationError, SchemaMismatch, TransactionBlocked, TransactionEnded
 from sinks.lake.columns import additions, converted, mismatches, of_table
 from sinks.lake.files import Files
@@ -132,6 +132,10 @@ class LakeSink(
         """The table as it is now, on which `_remembered` and `_append` build; None if there is none."""
 
     @abstractmethod
+    def _location(self) -> str:
+        """Where the table that `_look` has found is: a folder, or a URI without credentials."""
+
+    @abstractmethod
     def _create(self, schema: pa.Schema) -> None:
         """Make a table with these columns, unless there is one."""
 
@@ -206,6 +210,18 @@ class LakeSink(
                 f"sink {self.name!r}: there is no table {self}: create it, or set create_table=True"
             )
         return table
+
+    def diagnose(self, job: str) -> Iterable[Finding]:
+        yield from super().diagnose(job)
+        if table := self._look():
+            yield Finding.ok(f"the table {table.target} is at {self._location()}")
+        elif self._create_table:
+            yield Finding.ok(f"there is no table {self} yet; the first batch creates it")
+        else:
+            yield Finding.error(f"there is no table {self}", "create it, or set create_table=True")
+
+    def describe_writing(self, written: Identity | None = None) -> str:
+        return "append; one commit of the table a checkpoint"
 
     # ------------------------------------------------------------------ in the task
     def begin_transaction(self, context: TransactionContext) -> LakeTransaction:

@@ -301,8 +301,8 @@ class TableSink(
         return None
 
     # ------------------------------------------------------------------ life
-    def how(self, written: Identity | None = None) -> str:
-        """How it writes, for a person: mode, keys, and the strategy, which `auto` took for a transaction of it."""
+    def describe_writing(self, written: Identity | None = None) -> str:
+        """Mode, keys, and the strategy: the one that `auto` took for `written`."""
         taken = self.strategy
         if written is not None:
             taken = "staged" if _is_staged(written) else self._backend.TWO_PHASE

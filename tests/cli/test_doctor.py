@@ -52,6 +52,19 @@ def test_a_sink_that_has_another_name_now(file_job: Job) -> None:
     assert "written by sink(s) ['files'], which this coordinator does not have" in about(findings, "memories", "error")
 
 
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_where_a_lake_table_is(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "lake").mkdir()
+    table = f'uri = "{tmp_path}/lake/rows"'
+    if kind == "iceberg":
+        catalog = f'type = "sql", uri = "sqlite:///{tmp_path}/catalog.db", warehouse = "file://{tmp_path}/lake"'
+        table = f'table = "shop.rows"\ncatalog = {{ {catalog} }}'
+    job = Job(tmp_path, f'type = "{kind}"\nname = "rows"\ncreate_table = true\n{table}')
+    assert "the first batch creates it" in about(job.json("doctor"), "sink rows", "ok")
+    job.run(1)
+    assert f"{tmp_path}/lake/" in about(job.json("doctor"), "sink rows", "ok")
+
+
 @pytest.mark.parametrize(
     ("module", "version", "told"),
     [
