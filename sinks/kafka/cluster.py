@@ -24,7 +24,7 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest, Describe
 from kafka.protocol.consumer import IsolationLevel, ListOffsetsRequest
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.consumer.group import OffsetFetchRequest
-from kafka.protocol.metadata import CoordinatorType
+from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType
 from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import (
     AddOffsetsToTxnRequest,
@@ -77,7 +77,6 @@ class Cluster:
     def __init__(self, options: Mapping[str, Any], timeout: float, reached_by: float = math.inf) -> None:
         self._connection = Connection(options, timeout, reached_by)
         self.close = self._connection.close
-        self._fences: bool | None = None
 
     @property
     def _admin(self) -> Any:
@@ -87,8 +86,9 @@ class Cluster:
     def end(self, identities: Sequence[Identity], *, commit: bool) -> list[Answer]:
         """EndTxn for each, side by side: the request that its own producer would have sent. Repeating it is safe. An
         abort fences whoever still holds the transactional id, or it could go on with a part of its records."""
-        answers = self._end(identities, partial(_end_txn, commit, _FENCING if self.fences else _PLAIN))
-        if commit or self.fences:
+        fences = self.fences
+        answers = self._end(identities, partial(_end_txn, commit, _FENCING if fences else _PLAIN))
+        if commit or fences:
             return answers
         # Not InitProducerId alone, which would abort whichever transaction of the id is open now
         aborted = [at for at, answer in enumerate(answers) if answer == 0]
@@ -98,14 +98,23 @@ class Cluster:
                 answers[at] = answer  # not fenced yet: to be asked again
         return answers
 
+    def fence(self, identity: Identity) -> None:
+        """Abort it by a newer epoch, behind which no leader takes what is still under way. InitProducerId would abort
+        whichever transaction of the id is open now: if another attempt has begun one, that has fenced this one."""
+        name = identity["transactional_id"]
+        if self.states([name]).get(name) == (identity, "Ongoing"):
+            self._end([identity], _raise_epoch)
+
     @property
     def fences(self) -> bool:
         """Whether the end of a transaction raises the epoch, and what is sent to a partition adds it (KIP-890). What
-        brokers can and what the cluster may do differ, until an operator raises the latter after an upgrade."""
-        if self._fences is None:  # no cached_property: before Python 3.12 all clusters of a process wait for its lock
-            _, level = self._admin.describe_features().get("transaction.version", {}).get("finalized", (0, 0))
-            self._fences = bool(level >= 2)
-        return self._fences
+        brokers can and what the cluster may do differ: an operator may raise the latter, and lower it, at any time."""
+        return self._connection.ask(self._fences)
+
+    async def _fences(self) -> bool:
+        request = ApiVersionsRequest(client_software_name="exactly-once", client_software_version="1", min_version=3)
+        levels = (await self._connection.request(request)).finalized_features or ()
+        return any(level.name == "transaction.version" and level.max_version_level >= 2 for level in levels)
 
     def _end(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         """Ask for each, and again for those that have been ended just before, whose markers are on their way."""
@@ -199,13 +208,17 @@ class Cluster:
         }
 
     # ------------------------------------------------------------------ what a producer asks
-    def begin(self, transactional_id: str, timeout_ms: int, topic: str | None = None) -> tuple[Identity, Place | None]:
-        """Fence and abort whoever else has the id, and begin its next transaction. And `place` of the topic."""
+    def begin(
+        self, transactional_id: str, timeout_ms: int, topic: str | None = None
+    ) -> tuple[Identity, Place | None, bool]:
+        """Fence and abort whoever else has the id, and begin its next transaction. And `place` of the topic, and
+        `fences`."""
         new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
         begin = partial(self._connection.ask_coordinator, _TRANSACTION, transactional_id, request, _code)
-        found, place = self._connection.ask(lambda: self._connection.both(begin, lambda: self._place(topic)))
-        return new | {"producer_id": found.producer_id, "producer_epoch": found.producer_epoch}, place
+        others = partial(self._connection.both, partial(self._place, topic), self._fences)
+        answer, (place, fences) = self._connection.ask(lambda: self._connection.both(begin, others))
+        return new | {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}, place, fences
 
     def add_partitions(self, identity: Identity, places: Iterable[Where]) -> None:
         """To the transaction, which does not add them by itself."""

@@ -177,12 +177,10 @@ class TransactionalProducer:
     # ------------------------------------------------------------------ life
     def begin(self, timeout: float) -> None:
         """Fence and abort whoever else has the id, and begin. At most `timeout` seconds."""
-
-        def begun() -> tuple[Identity, Place | None]:
-            self._adds, its = self._brokers.fences, self._options.transaction_timeout_ms
-            return self._brokers.begin(self.transactional_id, its, self.default_topic)
-
-        self._identity, place = self._ask(f"begin of {self.transactional_id}", timeout, begun)
+        how = self.transactional_id, self._options.transaction_timeout_ms, self.default_topic
+        self._identity, place, self._adds = self._ask(
+            f"begin of {self.transactional_id}", timeout, lambda: self._brokers.begin(*how)
+        )
         if self.default_topic:
             self._begin_mark(self.default_topic)
             if place:
@@ -239,8 +237,7 @@ class TransactionalProducer:
         self._settle(min(timeout, _SETTLE_TIMEOUT))
         try:
             if self._requests.total() and not self._adds:
-                # what is under way may come after the end of the transaction; behind a newer epoch no leader takes it
-                self._brokers.begin(self.transactional_id, self._options.transaction_timeout_ms)
+                self._brokers.fence(self._identity)
             else:
                 self._end(commit=False)
         except Exception as error:

@@ -44,9 +44,9 @@ class Brokers:
 
     def begin(
         self, transactional_id: str, timeout_ms: int, topic: str | None = None
-    ) -> tuple[dict[str, Any], Place | None]:
+    ) -> tuple[dict[str, Any], Place | None, bool]:
         identity = {"transactional_id": transactional_id, "producer_id": 7, "producer_epoch": 3}
-        return identity, self.place(topic) if topic else None
+        return identity, self.place(topic) if topic else None, self.fences
 
     def place(self, topic: str) -> Place | None:
         return Place("cluster", self.id, dict(self.leaders)) if self.id else None
@@ -293,13 +293,13 @@ def test_what_may_come_late_is_fenced_where_no_broker_does_it(monkeypatch: pytes
     brokers = Brokers(0, fences=False)
     producer = made(brokers)
     brokers.produce = lambda *_, **__: None  # type: ignore[method-assign]
-    begun: list[str] = []
-    brokers.begin = lambda id, *_: begun.append(id) or ({}, None)  # type: ignore
+    fenced: list[Any] = []
+    brokers.fence = fenced.append  # type: ignore[attr-defined]
     producer.write(rows(1, 2))
     with pytest.raises(RuntimeError):
         producer.flush(0.1)
     producer.abort(5)
-    assert (begun, brokers.ended) == (["id"], [])
+    assert (fenced, brokers.ended) == ([producer._identity], [])
 
 
 def test_rows_without_keys_go_in_turn_a_batch_at_a_time() -> None:

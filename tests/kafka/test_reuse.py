@@ -159,6 +159,32 @@ def test_another_cluster_behind_the_address() -> None:
         assert values(server, "orders") == ["3"]
 
 
+# ---------------------------------------------------------------------- transaction.version
+@pytest.mark.slow
+def test_transaction_version_is_lowered_and_raised_under_a_query() -> None:
+    """EndTxn as of version 2 would leave a transaction open for ever where there is none."""
+    with (
+        KafkaServer() as server,
+        server.topic() as topic,
+        closing(KafkaSink(server.bootstrap, topic, timeout=5)) as sink,
+        closing(KafkaAdminClient(bootstrap_servers=server.bootstrap.split(","))) as admin,
+    ):
+        sink.check(texts("").schema)
+        assert committed(sink, in_a_task(sink, "2 and 2")[1])
+        for before, after in ((2, 0), (0, 2)):
+            _, decided = in_a_task(sink, f"{before} and {after}")
+            copy = pickle.loads(pickle.dumps(sink))
+            amid = begun(copy, texts("amid"), subtask=1)
+            admin.update_features({"transaction.version": ("UPGRADE" if after else "SAFE_DOWNGRADE", after)})
+            eventually(lambda after=after: sink._brokers.fences is (after == 2))  # type: ignore[misc]
+            assert committed(sink, decided)
+            copy.rollback(amid)
+            copy.close()
+            assert committed(sink, in_a_task(sink, f"{after} and {after}")[1])
+            eventually(lambda: not list(sink.in_doubt("job")))
+        assert values(server, topic) == ["0 and 0", "0 and 2", "2 and 0", "2 and 2", "2 and 2"]
+
+
 # ---------------------------------------------------------------------- coordinators and leaders
 @pytest.fixture(scope="module")
 def three() -> Iterator[KafkaServer]:

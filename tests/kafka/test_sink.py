@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime, timezone
 from typing import Any
 
@@ -17,7 +18,8 @@ from confluent_kafka.serialization import SerializationContext
 from kafka.errors import KafkaError
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
-from sinks.kafka import KafkaSink, cluster, producer
+from sinks.kafka import KafkaSink, producer
+from sinks.kafka.cluster import Cluster
 from sinks.kafka.connection import Connection
 from sinks.kafka.errors import NotYetKnown
 from sinks.kafka.producer import TransactionalProducer
@@ -393,7 +395,7 @@ def test_small_records_that_are_too_large_together(
 ) -> None:
     sink = sink_of(kafka, None, name="together")
     if not told:
-        monkeypatch.setattr(cluster.Cluster, "largest_batch", lambda *_: None)
+        monkeypatch.setattr(Cluster, "largest_batch", lambda *_: None)
     with kafka.topic(partitions=20, config={"max.message.bytes": "2000"}) as topic:
         rows = pa.RecordBatch.from_pydict({"value": ["x" * 50] * 300, "topic": [topic] * 300})
         if told:
@@ -433,13 +435,22 @@ def test_a_transaction_that_another_attempt_has_fenced(kafka: KafkaService, kafk
     assert values(kafka, kafka_topic) == ["successor"]
 
 
+def answer_fences(monkeypatch: pytest.MonkeyPatch, fences: bool) -> None:
+    """As a cluster where an operator has raised transaction.version to 2, or has not."""
+
+    async def answer(_: Cluster) -> bool:
+        return fences
+
+    monkeypatch.setattr(Cluster, "_fences", answer)
+
+
 @pytest.mark.parametrize("fences", [True, False], ids=["fenced by EndTxn", "fenced by InitProducerId"])
 def test_an_aborted_task_cannot_go_on(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink, fences: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped task whose transaction was swept wakes up and writes to a partition that it had not touched: it must
     not come through with half of its records."""
-    monkeypatch.setattr(cluster.Cluster, "fences", fences)
+    answer_fences(monkeypatch, fences)
 
     def to(partition: int) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"value": ["half"], "partition": pa.array([partition], pa.int32())})
@@ -496,12 +507,34 @@ def test_a_cluster_that_was_upgraded_and_not_finalised(upgraded: KafkaServer) ->
         sink.close()
 
 
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_an_abort_with_requests_under_way(
+    upgraded: KafkaServer, overtaken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a killed task that rolls back when the next attempt, under the same id, has pre-committed; or before."""
+    monkeypatch.setattr(producer, "_SETTLE_TIMEOUT", 0.1)
+    with upgraded.topic(partitions=1) as topic, closing(sink_of(upgraded, topic)) as sink:
+        killed = begun(sink, texts("killed"))
+        with monkeypatch.context() as deaf:
+            deaf.setattr(killed, "_hear", lambda timeout: time.sleep(timeout))
+            with pytest.raises(RuntimeError, match="not acknowledged in time"):
+                killed.flush(0.2)
+            next_one = pre_commit(sink, texts("next")) if overtaken else None
+            killed.abort(60)
+        assert list(sink.in_doubt("job")) == ([next_one.transaction] if next_one else [])
+        with pytest.raises(RuntimeError, match=r"taken its place|not taken"):
+            go_on(killed, texts("late"))
+        if next_one:
+            assert outcome(sink, next_one) == CommitOutcome.COMMITTED
+        assert values(upgraded, topic) == ["next"] * overtaken
+
+
 @pytest.mark.parametrize("fences", [True, False], ids=["fenced by EndTxn", "fenced by InitProducerId"])
 def test_a_late_abort_does_not_touch_the_transaction_that_has_the_id_now(
     sink: KafkaSink, fences: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """InitProducerId with the listed id and epoch would: the coordinator compares no epoch with that of an open one."""
-    monkeypatch.setattr(cluster.Cluster, "fences", fences)
+    answer_fences(monkeypatch, fences)
     before = pre_commit(sink, texts("before"))
     now = pre_commit(sink, texts("now"))
     sink.abort(before.transaction)
@@ -776,14 +809,14 @@ def test_a_topic_made_anew_is_not_asked_for_a_record_of_the_old_one(
 def test_a_topic_made_anew_while_the_commit_is_under_way(
     kafka: KafkaService, kafka_topic: str, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = cluster.Cluster.end
+    end = Cluster.end
 
-    def late(self: cluster.Cluster, identities: Any, *, commit: bool) -> Any:
+    def late(self: Cluster, identities: Any, *, commit: bool) -> Any:
         anew(kafka, kafka_topic)
         return end(self, identities, commit=commit)
 
     committable = pre_commit(sink, texts("a"))
-    monkeypatch.setattr(cluster.Cluster, "end", late)
+    monkeypatch.setattr(Cluster, "end", late)
     found = sink.commit(committable)
     assert found.state is CommitState.UNKNOWN
     assert "while its topic" in found.reason

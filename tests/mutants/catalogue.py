@@ -1220,8 +1220,15 @@ MUTANTS = (
         "Kafka: the cluster is known from before",
         "sinks/kafka",
         "return about.cluster_id, _ids(about), logs",
-        "return str(self._connection.manager.cluster.cluster_id), _ids(about), logs",
+        'return self.__dict__.setdefault("_cluster", about.cluster_id), _ids(about), logs',
         KAFKA_REUSE,
+    ),
+    Mutant(
+        "Kafka: a killed task aborts the transaction of the next attempt",
+        "sinks/kafka",
+        'if self.states([name]).get(name) == (identity, "Ongoing"):',
+        "if True:",
+        ("tests/kafka/test_sink.py::test_an_abort_with_requests_under_way",),
     ),
     Mutant(
         "Kafka: transactions carry no offset (R15)", "sinks/kafka", "mark if marked else None", "None", KAFKA_MEMORY
