@@ -14,7 +14,6 @@ from coordinator.restart import (
     FixedDelay,
     NoRestart,
     RunSummary,
-    restart_strategy_from,
     run,
 )
 from coordinator.savepoints import (
@@ -46,7 +45,6 @@ __all__ = [
     "describe_savepoint",
     "dispose_savepoint",
     "list_savepoints",
-    "restart_strategy_from",
     "restore_savepoint",
     "run",
 ]

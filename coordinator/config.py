@@ -240,7 +240,7 @@ def seconds(value: object, name: str) -> float:
     return float(value)
 
 
-def integer(value: object, name: str) -> int:
+def _integer(value: object, name: str) -> int:
     if isinstance(value, str) and re.fullmatch(r"\d+", value.strip()):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -278,7 +278,7 @@ def _choice(kind: type[_Choice]) -> Any:
 
 _KINDS: dict[str, Any] = {
     "float": seconds,
-    "int": integer,
+    "int": _integer,
     "bool": _boolean,
     "str": _text,
     "CheckpointingMode": _choice(CheckpointingMode),

@@ -7,13 +7,12 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coordinator import errors
-from coordinator.config import integer, seconds
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Attempt, CheckpointError, JobFailed, reason
 from sinks.errors import TargetChanged
@@ -137,54 +136,6 @@ class FailureRate:
 
 
 RestartStrategy = NoRestart | FixedDelay | ExponentialDelay | FailureRate
-
-_STRATEGIES: dict[str, type[RestartStrategy]] = {
-    "none": NoRestart,
-    "fixed-delay": FixedDelay,
-    "exponential-delay": ExponentialDelay,
-    "failure-rate": FailureRate,
-}
-_FLINK_TYPES = {kind.replace("-", ""): kind for kind in _STRATEGIES} | {"off": "none", "disable": "none"}
-_FLINK_NAMES = {
-    "initial-backoff": "initial",
-    "max-backoff": "max",
-    "backoff-multiplier": "multiplier",
-    "jitter-factor": "jitter",
-    "reset-backoff-threshold": "reset_after",
-    "attempts-before-reset-backoff": "attempts",
-    "max-failures-per-interval": "max_failures",
-    "failure-rate-interval": "interval",
-}
-
-
-def restart_strategy_from(values: Mapping[str, Any]) -> RestartStrategy:
-    """From a mapping, such as a section of a TOML file: `type` (none, fixed-delay, exponential-delay, failure-rate) and
-    the options of that strategy, under their names here or Flink's, with or without the prefix `restart-strategy.TYPE`.
-    Times are seconds, or texts such as "10 s". Raises ValueError for what it does not know or cannot be."""
-    flat = dict(_flat(values))
-    given = str(flat.pop("type", "")).lower()
-    kind = _FLINK_TYPES.get(given, given)
-    if kind not in _STRATEGIES:
-        raise ValueError(f"type of a restart strategy must be one of {list(_STRATEGIES)}, not {given!r}")
-    strategy, settings = _STRATEGIES[kind], dict[str, Any]()
-    known = {each.name: str(each.type) for each in fields(strategy)}
-    for key, value in flat.items():
-        short = key.removeprefix(f"{given}.").removeprefix(f"{kind}.")
-        name = _FLINK_NAMES.get(short, short.replace("-", "_"))
-        if name not in known or name in settings:
-            why = "is given twice" if name in settings else f"is no option of it; there are {list(known)}"
-            raise ValueError(f"restart strategy {kind}: {key!r} {why}")
-        settings[name] = (integer if known[name].startswith("int") else seconds)(value, name)
-    return strategy(**settings)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
-        else:
-            yield ("type" if name == "restart-strategy" else name.removeprefix("restart-strategy.")), value
 
 
 def _at_least(strategy: Any, least: float, *names: str) -> None:

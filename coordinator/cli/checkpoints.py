@@ -11,12 +11,9 @@ from coordinator.cli.status import LOSSES, losses_of
 from coordinator.operate.memories import side_by_side
 from sinks.transaction import shown
 
-app = typer.Typer(help="Show a complete checkpoint; `coordinator history` lists them.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    pass
+app = typer.Typer(
+    help="Show a complete checkpoint; `coordinator history` lists them.", no_args_is_help=True, callback=lambda: None
+)
 
 
 @app.command("show")

@@ -12,14 +12,13 @@ from coordinator.protocol.dead_letters import writers
 from coordinator.storage import StorageError
 from sinks.optional import DeadLettering
 
-app = typer.Typer(help="Show rows that sinks have refused; `coordinator history` counts them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show rows that sinks have refused; `coordinator history` counts them.",
+    no_args_is_help=True,
+    callback=lambda: None,
+)
 _ID = ("lineage", "checkpoint", "partition", "row_number")
 _COLUMNS: Columns = {name: name for name in ("letter", "time", "error_class", "error", "row")}
-
-
-@app.callback()
-def _group() -> None:
-    pass
 
 
 @app.command("show")

@@ -11,8 +11,7 @@ from rich.text import Text
 from coordinator.cli.output import JOB_FILE, AsJson, Job, opened, say, say_bad, show
 from coordinator.operate.text import by_sink, duration, time_of
 from coordinator.statistics.history import load_history
-from coordinator.statistics.model import PHASES, Status
-from coordinator.statistics.summary import summarized
+from coordinator.statistics.model import PHASES, Status, summarized
 
 _STYLES = {Status.FAILED.value: "red", Status.HALTED.value: "bold red", Status.RESTORED.value: "yellow"}
 

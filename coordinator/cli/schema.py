@@ -19,12 +19,7 @@ from sinks.diagnosis import SchemaDiff
 from sinks.optional import SchemaEvolving
 from sinks.spark_types import field_of, schema_of_json
 
-app = typer.Typer(no_args_is_help=True, help="Compare tables with the columns of new rows.")
-
-
-@app.callback()
-def _group() -> None:
-    pass
+app = typer.Typer(no_args_is_help=True, help="Compare tables with the columns of new rows.", callback=lambda: None)
 
 
 @app.command()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from coordinator.cli.output import FOUND, JOB_FILE, UNKNOWN, AsJson, Job, fail, opened, say, show
+from coordinator.cli.output import FOUND, JOB_FILE, UNKNOWN, AsJson, Job, opened, say, show
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
 from coordinator.protocol.records import CheckpointStore, jobs_in
-from coordinator.protocol.waiting import Clock
-from coordinator.statistics.metrics import write_balance
 
 _STYLES = {Verdict.BALANCED.value: "green", Verdict.DIFFERS.value: "bold red", Verdict.UNKNOWN.value: "yellow"}
 _CODES = {Verdict.DIFFERS: FOUND, Verdict.UNKNOWN: UNKNOWN}
@@ -20,14 +17,6 @@ _CODES = {Verdict.DIFFERS: FOUND, Verdict.UNKNOWN: UNKNOWN}
 
 def verify(
     quick: Annotated[bool, typer.Option("--quick", help="Compare records and ledgers only; read no topic.")] = False,
-    metrics: Annotated[
-        Path | None,
-        typer.Option(
-            "--metrics",
-            metavar="FILE",
-            help="Also write the result to FILE, for node_exporter's textfile collector (extra prometheus).",
-        ),
-    ] = None,
     job: Job = JOB_FILE,
     as_json: AsJson = False,
 ) -> None:
@@ -36,11 +25,6 @@ def verify(
     with opened(job) as coordinator:
         store = coordinator.protocol.store
         found = take_balance(store, coordinator.sinks, quick=quick)
-    if metrics:
-        try:
-            write_balance(metrics, store.job, found, Clock().milliseconds())
-        except (ImportError, OSError) as error:
-            fail(f"The metrics were not written: {error}")
     about = {"job": store.job, "storage": store.storage.uri} | found.to_json()
     totals = [
         {"checkpoint": Text("all", "bold"), "sink": sink, "verdict": ""} | of for sink, of in found.totals().items()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opentelemetry import metrics, trace
@@ -57,12 +56,6 @@ STORAGE = Metric(
 )
 HISTOGRAMS = (DURATION, SIZE, PHASE, STORAGE)
 
-BALANCE_GAUGES = (
-    Metric("checkpointing.balance.differences", "", "Differences between the row counts of retained checkpoints"),
-    Metric("checkpointing.balance.unknown", "", "Retained checkpoints that could not be compared"),
-    Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column"),
-    Metric("checkpointing.balance.timestamp", "s", "When row counts were compared, since the epoch"),
-)
 GAUGES = (
     Metric("checkpointing.checkpoint.last", "", "Number of the newest visible checkpoint, -1 before the first"),
     Metric("checkpointing.checkpoint.last.timestamp", "s", "When it became visible, since the epoch"),
@@ -73,7 +66,10 @@ GAUGES = (
     Metric("checkpointing.in_doubt.age", "s", "How long they have been in doubt"),
     Metric("checkpointing.generation", "", "Number of the driver among all of the job"),
     Metric("checkpointing.exactly_once", "", "1 if the guarantee is exactly-once"),
-    *BALANCE_GAUGES,
+    Metric("checkpointing.balance.differences", "", "Differences between the row counts of retained checkpoints"),
+    Metric("checkpointing.balance.unknown", "", "Retained checkpoints that could not be compared"),
+    Metric("checkpointing.balance.rows", "", "Rows of retained checkpoints, by column"),
+    Metric("checkpointing.balance.timestamp", "s", "When row counts were compared, since the epoch"),
 )
 
 Values = Mapping[str, Sequence[tuple[float, Mapping[str, str]]]]
@@ -93,26 +89,24 @@ def _of_tracker(tracker: CheckpointStatisticsTracker) -> Values:
         "checkpointing.generation": tracker.generation,
         "checkpointing.exactly_once": tracker.exactly_once,
     }
-    balance = _of_balance(tracker.balance, tracker.verified_at, "driver") if tracker.balance else {}
+    if tracker.balance:
+        values["checkpointing.balance.timestamp"] = tracker.verified_at / 1000
+    balance = _of_balance(tracker.balance) if tracker.balance else {}
     return {**{name: [(value, {})] for name, value in values.items()}, **balance}
 
 
-def _of_balance(balance: Balance, at: int, by: str) -> Values:
-    """What was found, when (milliseconds since the epoch), and by whom: driver or verify."""
+def _of_balance(balance: Balance) -> Values:
     return {
         "checkpointing.balance.differences": [
-            (count, {"sink": sink, "by": by}) for sink, count in balance.differences_by_sink().items()
+            (count, {"sink": sink}) for sink, count in balance.differences_by_sink().items()
         ],
-        "checkpointing.balance.unknown": [
-            (count, {"sink": sink, "by": by}) for sink, count in balance.unknown_by_sink().items()
-        ],
+        "checkpointing.balance.unknown": [(count, {"sink": sink}) for sink, count in balance.unknown_by_sink().items()],
         "checkpointing.balance.rows": [
-            (rows, {"sink": sink, "column": column, "by": by})
+            (rows, {"sink": sink, "column": column})
             for sink, totals in balance.totals().items()
             for column, rows in totals.items()
             if rows is not None
         ],
-        "checkpointing.balance.timestamp": [(at / 1000, {"by": by})],
     }
 
 
@@ -126,7 +120,9 @@ class MetricsReporter:
             )
             for each in HISTOGRAMS
         }
-        _observe(meter, tracker.job, GAUGES, partial(_of_tracker, tracker))
+        for each in GAUGES:
+            read = partial(self._observed, tracker, each.name)
+            meter.create_observable_gauge(each.name, [read], each.unit, each.description)
 
     def begin_at_zero(self, sinks: Iterable[str]) -> None:
         """An alert of Prometheus on the first of anything needs the 0 before it."""
@@ -161,6 +157,13 @@ class MetricsReporter:
             for sink, rows in statistics.dead_lettered.items():
                 self._add(DEAD_LETTERS, rows, sink=sink)
 
+    def _observed(
+        self, tracker: CheckpointStatisticsTracker, name: str, _: metrics.CallbackOptions
+    ) -> list[metrics.Observation]:
+        return [
+            metrics.Observation(value, {**self._job, **labels}) for value, labels in _of_tracker(tracker).get(name, ())
+        ]
+
     def storage_called(self, operation: str, seconds: float) -> None:
         self._record(STORAGE, seconds, operation=operation)
 
@@ -169,16 +172,6 @@ class MetricsReporter:
 
     def _record(self, metric: Metric, value: float, **labels: str) -> None:
         self._histograms[metric].record(value, {**self._job, **labels})
-
-
-def _observe(meter: metrics.Meter, job: str, gauges: Iterable[Metric], read: Callable[[], Values]) -> None:
-    """Read them when the meter is asked."""
-
-    def observed(name: str, _: metrics.CallbackOptions) -> list[metrics.Observation]:
-        return [metrics.Observation(value, {JOB: job, **labels}) for value, labels in read().get(name, ())]
-
-    for each in gauges:
-        meter.create_observable_gauge(each.name, [partial(observed, each.name)], each.unit, each.description)
 
 
 def open_telemetry(tracker: CheckpointStatisticsTracker) -> tuple[Reporter, ...]:
@@ -227,16 +220,6 @@ def serve(tracker: CheckpointStatisticsTracker, address: str) -> Callable[[], No
         stop()
         raise
     return stop
-
-
-def write_balance(file: Path, job: str, balance: Balance, at: int) -> None:
-    """What `coordinator verify` has found, as a file in Prometheus' text format that is replaced as a whole, for
-    node_exporter's textfile collector. Needs the extra `prometheus`."""
-    with needs_extra("prometheus"):
-        from prometheus_client import CollectorRegistry, write_to_textfile
-    registry = CollectorRegistry()
-    _observe(_shown_by(registry), job, BALANCE_GAUGES, partial(_of_balance, balance, at, "verify"))
-    write_to_textfile(str(file), registry)
 
 
 class SpanReporter:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
+from statistics import mean, quantiles
 from typing import Any
 
 from coordinator.heartbeat import Driver, State
@@ -103,6 +105,26 @@ class CheckpointStatistics:
         transactions = sum(self.transactions.values())
         said += [f"{transactions} transactions"] if transactions else []
         return "; ".join([*said, self.remarks] if self.remarks else said)
+
+
+def summarized(tries: Sequence[CheckpointStatistics]) -> dict[str, Any]:
+    """How many ended how; and of those that completed seconds, rows, bytes and transactions."""
+    completed = [each for each in tries if each.status is Status.COMPLETED]
+    summary: dict[str, Any] = {"status": dict(Counter(each.status.value for each in tries))}
+    summary["took"] = _spread([each.duration for each in completed])
+    for phase in PHASES:
+        summary[phase] = _spread([each.phases[phase] for each in completed if phase in each.phases])
+    for name in ("rows", "bytes", "transactions"):
+        summary[name] = _spread([sum(getattr(each, name).values()) for each in completed])
+    return summary
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    cuts = quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
+    ends = {"min": min(values), "mean": mean(values)}
+    return ends | {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98], "max": max(values)}
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from coordinator.errors import reason
 from coordinator.operate.balance import COLUMNS
 from coordinator.operate.in_doubt import Decision, Pending, remedies
 from coordinator.operate.text import ago, by_sink, duration, of_driver, of_newest, time_of
-from coordinator.statistics.model import PHASES, Status
-from coordinator.statistics.summary import summarized
+from coordinator.statistics.model import PHASES, Status, summarized
 from coordinator.ui.job import JobView, key_of, pace, waterfall
 from sinks.errors import printable
 from sinks.extras import needs_extra

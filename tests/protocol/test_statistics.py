@@ -339,19 +339,19 @@ def test_the_books_as_metrics(job: Job, telemetry: tuple[InMemoryMetricReader, I
         def value(name: str, **labels: str) -> float | None:
             return registry.get_sample_value(f"checkpointing_balance_{name}", {"job_name": "job", **labels})
 
-        of_driver = {"sink": "files", "by": "driver"}
-        assert value("rows", column="read", **of_driver) == rows_of(job, 0) + rows_of(job, 1)
-        assert value("rows", column="ledger", **of_driver) == rows_of(job, 0) + rows_of(job, 1) - 1
-        assert value("rows", column="present", **of_driver) is None
-        assert (value("differences", **of_driver), value("unknown", **of_driver)) == (1, 0)
-        assert value("timestamp_seconds", by="driver") == coordinator.statistics.verified_at / 1000
+        sink = {"sink": "files"}
+        assert value("rows", column="read", **sink) == rows_of(job, 0) + rows_of(job, 1)
+        assert value("rows", column="ledger", **sink) == rows_of(job, 0) + rows_of(job, 1) - 1
+        assert value("rows", column="present", **sink) is None
+        assert (value("differences", **sink), value("unknown", **sink)) == (1, 0)
+        assert value("timestamp_seconds") == coordinator.statistics.verified_at / 1000
         assert "checkpoint 1" in coordinator.statistics.now(0)["balance"]
         data = telemetry[0].get_metrics_data()
     assert data
     [scope] = data.resource_metrics[0].scope_metrics
     [told] = [metric for metric in scope.metrics if metric.name == "checkpointing.balance.differences"]
     assert [(vars(one)["attributes"], vars(one)["value"]) for one in told.data.data_points] == [
-        ({"job_name": "job", **of_driver}, 1)
+        ({"job_name": "job", **sink}, 1)
     ]
 
 

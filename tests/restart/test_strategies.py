@@ -13,7 +13,6 @@ from coordinator import (
     FailureRate,
     FixedDelay,
     NoRestart,
-    restart_strategy_from,
     run,
 )
 from coordinator.errors import JobFailed
@@ -106,50 +105,8 @@ def test_a_wall_clock_that_jumps_does_not_hide_a_failure_rate(monkeypatch: pytes
         (lambda: ExponentialDelay(reset_after=0), r"reset_after must be more than 0"),
         (lambda: FailureRate(max_failures=0), r"max_failures must be 1 or more"),
         (lambda: FailureRate(interval=0), r"interval must be more than 0"),
-        (lambda: restart_strategy_from({"type": "sometimes"}), r"must be one of .*'fixed-delay'.* not 'sometimes'"),
-        (lambda: restart_strategy_from({}), r"must be one of"),
-        (lambda: restart_strategy_from({"type": "fixed-delay", "interval": 3}), r"'interval' is no option of it"),
-        (lambda: restart_strategy_from({"type": "failure-rate", "fixed-delay.delay": 3}), r"is no option of it"),
-        (
-            lambda: restart_strategy_from({"type": "exponential-delay", "initial": 3, "initial-backoff": 3}),
-            r"is given twice",
-        ),
     ],
 )
 def test_refused(make: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         make()
-
-
-@pytest.mark.parametrize(
-    ("values", "strategy"),
-    [
-        ({"type": "off"}, NoRestart()),
-        ({"type": "fixed-delay"}, FixedDelay()),
-        ({"type": "FixedDelay", "attempts": "5", "delay": "10 s"}, FixedDelay(5, 10)),
-        (
-            {"restart-strategy.type": "fixed-delay", "restart-strategy.fixed-delay.delay": "2 min"},
-            FixedDelay(delay=120),
-        ),
-        ({"restart-strategy": "failure-rate", "restart-strategy.failure-rate.delay": 2}, FailureRate(delay=2)),
-        (
-            {"restart-strategy": {"type": "failure-rate", "failure-rate": {"max-failures-per-interval": 7}}},
-            FailureRate(7),
-        ),
-        ({"type": "failure-rate", "failure-rate-interval": "5 min"}, FailureRate(interval=300)),
-        (
-            {
-                "type": "exponential-delay",
-                "initial-backoff": "500 ms",
-                "max-backoff": "1 min",
-                "backoff-multiplier": 2.0,
-                "jitter-factor": 0.2,
-                "reset-backoff-threshold": "10 min",
-                "attempts-before-reset-backoff": 4,
-            },
-            ExponentialDelay(0.5, 60, 2, 0.2, 600, 4),
-        ),
-    ],
-)
-def test_from_a_mapping(values: Any, strategy: Any) -> None:
-    assert restart_strategy_from(values) == strategy
