@@ -169,10 +169,10 @@ class CheckpointConfig:
     def from_toml(cls, file: str | Path, section: str = "checkpointing") -> CheckpointConfig:
         """From `[section]` of a TOML file; the defaults if there is no such section."""
         with Path(file).open("rb") as stream:
-            found = tomllib.load(stream).get(section, {})
-        if not isinstance(found, dict):
+            values = tomllib.load(stream).get(section, {})
+        if not isinstance(values, dict):
             raise ValueError(f"{section!r} in {file} is not a section")
-        return cls.from_dict(found)
+        return cls.from_dict(values)
 
     @classmethod
     def from_spark(cls, spark: SparkSession) -> CheckpointConfig:

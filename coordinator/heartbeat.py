@@ -66,7 +66,7 @@ class Heartbeat:
 
     def _beat(self, generation: int, query: Query, ended: threading.Event) -> None:
         number, over, due = 0, False, time.monotonic() + self._interval
-        told: Mapping[str, Any] = {}
+        signed: Mapping[str, Any] = {}
         while not over:
             over = ended.wait(min(self._request_poll_interval or self._interval, max(0.1, due - time.monotonic())))
             is_due = over or time.monotonic() >= due
@@ -78,10 +78,10 @@ class Heartbeat:
                 if is_due:
                     due = time.monotonic() + self._interval
                 now = {} if over else self._now()
-                if is_due or now != told:
+                if is_due or now != signed:
                     number, due = number + 1, time.monotonic() + self._interval
                     self._store.sign(generation, number, self._interval, self._reason, now)
-                    told = now
+                    signed = now
             with self._tried("the history of its checkpoints could not be written", level):
                 self._flush()
             if self._request_poll_interval and not over:

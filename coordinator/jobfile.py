@@ -124,10 +124,10 @@ def _class(kind: str, where: str) -> type[Sink]:
         near = get_close_matches(kind, SINKS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SINKS)} and package.module:Class"
         raise JobFileError(f"{where}: there is no type {kind!r}; {hint}")
-    found = _attribute(place, where)
-    if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink)):
+    sink_class = _attribute(place, where)
+    if not (isinstance(sink_class, type) and issubclass(sink_class, TwoPhaseCommitSink)):
         raise JobFileError(f"{where}: {kind} is no subclass of sinks.TwoPhaseCommitSink")
-    return found
+    return sink_class
 
 
 def _filled_in(value: Any, where: str) -> Any:
@@ -160,13 +160,13 @@ def _require_known(given: Mapping[str, Any], known: Iterable[str], where: str) -
 
 # ---------------------------------------------------------------------- Python
 def _from_python(place: str) -> CheckpointCoordinator:
-    found = _attribute(place, "job", default="coordinator")
-    if callable(found) and not isinstance(found, CheckpointCoordinator):
+    job = _attribute(place, "job", default="coordinator")
+    if callable(job) and not isinstance(job, CheckpointCoordinator):
         with _failing(f"job: {place}"):
-            found = found()
-    if not isinstance(found, CheckpointCoordinator):
-        raise JobFileError(f"{place} is neither a CheckpointCoordinator nor a function that returns one: {found!r}")
-    return found
+            job = job()
+    if not isinstance(job, CheckpointCoordinator):
+        raise JobFileError(f"{place} is neither a CheckpointCoordinator nor a function that returns one: {job!r}")
+    return job
 
 
 def _attribute(place: str, where: str, default: str = "") -> Any:

@@ -69,8 +69,8 @@ class Request:
         if abs(age) <= self.holds:
             return
         clock = "the storage's clock" if by_storage else "the clocks of the driver and of who asked"
-        told = f"{duration(age)} old" if age > 0 else f"{duration(-age)} ahead"
-        raise SavepointError(f"the request is {told} by {clock}, and holds for {duration(self.holds)}; ask again")
+        how_old = f"{duration(age)} old" if age > 0 else f"{duration(-age)} ahead"
+        raise SavepointError(f"the request is {how_old} by {clock}, and holds for {duration(self.holds)}; ask again")
 
 
 class Requests:
@@ -192,11 +192,11 @@ def place_for(target: str | None, roots: list[str]) -> str:
     """The storage to open for a savepoint that somebody else asks for: one of `roots`, or a folder below."""
     if not roots:
         raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
-    found = roots[0] if target is None else within(target, roots)
-    if found is None:
+    place = roots[0] if target is None else within(target, roots)
+    if place is None:
         places = ", ".join(map(redacted, roots))
         raise SavepointError(f"{redacted(str(target))} is not in a place that this driver may save to: {places}")
-    return found
+    return place
 
 
 # ---------------------------------------------------------------------- the operator's side

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Columns, Job, Location, fail, opened, say, show
+from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Columns, Job, Location, coordinator_of, fail, say, show
 from coordinator.cli.status import LOSSES, losses_of
 from coordinator.operate.memories import side_by_side
 from sinks.transaction import shown
@@ -25,7 +25,7 @@ def show_(
 ) -> None:
     """Show one checkpoint: input, participants, transactions, replay rounds. Also compare what storage, Spark's
     checkpointLocation and the external systems remember."""
-    with opened(job) as coordinator:
+    with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
         memories = list(side_by_side(store, coordinator.sinks, location))
         history = store.history(lambda id: id == checkpoint)

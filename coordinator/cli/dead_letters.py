@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.output import JOB_FILE, UNKNOWN, USAGE, AsJson, Columns, Job, fail, opened, say, show
+from coordinator.cli.output import JOB_FILE, UNKNOWN, USAGE, AsJson, Columns, Job, coordinator_of, fail, say, show
 from coordinator.errors import CheckpointError
 from coordinator.protocol.dead_letters import writers
 from coordinator.storage import StorageError
@@ -29,28 +29,29 @@ def show_(
     as_json: AsJson = False,
 ) -> None:
     """Show the newest dead letters of a table or topic. Exit code 4: their sink cannot read them."""
-    with opened(job) as coordinator:
+    with coordinator_of(job) as coordinator:
         dead = {name: coordinator.sinks[writer] for writer, name in writers(coordinator.sinks).items()}
         if not sink and len(dead) == 1:
             [sink] = dead
         if sink not in dead:
             fail(f"name a sink with dead letters; there are {', '.join(dead) or 'none'}", USAGE)
-        holder = dead[sink]
+        writer = dead[sink]
         try:
-            found = holder.read_dead_letters(coordinator.job, sink, last) if isinstance(holder, DeadLettering) else None
+            answer = (
+                writer.read_dead_letters(coordinator.job, sink, last) if isinstance(writer, DeadLettering) else None
+            )
         except (CheckpointError, StorageError):
             raise
         except Exception as error:
-            fail(f"{holder!r} cannot be read: {error}")
-        if found is None:
-            fail(f"{holder!r} cannot read its dead letters: look there", UNKNOWN)
-    of_sink = [
-        letter for letter in found.rows if (letter["job"], letter["sink"]) == (coordinator.job, sink)
-    ]  # by any collation
+            fail(f"{writer!r} cannot be read: {error}")
+        if answer is None:
+            fail(f"{writer!r} cannot read its dead letters: look there", UNKNOWN)
     letters: list[dict[str, Any]] = [
-        {"letter": ".".join(str(letter[name]) for name in _ID), **letter} for letter in of_sink
+        {"letter": ".".join(str(letter[name]) for name in _ID), **letter}
+        for letter in answer.rows
+        if (letter["job"], letter["sink"]) == (coordinator.job, sink)  # by any collation
     ]
     letters.sort(key=lambda letter: (letter["time"], *(letter[name] for name in _ID)), reverse=True)
     show({"sink": sink, "dead_letters": letters[:last]}, as_json, dead_letters=_COLUMNS)
-    for gap in found.gaps:
+    for gap in answer.gaps:
         say(f"There may be more, or may have been: {gap}.")

@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from coordinator import __version__
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, Location, opened, say, show
+from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, Location, coordinator_of, say, show
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.memories import side_by_side
 from coordinator.spark.preflight import advice_on_sockets, package_problems
@@ -42,10 +42,10 @@ def doctor(
 ) -> None:
     """Check storage and every sink: connect, check versions, settings and rights, prepare and roll back an empty
     transaction. It does not disturb a running driver, and leaves nothing behind."""
-    with opened(job, missing_storage=True) as coordinator:
-        found = list(_findings(coordinator, location))
+    with coordinator_of(job, missing_storage=True) as coordinator:
+        findings = list(_findings(coordinator, location))
     show(
-        [{"subject": subject, **vars(finding)} for subject, finding in found],
+        [{"subject": subject, **vars(finding)} for subject, finding in findings],
         as_json,
         self={
             "": lambda row: Text(row["severity"].value, _COLORS[row["severity"]]),
@@ -54,10 +54,10 @@ def doctor(
             "how to fix it": "fix",
         },
     )
-    severities = [finding.severity for _, finding in found]
+    severities = [finding.severity for _, finding in findings]
     say(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)")
     bad = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
-    if any(finding.severity in bad for _, finding in found):
+    if any(finding.severity in bad for _, finding in findings):
         raise typer.Exit(FOUND)
 
 
@@ -139,11 +139,11 @@ def of_storage(storage: CheckpointStorage) -> Iterable[Finding]:
             values = [f"{at}".encode() for at in range(_RACERS)]
             with ThreadPoolExecutor(_RACERS) as pool:
                 won = list(pool.map(lambda value, key=key: storage.put_if_absent(key, value), values))
-            kept = storage.get(key)
-            if won.count(True) != 1 or kept != values[won.index(True)]:
+            value = storage.get(key)
+            if won.count(True) != 1 or value != values[won.index(True)]:
                 yield Finding.error(
                     f"put-if-absent is not atomic: {won.count(True)} of {_RACERS} writers of one key won, and "
-                    f"{kept!r} was kept",
+                    f"{value!r} was kept",
                     "use another storage: two drivers could both complete a checkpoint",
                 )
                 return

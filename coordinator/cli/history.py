@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from coordinator.cli.output import JOB_FILE, AsJson, Job, opened, say, say_bad, show
+from coordinator.cli.output import JOB_FILE, AsJson, Job, coordinator_of, say, say_bad, show
 from coordinator.operate.text import by_sink, duration, time_of
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import PHASES, Status, summarized
@@ -24,7 +24,7 @@ def history(
     """Show the last checkpoints: how each ended, how long its phases took, what it wrote, how many rows were refused.
     The last seconds of a killed driver are missing."""
     bad: list[str] = []
-    with opened(job) as coordinator:
+    with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
         tries = load_history(store, bad)[-last:]
     say_bad(bad)

@@ -10,7 +10,20 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli import output
-from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Columns, Job, Yes, confirm, fail, opened, say, show
+from coordinator.cli.output import (
+    FOUND,
+    JOB_FILE,
+    USAGE,
+    AsJson,
+    Columns,
+    Job,
+    Yes,
+    confirm,
+    coordinator_of,
+    fail,
+    say,
+    show,
+)
 from coordinator.cli.status import state_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Superseded
@@ -43,15 +56,15 @@ Fence = Annotated[
 def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """List the transactions in doubt of all sinks. Changes nothing. Exit code 0 if there are none, or only those that a
     running driver will resolve itself (open)."""
-    with opened(job, missing_storage=True) as coordinator:
+    with coordinator_of(job, missing_storage=True) as coordinator:
         seen = look(coordinator.protocol.store, coordinator.sinks)
         about = {"job": coordinator.job} | state_of(seen.driver, seen.rounds)
         about |= {"transactions": [pending.to_json() for pending in seen.pending], "errors": seen.errors}
         show(about, as_json, transactions=_TRANSACTIONS)
         _say_errors(seen)
-        told = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
-        if told and not seen.pending:
-            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(told)}.")
+        answered = [f"{name} ({sink.system})" for name, sink in coordinator.sinks.items() if name not in seen.errors]
+        if answered and not seen.pending:
+            say(f"Nothing of job {coordinator.job!r} is in doubt in {', '.join(answered)}.")
         missing = output.of_missing_storage(coordinator)
         say(missing or of_driver(seen.driver))
         if not missing:
@@ -77,7 +90,7 @@ def commit(
     """Commit transactions. A decided one, which a record names, is committed with its whole checkpoint, as at the next
     start of the query. Committing any other doubles its rows, so the command asks first."""
     _require_choice(chosen, all_decided)
-    with opened(job, missing_storage=bool(chosen)) as coordinator:
+    with coordinator_of(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol
         wanted = _choose(look(protocol.store, protocol.sinks), chosen, Decision.COMMIT)
         if strangers := [pending for pending in wanted if pending.decision is not Decision.COMMIT]:
@@ -104,7 +117,7 @@ def abort(
     """Abort transactions. Orphans are safe to abort. Transactions of the newest driver (open, stranded) need --fence,
     which shuts that driver out. Aborting a decided one, which a record names, loses rows, so the command asks first."""
     _require_choice(chosen, all_orphans)
-    with opened(job, missing_storage=bool(chosen)) as coordinator:
+    with coordinator_of(job, missing_storage=bool(chosen)) as coordinator:
         protocol = coordinator.protocol
         missing = output.of_missing_storage(coordinator)
         if missing:
@@ -188,7 +201,7 @@ def _commit_decided(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iter
         outcome = complete.outcomes.get(participant)
         if complete.named.get(participant) != pending.named:
             raise Superseded(f"{pending.id} was replaced meanwhile; look again")
-        yield pending, _told(outcome) if outcome else f"failed: {errors.get(participant)}"
+        yield pending, _text_of(outcome) if outcome else f"failed: {errors.get(participant)}"
 
 
 def _commit_strangers(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
@@ -202,7 +215,7 @@ def _commit_strangers(protocol: CheckpointProtocol, wanted: list[Pending]) -> It
             (outcome,) = protocol.sinks[pending.sink].notify_checkpoint_complete(about, [committable])
         except Exception as error:
             outcome = error
-        yield pending, f"failed: {outcome}" if isinstance(outcome, Exception) else _told(outcome)
+        yield pending, f"failed: {outcome}" if isinstance(outcome, Exception) else _text_of(outcome)
 
 
 def _abort(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tuple[Pending, str]]:
@@ -216,7 +229,7 @@ def _abort(protocol: CheckpointProtocol, wanted: list[Pending]) -> Iterable[tupl
             advance(1)
 
 
-def _told(outcome: CommitOutcome) -> str:
+def _text_of(outcome: CommitOutcome) -> str:
     return outcome.state.value if outcome.state is CommitState.COMMITTED else f"{outcome.state.value}: {outcome.reason}"
 
 
@@ -274,11 +287,11 @@ def _report(
     show(
         {
             "job": coordinator.job,
-            "results": [pending.to_json() | {"result": told} for pending, told in results],
+            "results": [pending.to_json() | {"result": result} for pending, result in results],
             "not_touched": [pending.to_json() for pending in left],
         },
         as_json,
         results={"id": "id", "sink": "sink", "transaction": _TRANSACTIONS["transaction"], "result": "result"},
     )
-    if any(told not in ("committed", "aborted") for _, told in results):
+    if any(result not in ("committed", "aborted") for _, result in results):
         raise typer.Exit(FOUND)

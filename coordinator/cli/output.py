@@ -68,7 +68,7 @@ def fail(text: str, code: int = FOUND) -> NoReturn:
 
 
 @contextmanager
-def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointCoordinator]:
+def coordinator_of(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointCoordinator]:
     """The job's coordinator, on storage as it is found: a storage that is missing ends the command, or stays a
     `MissingStorage`. Errors of the coordinator end the command with their message and exit code."""
     _place.set(place)
@@ -79,8 +79,8 @@ def opened(place: str, *, missing_storage: bool = False) -> Iterator[CheckpointC
         fail(str(error), USAGE)
     except (CheckpointError, StorageError) as error:
         fail(str(error))
-    if not missing_storage and (told := of_missing_storage(coordinator)):
-        fail(told)
+    if not missing_storage and (why := of_missing_storage(coordinator)):
+        fail(why)
     for sink in coordinator.sinks.values():
         if isinstance(sink, Diagnosable):
             sink.set_answer_timeout(_PATIENCE)

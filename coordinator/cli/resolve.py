@@ -11,7 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli.in_doubt import say_remedies, say_set_back
-from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, Yes, confirm, fail, opened, runnable, say, show
+from coordinator.cli.output import (
+    FOUND,
+    JOB_FILE,
+    USAGE,
+    AsJson,
+    Job,
+    Yes,
+    confirm,
+    coordinator_of,
+    fail,
+    runnable,
+    say,
+    show,
+)
 from coordinator.cli.status import LOSSES, losses_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.in_doubt import look
@@ -43,7 +56,7 @@ def resolve(
     This first commits decided transactions, as the next start of the query would. That start writes lost rows again
     if the source still gives the same ones. Use this command if it does not (ReplayMismatch), or if the outcome of a
     transaction is unknown (InDoubtError)."""
-    with opened(job) as coordinator:
+    with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
         if not store.load_newest():
             fail(f"Job {store.job!r} has no checkpoint in {store.storage.uri}; see `coordinator in-doubt list`.")

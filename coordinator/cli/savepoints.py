@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.output import JOB_FILE, USAGE, AsJson, Job, Yes, confirm, fail, opened, say, say_bad, show
+from coordinator.cli.output import JOB_FILE, USAGE, AsJson, Job, Yes, confirm, coordinator_of, fail, say, say_bad, show
 from coordinator.config import seconds
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.text import ago
@@ -59,7 +59,7 @@ def trigger(
         holds = seconds(timeout, "--timeout")
     except ValueError as error:
         fail(str(error), USAGE)
-    with opened(job) as coordinator:
+    with coordinator_of(job) as coordinator:
         if location is None:
             about = ask_driver(coordinator.protocol.store, how, without_secrets(target) if target else None, holds)
         else:
@@ -75,15 +75,15 @@ def trigger(
 @app.command("list")
 def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """List the complete savepoints of the job, oldest first."""
-    with opened(job, missing_storage=True) as coordinator:
+    with coordinator_of(job, missing_storage=True) as coordinator:
         storage = _storage(coordinator, target)
         bad: list[str] = []
-        found = [savepoint.summary() for savepoint in list_savepoints(storage, bad) if savepoint.job == coordinator.job]
+        of_job = [savepoint for savepoint in list_savepoints(storage, bad) if savepoint.job == coordinator.job]
         say_bad(bad)
-        if not found:
+        if not of_job:
             say(f"There is no savepoint of job {coordinator.job!r} in {redacted(storage)}.")
         show(
-            found,
+            [savepoint.summary() for savepoint in of_job],
             as_json,
             self={
                 "savepoint": "uri",
@@ -98,7 +98,7 @@ def list_(target: Target = None, job: Job = JOB_FILE, as_json: AsJson = False) -
 @app.command("show")
 def show_(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """Show what is in a savepoint."""
-    with opened(job, missing_storage=True) as coordinator:
+    with coordinator_of(job, missing_storage=True) as coordinator:
         about = describe_savepoint(full_address(savepoint, _roots(coordinator))).summary()
         show(about, as_json, facts=about)
 
@@ -106,7 +106,7 @@ def show_(savepoint: Address, job: Job = JOB_FILE, as_json: AsJson = False) -> N
 @app.command()
 def dispose(savepoint: Address, yes: Yes = False, job: Job = JOB_FILE) -> None:
     """Delete a savepoint, also a damaged one."""
-    with opened(job, missing_storage=True) as coordinator:
+    with coordinator_of(job, missing_storage=True) as coordinator:
         address = full_address(savepoint, _roots(coordinator))
         shown = redacted(address)
         confirm(f"This deletes {shown}. Nothing can be restored from it any more.", "dispose", given=yes)
@@ -130,7 +130,7 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Prepare the next start of the job, from a savepoint, in an empty checkpointLocation."""
-    with opened(job, missing_storage=True) as coordinator:
+    with coordinator_of(job, missing_storage=True) as coordinator:
         address = full_address(savepoint, _roots(coordinator))
         chosen = describe_savepoint(address)
         confirm(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Columns, Job, fail, opened, say, show
+from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Columns, Job, coordinator_of, fail, say, show
 from coordinator.protocol.dead_letters import writers
 from sinks import dead_letters
 from sinks.diagnosis import SchemaDiff
@@ -41,7 +41,7 @@ def diff(
         wanted = schema_of(schema)
     except (OSError, ValueError, pa.ArrowException) as error:
         fail(f"cannot read the schema {schema!r}: {error}", USAGE)
-    with opened(job, missing_storage=True) as coordinator:
+    with coordinator_of(job, missing_storage=True) as coordinator:
         if sink is not None and sink not in coordinator.sinks:
             fail(f"the job has no sink {sink!r}; there are {', '.join(coordinator.sinks)}", USAGE)
         chosen = coordinator.sinks if sink is None else {sink: coordinator.sinks[sink]}

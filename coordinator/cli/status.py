@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Columns, Job, opened, say, say_bad, show
+from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Columns, Job, coordinator_of, say, say_bad, show
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.text import of_driver, of_newest, time_of
 from coordinator.protocol.records import Record, jobs_in
@@ -19,7 +19,7 @@ from coordinator.statistics.model import Activity
 def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     """Show whether a driver runs, why the last one ended, how old the newest checkpoint is, and everything that was
     given up with `resolve --accept-loss` since the job began. Exit code 1 if no driver runs."""
-    with opened(job) as coordinator:
+    with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
         bad: list[str] = []
         driver, newest, losses = look_for_driver(store, bad), store.load_newest(), losses_of(store.losses(bad))

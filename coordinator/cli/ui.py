@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.output import JOB_FILE, USAGE, Job, fail, opened
+from coordinator.cli.output import JOB_FILE, USAGE, Job, coordinator_of, fail
 from sinks.extras import needs_extra
 
 
@@ -27,7 +27,7 @@ def ui(
         from coordinator.ui.page import page_of
     except ModuleNotFoundError as error:
         fail(str(error), USAGE)
-    with opened(job) as coordinator:
+    with coordinator_of(job) as coordinator:
         page = page_of(view_of(coordinator), shlex.quote(job))
         try:
             place = socket.create_server(("127.0.0.1", port))

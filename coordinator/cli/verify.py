@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from coordinator.cli.output import FOUND, JOB_FILE, UNKNOWN, AsJson, Job, opened, say, show
+from coordinator.cli.output import FOUND, JOB_FILE, UNKNOWN, AsJson, Job, coordinator_of, say, show
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
 from coordinator.protocol.records import CheckpointStore, jobs_in
 
@@ -22,43 +22,43 @@ def verify(
 ) -> None:
     """Compare, for each retained checkpoint and sink, the rows that Spark delivered with those that the target has.
     Exit code 0: balanced, 1: something differs, 4: cannot tell."""
-    with opened(job) as coordinator:
+    with coordinator_of(job) as coordinator:
         store = coordinator.protocol.store
-        found = take_balance(store, coordinator.sinks, quick=quick)
-    about = {"job": store.job, "storage": store.storage.uri} | found.to_json()
+        balance = take_balance(store, coordinator.sinks, quick=quick)
+    about = {"job": store.job, "storage": store.storage.uri} | balance.to_json()
     totals = [
-        {"checkpoint": Text("all", "bold"), "sink": sink, "verdict": ""} | of for sink, of in found.totals().items()
+        {"checkpoint": Text("all", "bold"), "sink": sink, "verdict": ""} | of for sink, of in balance.totals().items()
     ]
     if not as_json:
         about["checkpoints"] += totals
-    _say_nothing(found, store)
+    _say_if_empty(balance, store)
     counts = {title: lambda line, name=name: _count(line[name]) for name, title in COLUMNS.items()}
     verdict = lambda line: Text(line["verdict"], _STYLES.get(line["verdict"], ""))  # noqa: E731
     show(about, as_json, checkpoints={"checkpoint": "checkpoint", "sink": "sink", **counts, "": verdict})
-    _say(found)
-    if found.verdict in _CODES:
-        raise typer.Exit(_CODES[found.verdict])
+    _say_differences(balance)
+    if balance.verdict in _CODES:
+        raise typer.Exit(_CODES[balance.verdict])
 
 
-def _say_nothing(found: Balance, store: CheckpointStore) -> None:
-    if not found.lines:
+def _say_if_empty(balance: Balance, store: CheckpointStore) -> None:
+    if not balance.lines:
         others = [name for name in jobs_in(store.storage) if name != store.job]
         known = f" {store.storage.uri} holds the jobs {', '.join(map(repr, others))}." if others else ""
         say(f"No checkpoint of job {store.job!r} is retained: there is nothing to compare.{known}")
 
 
-def _say(found: Balance) -> None:
-    for text in found.found:
+def _say_differences(balance: Balance) -> None:
+    for text in balance.found:
         say(f"Differs: {text}")
-    told = [
+    remarks = [
         (sink, text)
-        for texts_by in (found.unknown, found.remarks)
+        for texts_by in (balance.unknown, balance.remarks)
         for sink, texts in texts_by.items()
         for text in texts
     ]
-    told += [(line.sink, text) for line in found.lines for text in line.remarks]
-    for sink, text in dict.fromkeys(told):
-        numbers = [str(line.checkpoint) for line in found.lines if line.sink == sink and text in line.remarks]
+    remarks += [(line.sink, text) for line in balance.lines for text in line.remarks]
+    for sink, text in dict.fromkeys(remarks):
+        numbers = [str(line.checkpoint) for line in balance.lines if line.sink == sink and text in line.remarks]
         of = f", checkpoint{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""
         say(f"Cannot tell: sink {sink}{of}: {text}")
 

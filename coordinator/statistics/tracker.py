@@ -98,15 +98,15 @@ class CheckpointStatisticsTracker(CheckpointListener):
     def now(self, seconds: float) -> dict[str, Any]:
         """What no ended try tells, for who looks from elsewhere: the current one and what is in doubt, if they have
         been for so many seconds, and books that do not balance. JSON values."""
-        told: dict[str, Any] = {}
+        activity: dict[str, Any] = {}
         current, since_when = self.under_way, self._clock.milliseconds() - round(self.in_doubt_seconds * 1000)
         if current and current.duration >= seconds:
-            told |= {"checkpoint": replace(current, duration=0.0).to_json(), "doing": under_way()}
+            activity |= {"checkpoint": replace(current, duration=0.0).to_json(), "doing": under_way()}
         if self.in_doubt and self.in_doubt_seconds >= seconds:
-            told |= {"in_doubt": dict(self.in_doubt), "in_doubt_since": since_when // 1000 * 1000}
+            activity |= {"in_doubt": dict(self.in_doubt), "in_doubt_since": since_when // 1000 * 1000}
         if self.balance and self.balance.found:
-            told["balance"] = self.balance.found[0]
-        return told
+            activity["balance"] = self.balance.found[0]
+        return activity
 
     def storage_called(self, operation: str, seconds: float) -> None:
         for reporter in self.storage_reporters:
@@ -122,8 +122,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
     def verified(self, balance: Balance) -> None:
         """The books were compared; from any thread."""
         if balance.found and balance.found != (self.balance and self.balance.found):
-            told = "job %s: row counts differ: %s. See coordinator verify; docs/verify.md says what it means"
-            logger.warning(told, self.job, "; ".join(balance.found))
+            warning = "job %s: row counts differ: %s. See coordinator verify; docs/verify.md says what it means"
+            logger.warning(warning, self.job, "; ".join(balance.found))
         self.balance, self.verified_at = balance, self._clock.milliseconds()
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
@@ -228,10 +228,10 @@ class CheckpointStatisticsTracker(CheckpointListener):
         """What has been written since this object was made, for a person."""
         if self.first < 0 or self.newest is None:
             return "wrote no checkpoint"
-        told = f"wrote checkpoints {self.first} to {self.newest.checkpoint_id}; rows: {_into(self.rows)}"
+        text = f"wrote checkpoints {self.first} to {self.newest.checkpoint_id}; rows: {_into(self.rows)}"
         if self.restored:
-            told += f"; restored checkpoint {self.restored.checkpoint_id}; rows: {_into(self.restored.rows)}"
-        return told
+            text += f"; restored checkpoint {self.restored.checkpoint_id}; rows: {_into(self.restored.rows)}"
+        return text
 
 
 def _into(rows: Mapping[str, int]) -> str:

@@ -25,7 +25,7 @@ from coordinator.statistics.history import load_history
 from coordinator.statistics.model import Activity, CheckpointStatistics, Status
 from coordinator.storage import CheckpointStorage, StorageError
 from coordinator.storage.uris import redacted
-from coordinator.ui.questions import Answer, Questions
+from coordinator.ui.answer_cache import Answer, AnswerCache
 from sinks.optional import Diagnosable
 
 
@@ -66,7 +66,7 @@ class JobView:
     sinks: Mapping[str, Sink]
     config: CheckpointConfig
     guarantee: Callable[[], Guarantee]
-    _questions: Questions = field(default_factory=Questions)
+    _answers: AnswerCache = field(default_factory=AnswerCache)
     _tries: dict[str, list[CheckpointStatistics]] = field(default_factory=dict)
 
     @property
@@ -77,8 +77,8 @@ class JobView:
     # ------------------------------------------------------------------ tries of checkpoints
     def tries(self) -> Answer:
         """Those kept, newest first."""
-        found = self._questions.ask("history", 1, lambda bad: load_history(self.store, bad, self._tries))
-        return Answer(list(reversed(found.value or ())), found.trouble)
+        answer = self._answers.get("history", 1, lambda bad: load_history(self.store, bad, self._tries))
+        return Answer(list(reversed(answer.value or ())), answer.trouble)
 
     def activity(self) -> Activity:
         return Activity.of(self.driver().value)
@@ -98,33 +98,33 @@ class JobView:
                     return [(record.round, committable) for record in rounds for committable in record.committables]
             return []
 
-        return self._questions.ask(f"participants {statistics.checkpoint_id}", 5, read)
+        return self._answers.get(f"participants {statistics.checkpoint_id}", 5, read)
 
     # ------------------------------------------------------------------ the job
     def driver(self) -> Answer:
-        return self._questions.ask("driver", 1, lambda bad: look_for_driver(self.store, bad))
+        return self._answers.get("driver", 1, lambda bad: look_for_driver(self.store, bad))
 
     def newest(self) -> Answer:
         """The newest complete checkpoint's records."""
-        return self._questions.ask("newest", 3, lambda _: self.store.load_newest())
+        return self._answers.get("newest", 3, lambda _: self.store.load_newest())
 
     def jobs(self) -> Answer:
         """All that the storage holds: each one's driver and newest checkpoint, as sentences."""
 
         def read(bad: list[str]) -> list[tuple[str, str, str]]:
-            found = []
+            jobs = []
             for name in jobs_in(self.storage):
                 store = CheckpointStore(self.storage, name)
                 try:
-                    found.append((name, of_driver(look_for_driver(store, bad)), of_newest(store.load_newest())))
+                    jobs.append((name, of_driver(look_for_driver(store, bad)), of_newest(store.load_newest())))
                 except (CheckpointError, StorageError) as error:
-                    found.append((name, reason(error), ""))
-            return found
+                    jobs.append((name, reason(error), ""))
+            return jobs
 
-        return self._questions.ask("jobs", 30, read)
+        return self._answers.get("jobs", 30, read)
 
     def given_up(self) -> Answer:
-        return self._questions.ask(
+        return self._answers.get(
             "losses", 30, lambda bad: [loss for record in self.store.losses(bad) for loss in record.accepted]
         )
 
@@ -159,20 +159,20 @@ class JobView:
         return said
 
     def _of_driver(self) -> list[Notice]:
-        found = self.driver()
-        driver: Driver | None = found.value
-        if found.trouble:
-            return [Notice("bad", f"Checkpoint storage does not tell: {found.trouble}")]
+        answer = self.driver()
+        driver: Driver | None = answer.value
+        if answer.trouble:
+            return [Notice("bad", f"Checkpoint storage does not tell: {answer.trouble}")]
         if driver and driver.state is State.RUNNING:
             return []
         return [Notice("warn", of_driver(driver)), *self._left_behind()]
 
     def _left_behind(self) -> list[Notice]:
         """By a driver that does not run, in the systems of the sinks."""
-        found = self.in_doubt()
-        if found.trouble:
-            return [Notice("warn", f"Transactions in doubt are not known: {found.trouble}", "in-doubt")]
-        seen, memories = found.value
+        answer = self.in_doubt()
+        if answer.trouble:
+            return [Notice("warn", f"Transactions in doubt are not known: {answer.trouble}", "in-doubt")]
+        seen, memories = answer.value
         said = [Notice("bad", f"{text[0].upper()}{text[1:]}", "in-doubt") for text in memories]
         said += [Notice("warn", f"Sink {name} cannot tell: {error}", "in-doubt") for name, error in seen.errors.items()]
         for remedy in remedies(seen):
@@ -196,7 +196,7 @@ class JobView:
                 for sink in copies.values():
                     sink.close()
 
-        return self._questions.ask("in doubt", 10, ask)
+        return self._answers.get("in doubt", 10, ask)
 
     def savepoints(self) -> Answer:
         place = self.config.savepoint_dir
@@ -206,17 +206,17 @@ class JobView:
         def read(bad: list[str]) -> list[Savepoint]:
             return [savepoint for savepoint in reversed(list_savepoints(place, bad)) if savepoint.job == self.job]
 
-        return self._questions.ask("savepoints", 10, read)
+        return self._answers.get("savepoints", 10, read)
 
     def balance(self) -> Answer:
         """Records beside the systems' own ledgers: no table and no topic is read."""
-        return self._questions.ask("balance", 30, lambda _: take_balance(self.store, self.sinks, quick=True))
+        return self._answers.get("balance", 30, lambda _: take_balance(self.store, self.sinks, quick=True))
 
     # ------------------------------------------------------------------ configuration
     def settings(self) -> list[Setting]:
-        told = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)$", CheckpointConfig.__doc__ or "", re.MULTILINE)
-        texts = {name: " ".join(text.split()) for name, text in told}
-        found = []
+        documented = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)$", CheckpointConfig.__doc__ or "", re.MULTILINE)
+        texts = {name: " ".join(text.split()) for name, text in documented}
+        settings = []
         for each in fields(CheckpointConfig):
             value = getattr(self.config, each.name)
             if each.name == "storage":
@@ -225,8 +225,10 @@ class JobView:
                 is_default = value == each.default
                 value = redacted(value) if each.name == "savepoint_dir" and value else value
             value = value.value if isinstance(value, Enum) else value
-            found.append(Setting(each.name, "" if value is None else str(value), is_default, texts.get(each.name, "")))
-        return found
+            settings.append(
+                Setting(each.name, "" if value is None else str(value), is_default, texts.get(each.name, ""))
+            )
+        return settings
 
     def how_sinks_write(self) -> dict[str, str]:
         """Of those that tell, by the transactions of the newest checkpoint."""

@@ -76,7 +76,7 @@ def page_of(view: JobView, job_file: str = "FILE") -> Flask:
         statistics = view.find(key)
         if statistics is None:
             raise NotFound("this try of a checkpoint is not in the history (any more)")
-        return render_template("checkpoint.html", tab="history", one=statistics)
+        return render_template("checkpoint.html", tab="history", checkpoint=statistics)
 
     @app.errorhandler(Exception)
     def _failed(error: Exception) -> tuple[str, int]:

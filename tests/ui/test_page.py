@@ -23,7 +23,7 @@ from coordinator.protocol import encoding
 from coordinator.protocol.records import CheckpointStore
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import CheckpointStatistics, Status
-from coordinator.ui import questions
+from coordinator.ui import answer_cache
 from coordinator.ui.job import view_of, waterfall
 from coordinator.ui.page import TABS, page_of
 from examples.custom_sink import FileSink
@@ -327,7 +327,7 @@ def test_headers(browser: Browser) -> None:
 
 # ---------------------------------------------------------------------- what it costs
 def test_one_slow_read_stops_no_other_page(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "_PATIENCE", 0.5)
+    monkeypatch.setattr(answer_cache, "_PATIENCE", 0.5)
     go_on = threading.Event()
 
     class Frozen(WrappedStorage):

@@ -1,4 +1,4 @@
-"""Questions that pages ask of storage and of systems, so that a slow answer stops no other page."""
+"""What pages ask of storage and of systems, so that a slow answer stops no other page."""
 
 from __future__ import annotations
 
@@ -29,32 +29,34 @@ class Answer:
 
 
 @dataclass
-class Questions:
-    """Each is asked by one thread at a time, and its answer is good for a while, so that many viewers cost no more than
-    one. Who would wait too long gets the answer of before."""
+class AnswerCache:
+    """Answers by name. Each is read by one thread at a time and good for a while, so that many viewers cost no more
+    than one. Who would wait too long gets the answer of before."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _answers: dict[str, tuple[float, Answer]] = field(default_factory=dict)
-    _asking: dict[str, tuple[float, threading.Thread]] = field(default_factory=dict)
+    _readers: dict[str, tuple[float, threading.Thread]] = field(default_factory=dict)
 
-    def ask(self, name: str, seconds: float, read: Callable[[list[str]], Any]) -> Answer:
+    def get(self, name: str, seconds: float, read: Callable[[list[str]], Any]) -> Answer:
         """`read` gets a list for sentences on what it leaves out."""
         with self._lock:
             until, answer = self._answers.get(name, (0.0, Answer()))
             if time.monotonic() < until:
                 return answer
-            if name not in self._asking:
-                thread = threading.Thread(target=self._ask, args=(name, seconds, read), name=f"ask {name}", daemon=True)
-                self._asking[name] = time.monotonic(), thread
+            if name not in self._readers:
+                thread = threading.Thread(
+                    target=self._read, args=(name, seconds, read), name=f"read {name}", daemon=True
+                )
+                self._readers[name] = time.monotonic(), thread
                 thread.start()
-            began, thread = self._asking[name]
+            began, thread = self._readers[name]
         thread.join(max(0.0, began + _PATIENCE - time.monotonic()))
         if thread.is_alive():
             late = f"no answer for {duration(time.monotonic() - began)}"
             return replace(answer, trouble=f"{late}; what is shown is older" if until else late)
         return self._answers[name][1]
 
-    def _ask(self, name: str, seconds: float, read: Callable[[list[str]], Any]) -> None:
+    def _read(self, name: str, seconds: float, read: Callable[[list[str]], Any]) -> None:
         bad: list[str] = []
         try:
             answer = Answer(read(bad), " ".join(bad))
@@ -64,4 +66,4 @@ class Questions:
             answer = Answer(trouble=reason(error))
         with self._lock:
             self._answers[name] = time.monotonic() + seconds, answer
-            del self._asking[name]
+            del self._readers[name]
