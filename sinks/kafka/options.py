@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sinks.errors import ConfigurationError
-from sinks.kafka.partitions import PARTITIONERS
 from sinks.kafka.record_batch import NAMES, Compression
 
 _OURS = {
@@ -20,6 +19,7 @@ _OURS = {
     "acks": "a transaction needs all",
     "request.required.acks": "a transaction needs all",
     "on_delivery": "the sink counts the deliveries",
+    "partitioner": "keys go by Java's murmur2; for another way, give rows a column `partition`",
     "logger": "it cannot travel to the executors; the sink logs to sinks.kafka",
 }
 
@@ -50,17 +50,15 @@ _NUMBERS = {
     "batch.size": 1_000_000,
     "message.max.bytes": 1_000_000,
     "queue.buffering.max.kbytes": 65_536,
-    "request.timeout.ms": 30_000,
-    "max.in.flight.requests.per.connection": 5,
 }
 _COMPRESSION = ("compression.type", "compression.codec", "compression.level")
-_USED = (*_SECURITY, *_FILES, *_NUMBERS, *_COMPRESSION, "partitioner")
+_USED = (*_SECURITY, *_FILES, *_NUMBERS, *_COMPRESSION)
 
 _IGNORED = (
     *("linger.ms", "queue.buffering.max.", "batch.num.messages", "sticky.partitioning.", "delivery.report."),
-    *("message.timeout.ms", "delivery.timeout.ms", "retries", "message.send.max.retries", "retry.backoff."),
-    *("socket.", "reconnect.", "broker.", "connections.", "topic.metadata.", "metadata.", "api.version."),
-    *("client.dns.", "log", "debug", "statistics.", "stats_cb", "error_cb"),
+    *("message.timeout.ms", "delivery.timeout.ms", "request.timeout.ms", "max.in.flight.", "retries", "retry.backoff."),
+    *("message.send.max.retries", "socket.", "reconnect.", "broker.", "connections.", "topic.metadata.", "metadata."),
+    *("api.version.", "client.dns.", "log", "debug", "statistics.", "stats_cb", "error_cb"),
 )
 """Beginnings of librdkafka's options that change nothing."""
 IGNORED = (
@@ -73,16 +71,12 @@ IGNORED = (
 @dataclass(frozen=True)
 class ProducerOptions:
     compression: Compression
-    partitioner: str
     batch_bytes: int
     """Of a record batch."""
     largest: int
     """Bytes of key, value and headers of a record."""
     buffer_bytes: int
     """Of rows and record batches that the brokers have not acknowledged."""
-    in_flight: int
-    """Requests to one broker."""
-    request_timeout_ms: int
     transaction_timeout_ms: int
 
 
@@ -96,14 +90,12 @@ def option_problems(options: Mapping[str, Any], transaction_timeout: float) -> I
     for name in _NUMBERS:
         if name in options and not (str(options[name]).isdecimal() and int(options[name]) > 0):
             yield f"the option {name} is a whole number above 0, not {options[name]!r}"
-    if (found := _compression(options)) not in NAMES:
-        yield f"compression.type is one of {', '.join(NAMES)}, not {found!r}"
-    if (found := _partitioner(options)) not in PARTITIONERS:
-        yield f"partitioner is one of {', '.join(PARTITIONERS)}, not {found!r}: or give rows a column `partition`"
-    lowest, highest = _LEVELS.get(_compression(options), (-1, 12))
+    if (compression := _compression(options)) not in NAMES:
+        yield f"compression.type is one of {', '.join(NAMES)}, not {compression!r}"
+    lowest, highest = _LEVELS.get(compression, (-1, 12))
     level = str(options.get("compression.level", -1))
     if not level.removeprefix("-").isdecimal() or not lowest <= int(level) <= highest:
-        yield f"compression.level of {_compression(options)} is from {lowest} to {highest}, not {level!r}"
+        yield f"compression.level of {compression} is from {lowest} to {highest}, not {level!r}"
     if transaction_timeout < 1:
         yield "transaction_timeout is in seconds and at least 1"
 
@@ -120,22 +112,14 @@ def _compression(options: Mapping[str, Any]) -> str:
     return str(options.get("compression.type", options.get("compression.codec", "none")))
 
 
-def _partitioner(options: Mapping[str, Any]) -> str:
-    """As the Java clients, and so Spark's own sink: keys stay in their partitions."""
-    return str(options.get("partitioner", "murmur2_random"))
-
-
 def producer_options(options: Mapping[str, Any], transaction_timeout: float) -> ProducerOptions:
     numbers = {name: int(options.get(name, default)) for name, default in _NUMBERS.items()}
     name, level = _compression(options), options.get("compression.level")
     return ProducerOptions(
         Compression(name, None if level is None or int(level) < 0 or name not in _LEVELS else int(level)),
-        _partitioner(options),
         numbers["batch.size"],
         numbers["message.max.bytes"],
         numbers["queue.buffering.max.kbytes"] << 10,
-        min(5, numbers["max.in.flight.requests.per.connection"]),  # of which leaders remember the sequence numbers
-        numbers["request.timeout.ms"],
         int(transaction_timeout * 1000),
     )
 

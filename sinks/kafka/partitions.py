@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -20,7 +16,7 @@ _LONG = 4096
 
 
 def murmur2(keys: pa.Array) -> Hashes:
-    """Java's, of a binary column without nulls."""
+    """Of a binary column without nulls, as of the Java clients, and so of Spark's own sink."""
     ends = np.frombuffer(keys.buffers()[1], np.int32, len(keys) + 1 + keys.offset)[keys.offset :].astype(np.int64)
     lengths = np.diff(ends)
     order = np.argsort(-lengths, kind="stable")
@@ -42,40 +38,26 @@ def murmur2(keys: pa.Array) -> Hashes:
     hashes ^= hashes >> np.uint32(13)
     hashes *= _FACTOR
     hashes ^= hashes >> np.uint32(15)
-    found: Hashes = np.zeros(len(keys), np.uint32)
-    found[order] = hashes
+    of_keys: Hashes = np.zeros(len(keys), np.uint32)
+    of_keys[order] = hashes
     for long in np.flatnonzero(lengths >= _LONG).tolist():
-        found[long] = murmur2_of_one(keys[long].as_py()) & 0xFFFFFFFF
-    found &= np.uint32(0x7FFFFFFF)
-    return found
+        of_keys[long] = murmur2_of_one(keys[long].as_py()) & 0xFFFFFFFF
+    of_keys &= np.uint32(0x7FFFFFFF)
+    return of_keys
 
-
-def _crc32(keys: pa.Array) -> Hashes:
-    return np.array([zlib.crc32(key or b"") for key in keys.to_pylist()], np.uint32)
-
-
-PARTITIONERS: dict[str, tuple[Callable[[pa.Array], Any] | None, Callable[[pa.Array], Any]]] = {
-    "murmur2_random": (murmur2, pc.is_null),
-    "murmur2": (murmur2, lambda keys: pa.array([False] * len(keys))),
-    "consistent_random": (_crc32, lambda keys: pc.less(pc.fill_null(pc.binary_length(keys), 0), 1)),
-    "consistent": (_crc32, lambda keys: pa.array([False] * len(keys))),
-    "random": (None, lambda keys: pa.array([True] * len(keys))),
-}
-"""By librdkafka's names for them: a hash of keys, and which keys leave the choice to the producer."""
 
 FREE = -1
 """No partition: the producer chooses."""
 
 
-def partitions_of(rows: pa.RecordBatch, count: int, partitioner: str) -> npt.NDArray[np.int64]:
+def partitions_of(rows: pa.RecordBatch, count: int) -> npt.NDArray[np.int64]:
     """Of each row, by its column `partition`, or by its key; or `FREE`."""
-    hash, is_free = PARTITIONERS[partitioner]
-    found = np.full(rows.num_rows, FREE, np.int64)
-    if "key" in rows.schema.names and hash and rows["key"].null_count < rows.num_rows:
+    partitions = np.full(rows.num_rows, FREE, np.int64)
+    if "key" in rows.schema.names and rows["key"].null_count < rows.num_rows:
         keys = rows["key"].cast(pa.binary())
-        free = is_free(keys).to_numpy(zero_copy_only=False)
-        found = np.where(free, FREE, hash(pc.fill_null(keys, b"")).astype(np.int64) % count)
+        hashes = murmur2(pc.fill_null(keys, b"")).astype(np.int64)
+        partitions = np.where(keys.is_null().to_numpy(zero_copy_only=False), FREE, hashes % count)
     if "partition" in rows.schema.names:
         wanted = pc.fill_null(rows["partition"], FREE).to_numpy(zero_copy_only=False).astype(np.int64)
-        found = np.where(wanted == FREE, found, wanted)
-    return found
+        partitions = np.where(wanted == FREE, partitions, wanted)
+    return partitions

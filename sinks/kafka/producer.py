@@ -25,11 +25,11 @@ from kafka.errors import KafkaConnectionError, KafkaError, UnknownTopicOrPartiti
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.cluster import Cluster, Place
 from sinks.kafka.errors import NO_TOPIC, failure, is_passing, name_of, patiently
-from sinks.kafka.joining import Numbers
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import ProducerOptions
 from sinks.kafka.partitions import FREE, partitions_of
 from sinks.kafka.record_batch import HEADER, Origin, bounds, by_topic, record_batch, sizes
+from sinks.kafka.row_bytes import Numbers
 from sinks.transaction import Committable, Identity
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ LOOK_INTERVAL = 10.0
 """Seconds until a topic that is missing counts as deleted."""
 
 _REQUEST_TIMEOUT = 30.0
-"""Seconds that the brokers may take to tell about a topic, or to add partitions or an offset to a transaction."""
+"""Seconds that the brokers may take to tell about a topic, to add partitions or an offset to a transaction, and that a
+leader may wait for its replicas."""
 _PROPAGATION = 5.0
 """Seconds until all brokers know of a topic that was just made."""
 _SETTLE_TIMEOUT = 5.0
@@ -48,6 +49,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _SEQUENCES = 1 << 31
 _KNOWN_AGAIN = 5
 """Record batches of a producer that the leader of a partition knows, if they come twice."""
+_IN_FLIGHT = 5
+"""Requests to one broker."""
 
 _OUT_OF_ORDER, _DUPLICATE = "OUT_OF_ORDER_SEQUENCE_NUMBER", "DUPLICATE_SEQUENCE_NUMBER"
 
@@ -303,7 +306,7 @@ class TransactionalProducer:
         if largest > self._options.largest:
             raise failure(for_code(10)(), f"a record of {largest} bytes for topic {name!r}")
         topic, bytes = self._topics[name], bounds(rows, of_rows)
-        where = partitions_of(rows, count, self._options.partitioner)
+        where = partitions_of(rows, count)
         rows = rows.select([one for one in rows.schema.names if one not in ("topic", "partition")])
         self.sent += rows.num_rows
         if (where == where[0]).all():
@@ -435,7 +438,7 @@ class TransactionalProducer:
             else:
                 self._fail(partition, partition.waiting.popleft(), now)
         for leader, partitions in by_leader.items():
-            while self._requests[leader] < self._options.in_flight and (taken := _taken(partitions)):
+            while self._requests[leader] < _IN_FLIGHT and (taken := _taken(partitions)):
                 self._produce(leader, taken)
 
     def _try_again(self, now: float) -> None:
@@ -482,7 +485,7 @@ class TransactionalProducer:
             leader,
             self.transactional_id,
             by_name,
-            self._options.request_timeout_ms,
+            int(_REQUEST_TIMEOUT * 1000),
             lambda answer: self._answers.put((leader, taken, answer)),
             adds=self._adds,
         )

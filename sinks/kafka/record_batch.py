@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from sinks.kafka.joining import Numbers, Part, binary, ends_of, join, lengths_of, size, texts, varints
+from sinks.kafka.row_bytes import Numbers, Part, binary, ends_of, lengths_of, rows_of, size, varints
 
 Rows: TypeAlias = "pa.RecordBatch | pa.Table"
 
@@ -79,7 +79,7 @@ def _column(rows: Rows, name: str) -> list[pa.Array] | None:
     if name not in rows.schema.names:
         return None
     column = rows[name]
-    return [one.cast(pa.binary()) for one in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])]
+    return [piece.cast(pa.binary()) for piece in (column.chunks if isinstance(column, pa.ChunkedArray) else [column])]
 
 
 def _array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -93,9 +93,8 @@ def _headers(lists: pa.Array) -> tuple[Part, pa.Array | None]:
     if not len(each):
         return 0, None
     key, value = each.field("key").cast(pa.binary()), each.field("value").cast(pa.binary())
-    lengths = [texts(len(each), varints(lengths_of(one))) for one in (key, value)]
-    joined = join(len(each), [lengths[0]], [key], [lengths[1]], [value])
-    return varints(np.diff(ends)), binary(ends_of(joined)[4 * ends], joined.buffers()[2])
+    joined = rows_of(len(each), [varints(lengths_of(key)), key, varints(lengths_of(value)), value])
+    return varints(np.diff(ends)), binary(ends_of(joined)[ends], joined.buffers()[2])
 
 
 def _records(rows: Rows, deltas: Numbers | None) -> list[Any]:
@@ -113,16 +112,11 @@ def _records(rows: Rows, deltas: Numbers | None) -> list[Any]:
     for some in (*lengths, None if headers is None else lengths_of(headers)):
         if some is not None:
             length += np.maximum(some, 0)
-    # A row without headers ends with a 0, which stands at the beginning of the next one here.
-    first: list[Part] = [0] if headers is None else []
-    first += [varints(length), 0, timestamp, place, key_length]
-    if key is None:
-        columns = [[texts(count, *first, value_length)]]
-    else:
-        columns = [[texts(count, *first)], key, [texts(count, value_length)]]
-    columns += [] if value is None else [value]
-    columns += [] if headers is None else [[texts(count, has)], [headers]]
-    joined = join(count, *columns)
+    every = (varints(length), 0, timestamp, place, key_length, key, value_length, value, has, headers)
+    parts = [part for part in every if part is not None]
+    if headers is None:  # a row ends with a 0 then, which stands at the beginning of the next one here
+        parts.insert(0, parts.pop())
+    joined = rows_of(count, parts)
     data = joined.buffers()[2].slice(0, int(ends_of(joined)[-1]))
     return [data] if headers is not None else [data.slice(1), b"\0"]
 
@@ -169,19 +163,19 @@ def _snappy(data: Any, codec: Any) -> Iterator[bytes]:
     """In the frame of Java's library."""
     yield _XERIAL
     for at in range(0, len(data), _SNAPPY_BLOCK):
-        made = codec.compress(memoryview(data)[at : at + _SNAPPY_BLOCK], asbytes=True)
-        yield struct.pack(">i", len(made))
-        yield made
+        block = codec.compress(memoryview(data)[at : at + _SNAPPY_BLOCK], asbytes=True)
+        yield struct.pack(">i", len(block))
+        yield block
 
 
 def _lz4(data: Any, codec: Any) -> Iterator[bytes]:
     yield _LZ4_FRAME
     for at in range(0, len(data), _LZ4_BLOCK):
         block = memoryview(data)[at : at + _LZ4_BLOCK]
-        made = codec.compress(block, asbytes=True)
-        if len(made) < len(block):
-            yield struct.pack("<I", len(made))
-            yield made
+        compressed = codec.compress(block, asbytes=True)
+        if len(compressed) < len(block):
+            yield struct.pack("<I", len(compressed))
+            yield compressed
         else:
             yield struct.pack("<I", len(block) | _LZ4_RAW)
             yield bytes(block)

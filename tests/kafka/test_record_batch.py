@@ -15,7 +15,6 @@ from kafka.codec import has_gzip
 from kafka.partitioner.default import murmur2 as murmur2_of_one
 from kafka.record import MemoryRecords
 
-from sinks.kafka.joining import varints
 from sinks.kafka.partitions import FREE, murmur2, partitions_of
 from sinks.kafka.record_batch import (
     HEADER,
@@ -27,6 +26,7 @@ from sinks.kafka.record_batch import (
     record_batch,
     sizes,
 )
+from sinks.kafka.row_bytes import varints
 
 NOW = 1_770_000_000_000
 TYPES = [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()]
@@ -156,18 +156,8 @@ def test_hashes_of_many_keys() -> None:
     assert murmur2(pa.array(keys, pa.binary())).tolist() == [murmur2_of_one(key) & 0x7FFFFFFF for key in keys]
 
 
-@pytest.mark.parametrize(
-    ("partitioner", "expected"),
-    [
-        ("murmur2_random", [(-790332482 & 0x7FFFFFFF) % 7, FREE, 275646681 % 7, 2]),
-        ("murmur2", [(-790332482 & 0x7FFFFFFF) % 7, 275646681 % 7, 275646681 % 7, 2]),
-        ("consistent_random", [0x9EF61F95 % 7, FREE, FREE, 2]),
-        ("consistent", [0x9EF61F95 % 7, 0, 0, 2]),
-        ("random", [FREE, FREE, FREE, 2]),
-    ],
-)
-def test_who_chooses_the_partition(partitioner: str, expected: list[int]) -> None:
+def test_the_partition_of_a_row() -> None:
     rows = pa.RecordBatch.from_pydict(
         {"key": ["foobar", None, "", "foobar"], "partition": pa.array([None, None, None, 2], pa.int32())}
     )
-    assert partitions_of(rows, 7, partitioner).tolist() == expected
+    assert partitions_of(rows, 7).tolist() == [(-790332482 & 0x7FFFFFFF) % 7, FREE, 275646681 % 7, 2]

@@ -316,7 +316,7 @@ def test_options_that_are_the_sinks(name: str) -> None:
     [
         ("no.such.option", 1, r"there is no option no\.such\.option"),
         ("compression.type", "brotli", "compression.type is one of none, gzip, snappy, lz4, zstd, not 'brotli'"),
-        ("partitioner", "fnv1a", "partitioner is one of .*column `partition`"),
+        ("partitioner", "fnv1a", "partitioner is not to be set: .*murmur2.* a column `partition`"),
         ("compression.level", "fast", "compression.level of none is from"),
         ("batch.size", "1 MB", "batch.size is a whole number above 0"),
     ],

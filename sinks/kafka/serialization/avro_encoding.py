@@ -13,7 +13,7 @@ import pyarrow.types as t
 
 from sinks.arrow.types import is_list, is_text
 from sinks.extras import needs_extra
-from sinks.kafka.joining import Bytes, varints
+from sinks.kafka.row_bytes import Bytes, varints
 from sinks.kafka.serialization import avro
 from sinks.kafka.serialization.avro import Schema, null_first, nullable
 from sinks.kafka.serialization.by_columns import Mask, Parts, RowByRow, floats, only, text, valid, whole_numbers

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.arrow.types import is_bytes, is_text
-from sinks.kafka.joining import Bytes, Numbers, Part, lengths_of, varints
+from sinks.kafka.row_bytes import Bytes, Numbers, Part, lengths_of, varints
 
 Parts: TypeAlias = "list[Part | pa.Array]"
 Mask = npt.NDArray[np.bool_]

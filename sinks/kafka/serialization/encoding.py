@@ -14,7 +14,7 @@ import pyarrow.types as t
 
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
-from sinks.kafka.joining import rows_of
+from sinks.kafka.row_bytes import rows_of
 from sinks.kafka.serialization.by_columns import RowByRow
 from sinks.kafka.serialization.schema import Format
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,18 +32,18 @@ def varints(numbers: Numbers) -> Bytes:
     lengths = np.ones(len(numbers), np.int64)
     for more in range(1, width):
         lengths += unsigned >= np.uint64(1 << 7 * more)
-    made = np.empty((width, len(numbers)), np.uint8)
+    bytes = np.empty((width, len(numbers)), np.uint8)
     for at in range(width):
-        made[at] = (unsigned >> np.uint64(7 * at)) & np.uint64(0x7F)
+        bytes[at] = (unsigned >> np.uint64(7 * at)) & np.uint64(0x7F)
         if at + 1 < width:
-            made[at] |= np.where(lengths > at + 1, np.uint8(0x80), np.uint8(0))
-    return Bytes(made, lengths)
+            bytes[at] |= np.where(lengths > at + 1, np.uint8(0x80), np.uint8(0))
+    return Bytes(bytes, lengths)
 
 
 def lengths_of(column: pa.Array) -> Numbers:
     """In bytes; -1 of null."""
-    found: Numbers = pc.fill_null(pc.binary_length(column), -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    lengths: Numbers = pc.fill_null(pc.binary_length(column), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths
 
 
 def texts(count: int, *parts: Part) -> pa.Array:
@@ -55,12 +56,12 @@ def texts(count: int, *parts: Part) -> pa.Array:
         if isinstance(part, int):
             data[at] = part
         else:
-            for nth, one in enumerate(part.bytes):
+            for nth, bytes in enumerate(part.bytes):
                 some = part.lengths > nth
                 if some.all():
-                    data[at + nth] = one
+                    data[at + nth] = bytes
                 else:
-                    data[at[some] + nth] = one[some]
+                    data[at[some] + nth] = bytes[some]
         at = at + size(part)
     return binary(ends, pa.py_buffer(data))
 
@@ -73,28 +74,24 @@ def binary(ends: npt.NDArray[np.int32], data: Any) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), data])
 
 
-def join(count: int, *columns: list[pa.Array]) -> pa.Array:
-    """Row by row, of columns in pieces; null is nothing. To take from all of them is three times as fast as Arrow's own
-    join."""
-    order = np.arange(count, dtype=np.int32)[:, None] + count * np.arange(len(columns), dtype=np.int32)
-    return pa.concat_arrays([piece for column in columns for piece in column]).take(pa.array(order.ravel()))
-
-
 def ends_of(column: pa.Array) -> npt.NDArray[np.int32]:
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1 + column.offset)[column.offset :]
 
 
-def rows_of(count: int, parts: list[Part | pa.Array]) -> pa.Array:
-    """For each row its numbers and bytes, one after the other; null is nothing."""
-    columns, numbers = list[pa.Array](), list[Part]()
+def rows_of(count: int, parts: Sequence[Part | pa.Array | list[pa.Array]]) -> pa.Array:
+    """For each row its numbers and bytes, one after the other; null is nothing. A column may come in pieces. To take
+    from all columns is three times as fast as Arrow's own join."""
+    columns, numbers = list[list[pa.Array]](), list[Part]()
     for part in parts:
-        if isinstance(part, pa.Array):
-            columns += [texts(count, *numbers), part] if numbers else [part]
+        if isinstance(part, pa.Array | list):
+            columns += [[texts(count, *numbers)]] if numbers else []
+            columns.append(part if isinstance(part, list) else [part])
             numbers = []
         else:
             numbers.append(part)
-    columns += [texts(count, *numbers)] if numbers else []
+    columns += [[texts(count, *numbers)]] if numbers else []
     if len(columns) == 1:
-        return columns[0]
-    joined = join(count, *([one] for one in columns))
+        return pa.concat_arrays(columns[0])
+    order = np.arange(count, dtype=np.int32)[:, None] + count * np.arange(len(columns), dtype=np.int32)
+    joined = pa.concat_arrays([piece for column in columns for piece in column]).take(pa.array(order.ravel()))
     return binary(ends_of(joined)[:: len(columns)].copy(), joined.buffers()[2])
