@@ -10,20 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli import output
-from coordinator.cli.output import (
-    FOUND,
-    JOB_FILE,
-    USAGE,
-    AsJson,
-    Columns,
-    Job,
-    Yes,
-    confirm,
-    coordinator_of,
-    fail,
-    say,
-    show,
-)
+from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, Yes, confirm, coordinator_of, fail, say, show
 from coordinator.cli.status import state_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Superseded
@@ -243,7 +230,7 @@ def _known(name: str, row: Mapping[str, Any]) -> Any:
     return "?" if row[name] is None else row[name]
 
 
-_TRANSACTIONS: Columns = {
+_TRANSACTIONS: output.Columns = {
     **{name: name for name in ("id", "sink", "decision")},
     **{name: partial(_known, name) for name in ("checkpoint", "subtask", "generation")},
     "age": lambda row: duration(row["age"]),

@@ -10,21 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from coordinator.cli import output
 from coordinator.cli.in_doubt import say_remedies, say_set_back
-from coordinator.cli.output import (
-    FOUND,
-    JOB_FILE,
-    USAGE,
-    AsJson,
-    Job,
-    Yes,
-    confirm,
-    coordinator_of,
-    fail,
-    runnable,
-    say,
-    show,
-)
+from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, Yes, confirm, coordinator_of, fail, say, show
 from coordinator.cli.status import LOSSES, losses_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.in_doubt import look
@@ -166,5 +154,5 @@ def _say_choices(complete: Complete, missing: Sequence[str]) -> None:
     if missing:
         named = " ".join(f"--accept-loss {participant}" for participant in missing[:_NAMED])
         named = named if len(missing) <= _NAMED else "--accept-loss all"
-        choices.append(f"Go on without them: {runnable(f'coordinator resolve {named} --why REASON')}")
+        choices.append(f"Go on without them: {output.runnable(f'coordinator resolve {named} --why REASON')}")
     say("\n".join(["Choices:", *(f"  {number}. {text}" for number, text in enumerate(choices, 1))]))
