@@ -117,7 +117,7 @@ class SeenOrNot:
             self.coordinator.register_metrics(CollectorRegistry())
         else:
             statistics.reporters.clear()
-            statistics.storage_reporters.clear()
+            statistics.on_storage_call.clear()
             statistics.on_step = lambda *_: None  # type: ignore[method-assign]
         self.own: list[float] = []
         """Processor seconds of this process in each round: the driver's, without Spark's JVM and workers."""

@@ -95,7 +95,8 @@ class CheckpointCoordinator:
         """Of this driver's checkpoints."""
         store = CheckpointStore(open_storage(storage), job, on_call=self.statistics.storage_called)
         self.history = CheckpointHistory(store, config.history_size)
-        self.statistics.reporters += [self.history, *open_telemetry(self.statistics)]
+        self.statistics.reporters.append(self.history)
+        open_telemetry(self.statistics)
         self._requests = Requests(store, self._take_asked, lambda: self.protocol.fence.require_newest("do a request"))
         self._heartbeat = Heartbeat(
             store,

@@ -1,4 +1,4 @@
-"""Metrics and spans of OpenTelemetry, whose own exporter shows the metrics to Prometheus.
+"""Metrics of OpenTelemetry, whose own exporter shows the metrics to Prometheus.
 
 The name `checkpointing.commit.retries` is `checkpointing_commit_retries_total` in Prometheus; a unit of seconds or
 bytes becomes part of it there. Every metric has the label `job_name`.
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from opentelemetry import metrics, trace
+from opentelemetry import metrics
 
 from coordinator.operate.balance import Balance
 from coordinator.statistics.model import CheckpointStatistics, Status
-from coordinator.statistics.tracker import CheckpointStatisticsTracker, Reporter
+from coordinator.statistics.tracker import CheckpointStatisticsTracker
 from sinks.extras import needs_extra
 
 if TYPE_CHECKING:
@@ -111,6 +111,8 @@ def _of_balance(balance: Balance) -> Values:
 
 
 class MetricsReporter:
+    """Reports to a meter what the tracker tells."""
+
     def __init__(self, tracker: CheckpointStatisticsTracker, meter: metrics.Meter) -> None:
         self._job = {JOB: tracker.job}
         self._counters = {each: meter.create_counter(each.name, each.unit, each.description) for each in COUNTERS}
@@ -123,6 +125,8 @@ class MetricsReporter:
         for each in GAUGES:
             read = partial(self._observed, tracker, each.name)
             meter.create_observable_gauge(each.name, [read], each.unit, each.description)
+        tracker.reporters.append(self)
+        tracker.on_storage_call.append(self._storage_called)
 
     def begin_at_zero(self, sinks: Iterable[str]) -> None:
         """An alert of Prometheus on the first of anything needs the 0 before it."""
@@ -164,7 +168,7 @@ class MetricsReporter:
             metrics.Observation(value, {**self._job, **labels}) for value, labels in _of_tracker(tracker).get(name, ())
         ]
 
-    def storage_called(self, operation: str, seconds: float) -> None:
+    def _storage_called(self, operation: str, seconds: float) -> None:
         self._record(STORAGE, seconds, operation=operation)
 
     def _add(self, metric: Metric, value: float, **labels: str) -> None:
@@ -174,21 +178,16 @@ class MetricsReporter:
         self._histograms[metric].record(value, {**self._job, **labels})
 
 
-def open_telemetry(tracker: CheckpointStatisticsTracker) -> tuple[Reporter, ...]:
-    """Metrics and spans, into whichever SDK the process has set up; without one they do nothing."""
-    reporter = MetricsReporter(tracker, metrics.get_meter(_SCOPE))
-    tracker.storage_reporters.append(reporter)
-    return reporter, SpanReporter()
+def open_telemetry(tracker: CheckpointStatisticsTracker) -> None:
+    """Metrics into whichever SDK the process has set up; without one they do nothing."""
+    MetricsReporter(tracker, metrics.get_meter(_SCOPE))
 
 
 def prometheus(tracker: CheckpointStatisticsTracker, registry: CollectorRegistry) -> None:
     """Metrics into a registry of `prometheus-client` (extra `prometheus`). Raises ValueError if they are there."""
     if any(family.name.startswith("checkpointing_") for family in registry.collect()):
         raise ValueError("the registry has the metrics of a job already: take another one")
-    reporter = MetricsReporter(tracker, _shown_by(registry))
-    reporter.begin_at_zero(tracker.sinks)
-    tracker.reporters.append(reporter)
-    tracker.storage_reporters.append(reporter)
+    MetricsReporter(tracker, _shown_by(registry)).begin_at_zero(tracker.sinks)
 
 
 def _shown_by(registry: CollectorRegistry) -> metrics.Meter:
@@ -220,30 +219,3 @@ def serve(tracker: CheckpointStatisticsTracker, address: str) -> Callable[[], No
         stop()
         raise
     return stop
-
-
-class SpanReporter:
-    """One span for a try of a checkpoint, and one in it for each of its phases, once it has ended."""
-
-    def __init__(self) -> None:
-        self._tracer = trace.get_tracer(_SCOPE)
-
-    def report(self, statistics: CheckpointStatistics) -> None:
-        at = statistics.triggered_at * 1_000_000
-        attributes: dict[str, str | int] = {
-            "checkpointing.job": statistics.job,
-            "checkpointing.checkpoint": statistics.checkpoint_id,
-            "checkpointing.generation": statistics.generation,
-            "checkpointing.status": statistics.status.value,
-            "checkpointing.rows": sum(statistics.rows.values()),
-        }
-        span = self._tracer.start_span("checkpoint", start_time=at, attributes=attributes)
-        if statistics.error:
-            span.set_status(trace.StatusCode.ERROR, statistics.error)
-        around = trace.set_span_in_context(span)
-        begin = at
-        for phase, seconds in statistics.phases.items():
-            end = begin + int(seconds * 1e9)
-            self._tracer.start_span(phase, around, start_time=begin).end(end)
-            begin = end
-        span.end(at + int(statistics.duration * 1e9))

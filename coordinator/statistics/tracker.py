@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -30,11 +30,6 @@ class Reporter(Protocol):
         """A try of a checkpoint has ended."""
 
 
-class StorageReporter(Protocol):
-    def storage_called(self, operation: str, seconds: float) -> None:
-        """Checkpoint storage was called (put, get, list, delete); from any thread."""
-
-
 class LogReporter:
     """One line for each, INFO if all is well. A formatter that writes JSON finds all facts in the record's attribute
     `checkpoint`."""
@@ -51,7 +46,9 @@ class CheckpointStatisticsTracker(CheckpointListener):
     def __init__(self, job: str, clock: Clock, sinks: Sequence[str] = ()) -> None:
         self.job, self._clock, self.sinks = job, clock, tuple(sinks)
         self.reporters: list[Reporter] = [LogReporter()]
-        self.storage_reporters: list[StorageReporter] = []
+        self.on_storage_call: list[Callable[[str, float], None]] = []
+        """Called from any thread with the name of each call of checkpoint storage (put, get, list, delete), and its
+        seconds."""
         self.generation = 0
         self.exactly_once = False
         self.weaknesses: tuple[str, ...] = ()
@@ -109,11 +106,11 @@ class CheckpointStatisticsTracker(CheckpointListener):
         return activity
 
     def storage_called(self, operation: str, seconds: float) -> None:
-        for reporter in self.storage_reporters:
+        for report in self.on_storage_call:
             try:
-                reporter.storage_called(operation, seconds)
+                report(operation, seconds)
             except Exception:
-                logger.exception("%r could not report a call of storage", reporter)
+                logger.exception("%r could not report a call of storage", report)
 
     def guaranteed(self, weaknesses: Sequence[str]) -> None:
         """Why it is not exactly-once; nothing if it is."""

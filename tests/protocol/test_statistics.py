@@ -1,4 +1,4 @@
-"""What is told of a checkpoint agrees with what happened to it: in the log, in storage, as metrics and as spans."""
+"""What is told of a checkpoint agrees with what happened to it: in the log, in storage, and as metrics."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from opentelemetry import metrics, trace
+from opentelemetry import metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -321,7 +318,7 @@ def test_metrics_at_an_address(job: Job, caplog: pytest.LogCaptureFixture) -> No
     job.assert_exactly_once(3)
 
 
-def test_the_books_as_metrics(job: Job, telemetry: tuple[InMemoryMetricReader, InMemorySpanExporter]) -> None:
+def test_the_books_as_metrics(job: Job, telemetry: InMemoryMetricReader) -> None:
     registry = CollectorRegistry()
     with job.coordinator(sink=Books(job.folder / "rows"), config={"verify_interval": 0.05}) as coordinator:
         coordinator.register_metrics(registry)
@@ -346,7 +343,7 @@ def test_the_books_as_metrics(job: Job, telemetry: tuple[InMemoryMetricReader, I
         assert (value("differences", **sink), value("unknown", **sink)) == (1, 0)
         assert value("timestamp_seconds") == coordinator.statistics.verified_at / 1000
         assert "checkpoint 1" in coordinator.statistics.now(0)["balance"]
-        data = telemetry[0].get_metrics_data()
+        data = telemetry.get_metrics_data()
     assert data
     [scope] = data.resource_metrics[0].scope_metrics
     [told] = [metric for metric in scope.metrics if metric.name == "checkpointing.balance.differences"]
@@ -367,19 +364,15 @@ class Books(FileSink, Auditable[Any]):
 
 
 @pytest.fixture
-def telemetry(monkeypatch: pytest.MonkeyPatch) -> tuple[InMemoryMetricReader, InMemorySpanExporter]:
-    reader, exporter = InMemoryMetricReader(), InMemorySpanExporter()
-    meters, tracers = MeterProvider([reader], shutdown_on_exit=False), TracerProvider(shutdown_on_exit=False)
-    tracers.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(metrics, "get_meter", meters.get_meter)
-    monkeypatch.setattr(trace, "get_tracer", tracers.get_tracer)
-    return reader, exporter
+def telemetry(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
+    reader = InMemoryMetricReader()
+    monkeypatch.setattr(metrics, "get_meter", MeterProvider([reader], shutdown_on_exit=False).get_meter)
+    return reader
 
 
-def test_open_telemetry(job: Job, telemetry: tuple[InMemoryMetricReader, InMemorySpanExporter]) -> None:
-    reader, exporter = telemetry
-    told = followed(job)
-    data = reader.get_metrics_data()
+def test_open_telemetry(job: Job, telemetry: InMemoryMetricReader) -> None:
+    followed(job)
+    data = telemetry.get_metrics_data()
     assert data
     [scope] = data.resource_metrics[0].scope_metrics
     points = {metric.name: list(metric.data.data_points) for metric in scope.metrics}
@@ -387,10 +380,3 @@ def test_open_telemetry(job: Job, telemetry: tuple[InMemoryMetricReader, InMemor
     assert vars(completed)["attributes"] == {"job_name": "job", "status": "completed"}
     assert vars(completed)["value"] == len(job.input)
     assert [vars(point)["value"] for point in points["checkpointing.checkpoint.last"]] == [len(job.input) - 1]
-    spans = exporter.get_finished_spans()
-    roots = [span for span in spans if span.name == "checkpoint"]
-    assert [dict(span.attributes or {})["checkpointing.checkpoint"] for span in roots] == [0, 1, 2]
-    for root, one in zip(roots, told, strict=True):
-        inside = [span for span in spans if span.parent and span.parent.span_id == root.context.span_id]
-        assert [span.name for span in inside] == list(one.phases)
-        assert root.start_time == one.triggered_at * 1_000_000
