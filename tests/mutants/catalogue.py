@@ -101,8 +101,8 @@ MUTANTS = (
     Mutant(
         "a place for savepoints may be anywhere",
         "coordinator",
-        "found = roots[0] if target is None else within(target, roots)",
-        "found = target or roots[0]",
+        "place = roots[0] if target is None else within(target, roots)",
+        "place = target or roots[0]",
         REQUESTS,
     ),
     Mutant(
