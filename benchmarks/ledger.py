@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sinks.kafka import KafkaSink
 from sinks.mysql import MySQLSink
-from sinks.mysql import catalog as mysql
+from sinks.mysql.backend import MySQLBackend
 from sinks.postgres import PostgresSink
 from sinks.postgres import catalog as postgres
 from sinks.sql.sink import TableSink
@@ -70,8 +70,10 @@ def look_at_all_of_postgres(sink: TableSink) -> None:
 
 
 def look_at_mysql(sink: TableSink) -> None:
-    with sink._backend.lend() as connection, sink._backend.transaction(connection):
-        mysql.current(connection, sink._planned().target, SCHEMA.names)
+    backend = sink._backend
+    assert isinstance(backend, MySQLBackend)
+    with backend.lend() as connection, backend.transaction(connection):
+        backend.current(connection, sink._planned().target, SCHEMA.names)
 
 
 def measure(name: str, sink: TableSink, look: Callable[[TableSink], None], runs: int) -> None:

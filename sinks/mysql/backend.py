@@ -11,10 +11,9 @@ import logging
 import math
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from sinks.mysql.catalog import MySQLColumn, MySQLTarget, target_type
 from sinks.mysql.connection import (
     ANSWER_SECONDS,
     RIGHTS,
+    SHAPE,
     Connection,
     bytewise,
     code_of,
@@ -51,7 +51,8 @@ from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
-from sinks.sql.server import LEDGER_COLUMNS, PooledServer, Row, no_ledger
+from sinks.sql.questions import TRIGGERS
+from sinks.sql.server import LEDGER_COLUMNS, LedgerRow, PooledServer, Row, is_trusted, no_ledger
 from sinks.sql.strategies import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
@@ -86,6 +87,7 @@ _SESSION = {
     "unique_checks": "1",
     "sql_safe_updates": "0",
     "sql_select_limit": "18446744073709551615",
+    "sql_quote_show_create": "1",
     "wait_timeout": _WAIT_TIMEOUT,
 }
 _MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
@@ -111,6 +113,7 @@ class MySQLBackend(PooledServer, Backend):
     SHOWN = ("host", "unix_socket", "port", "database", "user")
     INSERT_MISSING = "INSERT IGNORE INTO {table} ({columns}) VALUES {rows}"
     TWO_PHASE = "xa"
+    RESTS = True
     SORTS_TEXTS = False
     UNSEEN = ", or none that this user may see"
     MATCHING = "JOIN {table} AS target ON {condition}"
@@ -143,9 +146,11 @@ class MySQLBackend(PooledServer, Backend):
         defaults = {"connect_timeout": 10, "program_name": f"tpc {name}"[:32]}
         fixed: dict[str, Any] = {"charset": "utf8mb4", "autocommit": True, "local_infile": False, "cursorclass": Cursor}
         # The server may ask for rows after LOAD DATA LOCAL; PyMySQL itself, with local_infile=False, hands out no file
-        flags = CLIENT.LOCAL_FILES | CLIENT.FOUND_ROWS  # the rows of an UPDATE are those found, changed by it or not
+        flags = CLIENT.LOCAL_FILES | CLIENT.MULTI_STATEMENTS
+        flags |= CLIENT.FOUND_ROWS  # the rows of an UPDATE are those found, changed by it or not
         flags |= int(given.get("client_flag", 0))
         lock_timeout = math.ceil(lock_timeout)
+        self._known: MySQLTarget | None = None
         super().__init__(defaults | given | fixed | {"client_flag": flags}, name=name, lock_timeout=lock_timeout)
 
     def connect(self) -> Connection:
@@ -158,12 +163,20 @@ class MySQLBackend(PooledServer, Backend):
             ) from None
         try:
             connection.give_up_on_silence()
-            connection.may_take(ANSWER_SECONDS + self._lock_timeout)
             self._configure(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def take(self) -> Connection:
+        connection: Connection = super().take()
+        connection.may_take(ANSWER_SECONDS + self._lock_timeout)
+        return connection
+
+    def give(self, connection: Connection) -> None:
+        connection.flush()
+        super().give(connection)
 
     def _configure(self, connection: Connection) -> None:
         mariadb = is_mariadb(connection)
@@ -183,24 +196,36 @@ class MySQLBackend(PooledServer, Backend):
     def query(self, connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Row]:
         return query(connection, statement, parameters or None)
 
+    def later(
+        self, connection: Connection, statement: str, parameters: Sequence[object], judge: Callable[[list[Row]], object]
+    ) -> object:
+        return connection.defer(statement, parameters or None, judge)
+
+    def judge_triggers(
+        self, connection: Connection, schema: str, name: str, judge: Callable[[Mapping[str, str]], object]
+    ) -> None:
+        self.later(connection, TRIGGERS[self.dialect], [schema, name], lambda rows: judge(dict(rows)))
+
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
-        marks = ", ".join(["%s"] * len(LEDGER_COLUMNS))
-        tables = query(
-            connection,
-            "SELECT engine, (SELECT MAX(column_name) FROM information_schema.statistics"
-            " WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY'),"
-            " (SELECT count(*) FROM information_schema.columns"
-            f" WHERE table_schema = %s AND table_name = %s AND column_name IN ({marks}))"
-            " FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
-            [schema, name, schema, name, *LEDGER_COLUMNS, schema, name],
-        )
-        for engine, key, columns in tables:
-            if (str(engine).lower(), key, columns) != ("innodb", "transaction_id", len(LEDGER_COLUMNS)):
-                raise no_ledger(f"{schema}.{name}")
-        return bool(tables)
+        if definition := catalog.definition(connection, schema, name):
+            _judge_ledger(f"{schema}.{name}", definition)
+        return bool(definition)
+
+    def require_ledger(self, connection: Connection, schema: str, name: str) -> object:
+        statement, label = f"SHOW CREATE TABLE {quoted(schema, name)}", f"{schema}.{name}"
+        return connection.defer(statement, judge=lambda rows: _judge_ledger(label, rows[0][1]))
+
+    def insert_both(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
+        changed = 0
+        for pair in zip(*(self._insertions(ledger, rows) for ledger, rows in inserts.items()), strict=True):
+            for insertion in pair:
+                connection.defer(*insertion)
+            changed += connection.flush()
+        return changed
 
     def answers(self, connection: Connection, rested: float) -> bool:
-        connection.ping(reconnect=False)
+        if not is_trusted(connection, rested):
+            connection.ping(reconnect=False)
         return True
 
     def can_be_lent(self, connection: Connection) -> bool:
@@ -210,32 +235,24 @@ class MySQLBackend(PooledServer, Backend):
     def transaction(self, connection: Connection, *, undo: bool = False) -> Iterator[None]:
         """One transaction. Mind that DDL commits it."""
         # the server ends a transaction of ours whose process is stopped, and frees its locks
-        execute(connection, f"SET SESSION wait_timeout = {max(_IDLE_LIMIT, self._lock_timeout)}")
-        execute(connection, "START TRANSACTION READ WRITE")
+        connection.defer(f"SET SESSION wait_timeout = {max(_IDLE_LIMIT, self._lock_timeout)}")
+        connection.defer("START TRANSACTION READ WRITE")
         try:
             with connection.at_work() if undo else contextlib.nullcontext():
                 yield
+                connection.flush()
         except BaseException:
+            connection.forget()
             with contextlib.suppress(pymysql.Error):
                 execute(connection, "ROLLBACK")
             raise
+        connection.defer("ROLLBACK" if undo else "COMMIT")
+        connection.defer(f"SET SESSION wait_timeout = {_WAIT_TIMEOUT}")
         if undo:  # of many rows it takes as long as the rows did
             with connection.at_work(), contextlib.suppress(pymysql.Error):
-                execute(connection, "ROLLBACK")
+                connection.flush()
         else:
-            execute(connection, "COMMIT")
-        with contextlib.suppress(pymysql.Error):
-            execute(connection, f"SET SESSION wait_timeout = {_WAIT_TIMEOUT}")
-
-    @contextmanager
-    def impatient(self, connection: Connection) -> Iterator[None]:
-        """Wait a second at most for a table that others use."""
-        execute(connection, "SET SESSION lock_wait_timeout = 1")
-        try:
-            yield
-        finally:
-            with contextlib.suppress(pymysql.Error):
-                execute(connection, f"SET SESSION lock_wait_timeout = {self._lock_timeout}")
+            connection.flush()
 
     # ------------------------------------------------------------------ the target
     def unfit_server(self, connection: Connection) -> str | None:
@@ -255,12 +272,9 @@ class MySQLBackend(PooledServer, Backend):
         return catalog.locate(connection, table)
 
     def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
-        target = catalog.describe(connection, schema, name, references=self.merge.mode == "upsert")
-        return target and replace(
-            target,
-            local=setting(connection, "local_infile") in ("1", "ON"),
-            packet=int(setting(connection, "max_allowed_packet")),
-        )
+        upserts = self.merge.mode == "upsert"
+        self._known = catalog.describe(connection, schema, name, self._known, references=upserts)
+        return self._known
 
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
         return target_type(field.type, key=key)
@@ -291,10 +305,9 @@ class MySQLBackend(PooledServer, Backend):
         if strategy == "staged":
             probe = f"tpc_{uuid.uuid4().hex[:20]}"
             yield from catalog.may_not_create(connection, target.schema, probe)
-        for name in (ledger, witness_of(ledger)):
-            if catalog.describe(connection, target.schema, name):
-                rights = ["SELECT", "INSERT", "DELETE"]
-                yield from catalog.missing_rights(connection, target.schema, name, rights, "transaction_id")
+        for name in self.existing(connection, target.schema, [ledger, witness_of(ledger)]):
+            rights = ["SELECT", "INSERT", "DELETE"]
+            yield from catalog.missing_rights(connection, target.schema, name, rights, "transaction_id")
 
     def no_xa(self, connection: Connection) -> str | None:
         """Why there can be no XA branches here."""
@@ -339,16 +352,36 @@ class MySQLBackend(PooledServer, Backend):
         target = plan.target
         identity = xa.identity_of(context.transaction_id)
         branch = xa.xid(identity, target.schema)
-        transaction = LoadTransaction(self.connect(), context, target.label, identity, branch=branch)
-        with transaction.begun():
-            transaction.execute(f"XA START {branch}")
-            with transaction.explained():
-                columns = catalog.current(transaction.connection, target, context.schema.names).columns
+        transaction = LoadTransaction(self.take(), self.give, context, target.label, identity, branch=branch)
+        with transaction.begun(), transaction.explained():
+            transaction.connection.defer(f"XA START {branch}")
+            columns = self.current(transaction.connection, target, context.schema.names).columns
             transaction.start(target.identifier, self.encoder(context, columns, target))
         return transaction
 
+    def current(self, connection: Connection, known: MySQLTarget, written: Sequence[str]) -> MySQLTarget:
+        """The target as the running transaction sees it, under its metadata lock. Raises ConfigurationError if it may
+        not write such rows any more."""
+        not_locked = ""
+        connection.defer(catalog.locking(known, written))
+        try:
+            target = self.describe(connection, known.schema, known.name)
+        except pymysql.Error as error:
+            if code_of(error) not in SHAPE:
+                raise
+            not_locked = describe(error)
+            target = self.describe(connection, known.schema, known.name)
+        reasons = [*catalog.no_innodb(known, target.engine if target else None)]
+        if target and not reasons:
+            reasons = [*target.unfit(written)] or [not_locked] * bool(not_locked)
+        if reasons or not target:
+            raise ConfigurationError(f"table {known.label} was changed while the query ran: {'; '.join(reasons)}")
+        return target
+
     def evidence(self, transaction: LoadTransaction) -> dict[str, object]:
-        return {"session": transaction.connection.thread_id()}  # type: ignore[no-untyped-call]
+        """In MariaDB the branch is this session's until that ends."""
+        connection = transaction.connection
+        return {"session": connection.thread_id()} if is_mariadb(connection) else {}  # type: ignore[no-untyped-call]
 
     def end(
         self,
@@ -401,16 +434,15 @@ class MySQLBackend(PooledServer, Backend):
         table = quoted(target.schema, name)
         identity = identity_of(target.schema, context.transaction_id)
         undo = ["ROLLBACK", f"DROP TABLE IF EXISTS {table}"]
-        transaction = LoadTransaction(self.connect(), context, target.label, identity, undo=undo)
-        with transaction.begun():
-            with transaction.explained():
-                written = self.merge.written(context.schema.names, target.names)
-                target = catalog.current(transaction.connection, target, written)
+        transaction = LoadTransaction(self.take(), self.give, context, target.label, identity, undo=undo)
+        with transaction.begun(), transaction.explained():
+            written = self.merge.written(context.schema.names, target.names)
+            target = self.current(transaction.connection, target, written)
             collation = bytewise(transaction.connection)
             columns = self.staging_columns(target, context.schema, lambda field: _merge_column(field, collation))
             encoder = self.encoder(context, columns, target)
             key = f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
-            transaction.execute(
+            transaction.connection.defer(
                 f"CREATE TABLE {table} ({', '.join([key, *map(_declaration, columns)])}) ENGINE=InnoDB"
                 f" COMMENT={literal(context.transaction_id)}"
             )
@@ -424,8 +456,13 @@ class MySQLBackend(PooledServer, Backend):
             return super().locked(connection, plan, staged)
 
     def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> str | None:
-        unlocked = catalog.lock(connection, plan.target, written)
-        return describe(unlocked) if unlocked else None
+        try:
+            execute(connection, catalog.locking(plan.target, written))
+        except pymysql.Error as error:
+            if code_of(error) not in SHAPE:
+                raise
+            return describe(error)
+        return None
 
     def changes_since(
         self, connection: Connection, plan: Plan, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]
@@ -564,7 +601,7 @@ class MySQLBackend(PooledServer, Backend):
     # ------------------------------------------------------------------ staging tables
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         for name in names:
-            execute(connection, f"DELETE FROM {quoted(schema, name)} ORDER BY {quoted(_ROW)} LIMIT 1")
+            connection.defer(f"DELETE FROM {quoted(schema, name)} ORDER BY {quoted(_ROW)} LIMIT 1")
 
     def drop(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         """Those that are there: a drop of many may have ended in the middle."""
@@ -578,8 +615,10 @@ class MySQLBackend(PooledServer, Backend):
 
         def drop(some: Sequence[str]) -> None:
             try:
-                with self.lend() as connection, self.impatient(connection):
+                with self.lend() as connection:
+                    connection.defer("SET SESSION lock_wait_timeout = 1")
                     self.drop(connection, schema, some)
+                    connection.defer(f"SET SESSION lock_wait_timeout = {self._lock_timeout}")
             except pymysql.Error as error:
                 text = describe(error)
                 logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, text)
@@ -618,6 +657,12 @@ class MySQLBackend(PooledServer, Backend):
             [schema, *tables, _ROW],
         )
         return by_table((table, name, f"{kind} {collation}".rstrip()) for table, name, kind, collation in rows)
+
+
+def _judge_ledger(label: str, definition: str) -> None:
+    parts = "PRIMARY KEY (`transaction_id`)", ") ENGINE=InnoDB", *(f"\n  {quoted(name)} " for name in LEDGER_COLUMNS)
+    if not all(part in definition for part in parts):
+        raise no_ledger(label)
 
 
 def _declaration(column: MySQLColumn) -> str:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum
 from functools import partial
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 import pymysql
+from pymysql.constants import ER
 
 from sinks.arrow import convert
 from sinks.arrow.convert import (
@@ -41,7 +42,7 @@ from sinks.arrow.convert import (
 )
 from sinks.arrow.types import is_bytes, is_text, spark_name
 from sinks.errors import ConfigurationError
-from sinks.mysql.connection import RIGHTS, SHAPE, Connection, code_of, execute, is_mariadb, listed, query, quoted
+from sinks.mysql.connection import RIGHTS, Connection, code_of, execute, is_mariadb, listed, query, quoted
 from sinks.mysql.connection import describe as text_of
 from sinks.sql import target as targets
 from sinks.sql.server import Row
@@ -322,9 +323,12 @@ _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 @dataclass(frozen=True, kw_only=True)
 class MySQLTarget(targets.Target):
     """A table that rows go to. `local`: the server takes rows by LOAD DATA LOCAL, else only by INSERT, whose statements
-    have less than `packet` bytes."""
+    have less than `packet` bytes. `definition` is what the server says of all but its triggers, and who refers to
+    it."""
 
     engine: str
+    own_constraints: tuple[str, ...] = ()
+    definition: str = field(default="", compare=False)
     local: bool = False
     packet: int = 2**24
 
@@ -352,73 +356,66 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     return (schemas[0][0] if schemas else parts[0]), parts[1]
 
 
-def describe(connection: Connection, schema: str, name: str, *, references: bool = True) -> MySQLTarget | None:
-    """Read the target from the catalog; None if there is none, or none that this user may see. Who refers to it is
-    left out without `references`: the server opens every table of the database to tell.
+def describe(
+    connection: Connection, schema: str, name: str, known: MySQLTarget | None = None, *, references: bool = True
+) -> MySQLTarget | None:
+    """Read the target from the catalog; None if there is none, or none that this user may see. Of one that is `known`,
+    and defined as it was, only what its definition does not tell is read anew. Who refers to it is left out without
+    `references`: the server opens every table of the database to tell.
 
     Raises ConfigurationError if it is not a table."""
-    rows = query(
-        connection,
-        "SELECT table_schema, table_name, table_type, engine FROM information_schema.tables"
-        " WHERE table_schema = %s AND table_name = %s",
-        [schema, name],
+    where = [schema, name]
+    triggers = connection.defer(_TRIGGERS, where)
+    referring = connection.defer(_REFERENCES, where) if references else []
+    settings = connection.defer("SELECT @@local_infile, @@max_allowed_packet")
+    text = definition(connection, schema, name)
+    if known is None or not text or (known.schema, known.name, known.definition) != (schema, name, text):
+        known = _read(connection, schema, name)
+    return known and replace(
+        known,
+        constraints=(*known.own_constraints, *(f"trigger {trigger}" for (trigger,) in triggers)),
+        referenced_by=tuple(f"foreign key {key}" for (key,) in referring),
+        local=bool(settings[0][0]),
+        packet=int(settings[0][1]),
+        definition=text,
     )
-    if not rows:
+
+
+def definition(connection: Connection, schema: str, name: str) -> str:
+    """As CREATE TABLE; "" of a table that is not there, or that this user may not read."""
+    try:
+        text: str = query(connection, f"SHOW CREATE TABLE {quoted(schema, name)}")[0][1]
+    except pymysql.Error as error:
+        if code_of(error) not in {*RIGHTS, ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR}:
+            raise
+        return ""
+    return re.sub(r" AUTO_INCREMENT=\d+", "", text)
+
+
+def _read(connection: Connection, schema: str, name: str) -> MySQLTarget | None:
+    tables = query(connection, _TABLE, [schema, name])
+    if not tables:
         return None
-    schema, name, kind, engine = rows[0]  # as the server writes them: it may not care for capitals
+    schema, name, kind, engine = tables[0]  # as the server writes them: it may not care for capitals
     if kind not in ("BASE TABLE", "SYSTEM VERSIONED"):
         raise ConfigurationError(f"{schema}.{name} is a {kind.lower()}; rows can only go to a table")
     where = [schema, name]
-    checks = _checks(connection, where)
-    json = _json(checks)
+    checks = query(connection, _CHECKS[is_mariadb(connection)], where)
+    # MariaDB's JSON is a text with such a check, which is called like the column
+    json = {column for column, clause in checks if clause == f"json_valid({quoted(column)})"}
     columns = tuple(_column(row, json) for row in query(connection, _COLUMNS, where))
     uniques, special = _indexes(connection, where)
     constraints = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
     constraints += [f"check {check}" for check, _ in checks if check not in json]
-    constraints += [row[0] for row in query(connection, _CONSTRAINTS, where * 3)]
-    referring = query(connection, _REFERENCES, where) if references else []
-    return MySQLTarget(
-        schema,
-        name,
-        columns,
-        uniques,
-        tuple(constraints),
-        tuple(f"foreign key {row[0]}" for row in referring),
-        engine=engine or "",
-    )
+    constraints += [row[0] for row in query(connection, _CONSTRAINTS, where * 2)]
+    return MySQLTarget(schema, name, columns, uniques, own_constraints=tuple(constraints), engine=engine or "")
 
 
-def lock(connection: Connection, target: MySQLTarget, written: Sequence[str]) -> pymysql.Error | None:
-    """Take the table's metadata lock in the running transaction, by an INSERT of no rows: until its end nobody can
-    ALTER or DROP the table. Returns the error of a table that has no such columns any more, or whose triggers the
-    server refuses, and so is not locked."""
+def locking(target: MySQLTarget, written: Sequence[str]) -> str:
+    """A statement that takes the table's metadata lock in the running transaction: until its end nobody can ALTER or
+    DROP the table. Fails with a code of SHAPE, and locks nothing, where such rows cannot go in any more."""
     nulls = ", ".join(["NULL"] * len(written))
-    try:
-        execute(connection, f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {nulls} FROM DUAL WHERE 1 = 0")
-    except pymysql.Error as error:
-        if code_of(error) not in SHAPE:
-            raise
-        return error
-    return None
-
-
-def current(connection: Connection, target: MySQLTarget, written: Sequence[str]) -> MySQLTarget:
-    """Columns and engine as the running transaction sees them, under the table's metadata lock. Raises
-    ConfigurationError if it may not write such rows any more."""
-    unlocked = lock(connection, target, written)
-    where = [target.schema, target.name]
-    engine = query(connection, _ENGINE, where)
-    if reasons := [*no_innodb(target, engine[0][0] if engine else None)]:
-        raise changed(target, reasons)
-    rows = query(connection, _COLUMNS, where)
-    json = _json(_checks(connection, where)) if any(row[1].lower() == "longtext" for row in rows) else ()
-    now = replace(target, columns=tuple(_column(row, json) for row in rows))
-    reasons = list(now.unfit(written))
-    if unlocked and not reasons:
-        reasons = [text_of(unlocked)]
-    if reasons:
-        raise changed(target, reasons)
-    return now
+    return f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {nulls} FROM DUAL WHERE 1 = 0"
 
 
 def collation(connection: Connection, target: MySQLTarget) -> str:
@@ -436,11 +433,10 @@ def no_innodb(target: MySQLTarget, engine: str | None) -> Iterable[str]:
         yield f"its engine is {engine}, which has no transactions: ALTER TABLE {target.identifier} ENGINE=InnoDB"
 
 
-def changed(target: MySQLTarget, reasons: Sequence[str]) -> ConfigurationError:
-    return ConfigurationError(f"table {target.label} was changed while the query ran: " + "; ".join(reasons))
-
-
-_ENGINE = "SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+_TABLE = (
+    "SELECT table_schema, table_name, table_type, engine FROM information_schema.tables"
+    " WHERE table_schema = %s AND table_name = %s"
+)
 _COLUMNS = (
     "SELECT column_name, data_type, column_type, is_nullable = 'YES',"
     " column_default IS NOT NULL OR extra LIKE '%%auto_increment%%',"
@@ -452,16 +448,27 @@ _COLUMNS = (
 _CONSTRAINTS = (
     "SELECT CONCAT('foreign key ', constraint_name) FROM information_schema.referential_constraints"
     " WHERE constraint_schema = %s AND table_name = %s"
-    " UNION ALL SELECT CONCAT('trigger ', trigger_name) FROM information_schema.triggers"
-    " WHERE event_object_schema = %s AND event_object_table = %s"
     " UNION ALL SELECT DISTINCT 'partitions' FROM information_schema.partitions"
     " WHERE table_schema = %s AND table_name = %s AND partition_name IS NOT NULL"
+)
+_TRIGGERS = (
+    "SELECT trigger_name FROM information_schema.triggers"
+    " WHERE event_object_schema = %s AND event_object_table = %s ORDER BY 1"
 )
 _REFERENCES = (
     "SELECT CONCAT(constraint_name, ' of ', constraint_schema, '.', table_name)"
     " FROM information_schema.referential_constraints"
     " WHERE unique_constraint_schema = %s AND referenced_table_name = %s ORDER BY 1"
 )
+
+
+_CHECKS = {  # by whether it is MariaDB
+    True: "SELECT constraint_name, check_clause FROM information_schema.check_constraints"
+    " WHERE constraint_schema = %s AND table_name = %s",
+    False: "SELECT constraint_name, check_clause FROM information_schema.check_constraints"
+    " JOIN information_schema.table_constraints USING (constraint_schema, constraint_name)"
+    " WHERE constraint_schema = %s AND table_name = %s AND enforced = 'YES'",
+}
 
 
 def _column(row: Row, json: Collection[str]) -> MySQLColumn:
@@ -473,27 +480,6 @@ def _column(row: Row, json: Collection[str]) -> MySQLColumn:
     return MySQLColumn(
         name, kind, declared, nullable, has_default, generated, counter, *numbers, charset, collation, members
     )
-
-
-def _json(checks: Iterable[tuple[str, str]]) -> set[str]:
-    """The columns that MariaDB knows as JSON."""
-    return {column for column, clause in checks if clause == f"json_valid({quoted(column)})"}
-
-
-def _checks(connection: Connection, where: list[str]) -> list[tuple[str, str]]:
-    """Name and clause of each CHECK. In MariaDB one of a column is called like the column."""
-    if is_mariadb(connection):
-        statement = (
-            "SELECT constraint_name, check_clause FROM information_schema.check_constraints"
-            " WHERE constraint_schema = %s AND table_name = %s"
-        )
-    else:
-        statement = (
-            "SELECT constraint_name, check_clause FROM information_schema.check_constraints"
-            " JOIN information_schema.table_constraints USING (constraint_schema, constraint_name)"
-            " WHERE constraint_schema = %s AND table_name = %s AND enforced = 'YES'"
-        )
-    return [(name, clause) for name, clause in query(connection, statement, where)]
 
 
 def _indexes(connection: Connection, where: list[str]) -> tuple[tuple[Unique, ...], list[str]]:

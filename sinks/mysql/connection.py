@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -25,6 +25,7 @@ WORK_SECONDS = 900
 """How long it may take for a statement that moves or loads rows."""
 
 _IN_CLEAR = (b"mysql_clear_password", b"dialog")
+Rows = list[tuple[Any, ...]]
 
 
 class Connection(pymysql.connections.Connection):
@@ -38,6 +39,7 @@ class Connection(pymysql.connections.Connection):
 
     def __init__(self, *, server_public_key: str | bytes | None = None, **options: Any) -> None:
         """`server_public_key`: the server's key for RSA, in PEM, or the name of a file with it."""
+        self._deferred: list[tuple[str, Rows, Callable[[Rows], object]]] = []
         self._given = options.get("read_timeout")
         self._key = _read_key(server_public_key)
         if options.get("ssl_ca"):  # PyMySQL alone verifies nothing without a second option
@@ -63,6 +65,43 @@ class Connection(pymysql.connections.Connection):
     def _login_plugin(self) -> str:
         """That of the user, if the server asked for another than its default."""
         return self._plugin.decode() or str(self._auth_plugin_name)  # type: ignore[attr-defined]
+
+    def defer(
+        self, statement: str, parameters: Sequence[Any] | None = None, judge: Callable[[Rows], object] = len
+    ) -> Rows:
+        """Run it in one message with the next statement, just before that: with CLIENT.MULTI_STATEMENTS. Its rows are
+        in the list then. `judge` gets them, and may raise."""
+        rows: Rows = []
+        with self.cursor() as cursor:
+            self._deferred.append((cursor.mogrify(statement, parameters), rows, judge))
+        return rows
+
+    def flush(self) -> int:
+        """Run what was deferred; returns how many rows that changed."""
+        if not self._deferred:
+            return 0
+        deferred, answered, changed = self.forget(), 0, 0
+        try:
+            with self.cursor() as cursor:
+                cursor.execute("; ".join(text for text, _, _ in deferred))
+                for _, rows, _ in deferred:
+                    if answered:
+                        cursor.nextset()
+                    rows += cursor.fetchall()
+                    changed += 0 if cursor.description else cursor.rowcount
+                    answered += 1
+        finally:  # what an answer is judged by may say why a later statement failed
+            for _, rows, judge in deferred[:answered]:
+                judge(rows)
+        return changed
+
+    def forget(self) -> list[tuple[str, Rows, Callable[[Rows], object]]]:
+        """What was deferred: it is not run."""
+        deferred, self._deferred = self._deferred, []
+        return deferred
+
+    def fileno(self) -> int:
+        return int(self._sock.fileno())  # type: ignore[attr-defined]
 
     def may_take(self, seconds: float) -> None:
         """The next statements may take so long, unless `read_timeout` says otherwise."""
@@ -221,14 +260,14 @@ def bytewise(connection: Connection) -> str:
 
 def execute(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> int:
     """Run a statement; returns how many rows it changed."""
-    with connection.cursor() as cursor:
-        return cursor.execute(statement, parameters)
+    connection.defer(statement, parameters)
+    return connection.flush()
 
 
-def query(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
-        return list(cursor.fetchall())
+def query(connection: Connection, statement: str, parameters: Sequence[Any] | None = None) -> Rows:
+    rows = connection.defer(statement, parameters)
+    connection.flush()
+    return rows
 
 
 def setting(connection: Connection, name: str, *, session: bool = False) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import ClassVar
@@ -26,7 +26,7 @@ from pymysql.protocol import OKPacketWrapper
 from sinks.arrow.types import bytes_of
 from sinks.errors import BadValue
 from sinks.mysql.catalog import Form, MySQLColumn
-from sinks.mysql.connection import WORK_SECONDS, Connection, execute, fault, listed, query, quoted
+from sinks.mysql.connection import WORK_SECONDS, Connection, Rows, execute, fault, is_mariadb, listed, query, quoted
 from sinks.resting import disconnect
 from sinks.sql.backend import RowTransaction
 from sinks.sql.encoder import Encoder
@@ -182,6 +182,7 @@ class LoadTransaction(RowTransaction):
     def __init__(
         self,
         connection: Connection,
+        give_back: Callable[[Connection], None],
         context: TransactionContext,
         table: str,
         identity: Identity,
@@ -189,14 +190,16 @@ class LoadTransaction(RowTransaction):
         branch: str = "",
         undo: Sequence[str] = (),
     ) -> None:
-        """`branch` is the xid of one that writes into the table itself; `undo` are the statements that throw another
-        away."""
+        """`give_back` takes the connection when its work is done. `branch` is the xid of one that writes into the table
+        itself; `undo` are the statements that throw another away."""
         super().__init__(context, identity)
         self._branch = branch
         self._table, self._staging, self._rows = table, "", 0
         self._undo = [f"XA END {branch}", f"XA ROLLBACK {branch}"] if branch else undo
         self._loading = 0
+        self._sealed = False
         self.connection = connection
+        self._give_back = give_back
         self.connection.may_take(WORK_SECONDS)
 
     def explained(self) -> AbstractContextManager[None]:
@@ -288,23 +291,37 @@ class LoadTransaction(RowTransaction):
             execute(self.connection, statement)
 
     def prepare(self) -> None:
-        # MariaDB keeps a prepared branch to the session that has it: one whose host disappears must not live for hours
-        self.execute("SET SESSION wait_timeout = 30")
-        self.execute(f"XA END {self._branch}")
+        """MariaDB keeps a prepared branch to the session that has it, and so does MySQL if it is told to: that session
+        has to end, soon, even if its host disappears."""
+        detached: Rows = []
+        if is_mariadb(self.connection):
+            self.connection.defer("SET SESSION wait_timeout = 30")
+        else:
+            detached = self.connection.defer("SELECT @@xa_detach_on_prepare")
+        self.connection.defer(f"XA END {self._branch}")
         self.seal(f"XA PREPARE {self._branch}")
+        if detached != [(1,)]:
+            disconnect(self.connection)
+        self._give_back(self.connection)
 
     def commit(self) -> None:
+        with self.explained():
+            self.connection.flush()
         if self._branch:
-            self.execute(f"XA END {self._branch}")
+            self.connection.defer(f"XA END {self._branch}")
         self.seal(f"XA COMMIT {self._branch} ONE PHASE" if self._branch else "COMMIT")
+        self._give_back(self.connection)
 
     def seal(self, statement: str) -> None:
-        """Run the statement that makes the transaction durable, then let go of the connection."""
+        """Run the statement that makes the transaction durable."""
         self.sealing = True
         self.execute(statement)
-        disconnect(self.connection)
+        self._sealed = True
 
     def close(self) -> None:
+        if self._sealed:  # another may have the connection
+            return
+        self.connection.forget()
         with contextlib.suppress(Exception):
             if self._loading:
                 self._loading = 0

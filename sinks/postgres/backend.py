@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -29,14 +28,22 @@ from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
 from sinks.sql.questions import TRIGGERS
-from sinks.sql.server import KEEPALIVES, LEDGER_COLUMNS, PERCENT_ENCODED, LedgerRow, PooledServer, Row, no_ledger
+from sinks.sql.server import (
+    KEEPALIVES,
+    LEDGER_COLUMNS,
+    PERCENT_ENCODED,
+    LedgerRow,
+    PooledServer,
+    Row,
+    is_trusted,
+    no_ledger,
+)
 from sinks.sql.strategies import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
 
 logger = logging.getLogger(__name__)
 
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
-_TRUSTED_FOR = 5  # seconds without use in which a connection is not asked whether it still works
 _OLD = 3600  # seconds, of a prepared transaction
 _FEW = 8  # free slots of max_prepared_transactions
 _MOVED_TOGETHER = 100  # staging tables in one INSERT
@@ -126,10 +133,7 @@ class PostgresBackend(PooledServer, Backend):
         self._silent_until = time.monotonic() + SILENCE
 
     def answers(self, connection: Connection, rested: float) -> bool:
-        """After a short rest it is asked only if something came meanwhile: what a server says when it ends."""
-        came = select.poll()
-        came.register(connection, select.POLLIN)
-        return (rested < _TRUSTED_FOR and not came.poll(0)) or bool(connection.execute("SELECT 1"))
+        return is_trusted(connection, rested) or bool(connection.execute("SELECT 1"))
 
     def can_be_lent(self, connection: Connection) -> bool:
         return connection.idle and not connection.closed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ PERCENT_ENCODED = (
 KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10}
 """libpq's parameters, in seconds, by which a peer that went without a word is noticed."""
 _INSERTED_TOGETHER = 1000
+_TRUSTED_SECONDS = 5
 
 Row: TypeAlias = tuple[Any, ...]
 """What a driver makes of a row."""
@@ -202,9 +204,11 @@ class PooledServer(Server):
         return True
 
     def insert_missing(self, connection: Any, ledger: str, rows: Sequence[LedgerRow]) -> int:
-        starts = range(0, len(rows), _INSERTED_TOGETHER)
-        some = (self._insertion(ledger, rows[start : start + _INSERTED_TOGETHER]) for start in starts)
-        return sum(self.execute(connection, *insertion) for insertion in some)
+        return sum(self.execute(connection, *insertion) for insertion in self._insertions(ledger, rows))
+
+    def _insertions(self, ledger: str, rows: Sequence[LedgerRow]) -> Iterator[tuple[str, list[object]]]:
+        for start in range(0, len(rows), _INSERTED_TOGETHER):
+            yield self._insertion(ledger, rows[start : start + _INSERTED_TOGETHER])
 
     def _insertion(self, ledger: str, rows: Sequence[LedgerRow]) -> tuple[str, list[object]]:
         marks = ", ".join([f"({', '.join(['%s'] * len(LEDGER_COLUMNS))})"] * len(rows))
@@ -292,6 +296,14 @@ def _popped(entries: list[E]) -> E | None:
     with contextlib.suppress(IndexError):
         return entries.pop()
     return None
+
+
+def is_trusted(connection: Any, rested: float) -> bool:
+    """Whether a connection, with a file descriptor, need not be asked if it still works: after a short rest, in which
+    nothing came. A server that ends says so."""
+    came = select.poll()
+    came.register(connection, select.POLLIN)
+    return rested < _TRUSTED_SECONDS and not came.poll(0)
 
 
 def no_ledger(table: str) -> ConfigurationError:

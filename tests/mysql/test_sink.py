@@ -61,8 +61,8 @@ def sink(db: Observer, request: pytest.FixtureRequest) -> MySQLSink:
 
 
 def end(committable: Committable, db: Observer, how: str) -> None:
-    """What an operator does with a prepared branch, once the session that prepared it has ended."""
-    session = committable.proof["session"]
+    """What an operator does with a prepared branch, once the session that MariaDB ties it to has ended."""
+    session = committable.proof.get("session")
     eventually(lambda: not db.run("SELECT 1 FROM information_schema.processlist WHERE id = %s", [session]))
     db.run(f"XA {how} {xa.xid(committable.transaction, db.schema)}")
 

@@ -1,0 +1,241 @@
+"""How often a small checkpoint asks the server, and what changes between two of them, or amid one, though it asks for
+that together with other things, or not at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import pymysql
+import pytest
+
+from sinks import CommitOutcome
+from sinks.errors import ConfigurationError
+from sinks.mysql import MySQLSink
+from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query
+from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLService
+from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, context, rows_of
+from sinks.transaction import Fingerprint
+from tests.mysql.play import Observer
+
+
+@pytest.fixture(params=["xa", "staged"])
+def sink(db: Observer, request: pytest.FixtureRequest) -> Iterator[MySQLSink]:
+    sink = MySQLSink(db.dsn, "orders", strategy=request.param, lock_timeout=1)
+    sink.check(SCHEMA)
+    yield sink
+    sink.close()
+
+
+def nothing() -> None: ...
+
+
+def write(
+    sink: MySQLSink, n: int, amid: Callable[[], object] = nothing, then: Callable[[], object] = nothing
+) -> CommitOutcome | Exception:
+    """What the coordinator calls for a checkpoint of one row. Raises what fails it; what was in doubt is swept."""
+    try:
+        transaction = sink.begin_transaction(context(sink, checkpoint=n))
+        try:
+            sink.write(transaction, rows_of(n))
+            amid()
+            committable = sink.pre_commit(transaction).of(sink.name, 0, Fingerprint(1, n))
+        except BaseException:
+            sink.rollback(transaction)
+            raise
+        then()
+        sink.committed_checkpoints("job")
+        sink.validate_all(checkpoint(n), [committable])
+    except BaseException:
+        for identity in sink.in_doubt("job"):
+            sink.abort(identity)
+        raise
+    (outcome,) = sink.commit_all(checkpoint(n), [committable])
+    return outcome
+
+
+def cut(db: Observer) -> None:
+    """End all other sessions of the database."""
+    for (session,) in db.run(
+        "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+    ):
+        db.run(f"KILL {session}")
+    while db.sessions():
+        time.sleep(0.01)
+
+
+def test_messages_of_a_checkpoint(db: Observer, sink: MySQLSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[object] = []
+    send = Connection._execute_command  # type: ignore[attr-defined]
+
+    def counting(self: Connection, command: int, statement: Any) -> None:
+        sent.append(statement)
+        send(self, command, statement)
+
+    assert write(sink, 0) == COMMITTED
+    monkeypatch.setattr(Connection, "_execute_command", counting)
+    assert write(sink, 1) == COMMITTED
+    connects = 2 if is_mariadb(db.connection) else 0  # a branch of MariaDB keeps its session
+    assert len(sent) <= {"xa": 6 + 2 * connects, "staged": 27}[sink.strategy], "\n".join(map(str, sent))
+
+
+def test_connections_that_the_server_has_closed_are_not_used(db: Observer, sink: MySQLSink) -> None:
+    for n in range(2):
+        assert write(sink, n) == COMMITTED
+        cut(db)
+    assert write(sink, 2) == COMMITTED
+    assert db.ids() == [0, 1, 2]
+
+
+def test_a_session_that_keeps_its_branch_is_ended(db: Observer) -> None:
+    with closing(MySQLSink(db.dsn, "orders", strategy="xa")) as sink:
+        sink.check(SCHEMA)
+        if not is_mariadb(db.connection):
+            sink._backend.close()
+            db.run("SET GLOBAL xa_detach_on_prepare = OFF")
+        try:
+            for n in range(2):
+                assert write(sink, n) == COMMITTED
+        finally:
+            if not is_mariadb(db.connection):
+                db.run("SET GLOBAL xa_detach_on_prepare = ON")
+    assert db.ids() == [0, 1]
+
+
+WHEN = pytest.mark.parametrize("when", ["between", "amid", "then"])
+TRIGGER = "CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = upper(NEW.name)"
+
+
+@WHEN
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["ALTER TABLE orders ADD extra text"], ""),
+        (["ALTER TABLE orders MODIFY name bigint"], "bigint"),
+        (["ALTER TABLE orders MODIFY name varchar(3)"], r"varchar\(3\)|too long"),
+        (["ALTER TABLE orders RENAME COLUMN name TO title"], '"name"'),
+        (["ALTER TABLE orders ADD extra text NOT NULL"], '"extra"'),
+        (["RENAME TABLE orders TO others"], "(?i)orders.*(gone|exist)"),
+        (["DROP TABLE orders", "CREATE VIEW orders AS SELECT 1 AS id, 'a' AS name"], "orders.*(view|insertable)"),
+        (["DROP TABLE orders", "CREATE TABLE orders (id bigint NOT NULL, name varchar(100)) ENGINE=InnoDB"], ""),
+        (["ALTER TABLE orders ENGINE=MyISAM"], "MyISAM"),
+        (["CREATE UNIQUE INDEX one ON orders ((1))"], "one"),
+        ([TRIGGER], "trigger t is new"),
+    ],
+)
+def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str], told: str, when: str) -> None:
+    if "INDEX" in changes[0] and is_mariadb(db.connection):
+        changes = ["CREATE UNIQUE INDEX one ON orders (name(3))"]
+    assert write(sink, 0) == COMMITTED
+    db.run("SET SESSION lock_wait_timeout = 1")
+
+    def alter() -> None:
+        if when != "between" and sink.strategy == "xa":
+            with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):  # the branch keeps it as it is
+                db.run(changes[0])
+            return
+        for change in changes:
+            db.run(change)
+
+    if when == "between":
+        alter()
+    amid, then = (alter if when == moment else nothing for moment in ("amid", "then"))
+    if told and (when == "between" or sink.strategy == "staged"):
+        with pytest.raises(Exception, match=told):
+            write(sink, 1, amid, then)
+    else:
+        assert write(sink, 1, amid, then) == COMMITTED
+        assert 1 in db.ids()
+    assert db.pending() == 0
+
+
+@WHEN
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("DELETE FROM tpc_ledger WHERE transaction_id = 'ledger'", "another one than when the query looked"),
+        ("TRUNCATE tpc_ledger", "another one than when the query looked"),
+        ("ALTER TABLE tpc_ledger DROP PRIMARY KEY", "is not a ledger of this version"),
+        ("ALTER TABLE tpc_ledger ENGINE=MyISAM", "is not a ledger of this version"),
+        ("ALTER TABLE tpc_ledger RENAME COLUMN lineage TO history", "lineage"),
+        ("DROP TABLE tpc_ledger", "tpc_ledger"),
+        ("DROP TABLE tpc_ledger_witness", "tpc_ledger_witness"),
+    ],
+)
+def test_a_ledger_that_changes(db: Observer, sink: MySQLSink, change: str, told: str, when: str) -> None:
+    db.run("SET SESSION lock_wait_timeout = 1")
+    assert write(sink, 0) == COMMITTED
+    if when == "then":
+        outcome: object = None
+        with suppress(Exception):
+            outcome = write(sink, 1, then=lambda: db.run(change))
+        assert db.ids() == ([0, 1] if outcome == COMMITTED else [0])
+        return
+    if when == "between":
+        db.run(change)
+    with pytest.raises(Exception, match=told):
+        write(sink, 1, amid=(lambda: db.run(change)) if when == "amid" else nothing)
+    assert db.ids() == [0]
+
+
+@WHEN
+@pytest.mark.parametrize("right", ["INSERT ON {}.orders", "INSERT ON {}.tpc_ledger", "SELECT ON {}.tpc_ledger"])
+def test_rights_that_are_revoked(db: Observer, mysql: MySQLService, right: str, when: str) -> None:
+    with closing(MySQLSink(db.dsn, "orders", strategy="xa")) as first:
+        first.check(SCHEMA)
+    user = f"{db.schema}_less"[-32:]
+    with mysql.connect() as admin:
+        dsn = mysql.add_user(admin, user, f"INSERT ON {db.schema}.orders", db.schema)
+        for table in ("tpc_ledger", "tpc_ledger_witness"):
+            execute(admin, f"GRANT SELECT, INSERT, DELETE ON {db.schema}.{table} TO '{user}'@'%'")
+        if not is_mariadb(admin):
+            execute(admin, f"GRANT XA_RECOVER_ADMIN ON *.* TO '{user}'@'%'")
+        with closing(MySQLSink(dsn, "orders", strategy="xa", lock_timeout=1)) as sink:
+            sink.check(SCHEMA)
+            assert write(sink, 0) == COMMITTED
+
+            def revoke() -> None:
+                execute(admin, f"REVOKE {right.format(db.schema)} FROM '{user}'@'%'")
+
+            if when == "between":
+                revoke()
+            outcome: object = None
+            with suppress(ConfigurationError, pymysql.OperationalError):
+                outcome = write(sink, 1, *(revoke if when == moment else nothing for moment in ("amid", "then")))
+            assert (outcome == COMMITTED) == (db.ids() == [0, 1])
+            assert outcome != COMMITTED or when != "between"
+        execute(admin, f"DROP USER '{user}'@'%'")
+
+
+@WHEN
+def test_another_server_behind_the_same_address(
+    db: Observer, sink: MySQLSink, server: EmbeddedMySQL, when: str
+) -> None:
+    """Open connections are cut, as in a failover, and the next ones lead to a server that has a table and a ledger of
+    the same names."""
+    with server.connect() as admin:
+        execute(admin, f"CREATE DATABASE {db.schema}")
+    try:
+        with (
+            closing(MySQLSink(server.url(db.schema), "orders", strategy=sink.strategy, create_table=True)) as there,
+            closing(server.connect(server.url(db.schema))) as other,
+        ):
+            there.check(SCHEMA)
+            assert write(there, 0) == write(sink, 0) == COMMITTED
+
+            def swap() -> None:
+                cut(db)
+                sink._backend._parameters |= parameters(server.url(db.schema))
+
+            if when == "between":
+                swap()
+            outcome: object = None
+            with suppress(ConfigurationError, pymysql.OperationalError):
+                outcome = write(sink, 1, *(swap if when == moment else nothing for moment in ("amid", "then")))
+            assert outcome != COMMITTED
+            assert [*db.ids(), *(id for (id,) in query(other, "SELECT id FROM orders"))] == [0, 0]
+    finally:
+        with server.connect() as admin:
+            execute(admin, f"DROP DATABASE {db.schema}")
