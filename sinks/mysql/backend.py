@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -93,6 +94,15 @@ _SESSION = {
 _MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
 _MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
 
+_TRIGGERS = (
+    "SELECT trigger_name FROM information_schema.triggers"
+    " WHERE event_object_schema = %s AND event_object_table = %s ORDER BY 1"
+)
+_REFERENCES = (
+    "SELECT CONCAT(constraint_name, ' of ', constraint_schema, '.', table_name)"
+    " FROM information_schema.referential_constraints"
+    " WHERE unique_constraint_schema = %s AND referenced_table_name = %s ORDER BY 1"
+)
 _DROPPERS = 8
 _ROW = "tpc row"
 """The primary key of a staging table: many servers take no table without one."""
@@ -272,8 +282,21 @@ class MySQLBackend(PooledServer, Backend):
         return catalog.locate(connection, table)
 
     def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
-        upserts = self.merge.mode == "upsert"
-        self._known = catalog.describe(connection, schema, name, self._known, references=upserts)
+        """Who refers to it is asked for upserts alone: the server opens every table of the database to tell."""
+        triggers = connection.defer(_TRIGGERS, [schema, name])
+        referring = connection.defer(_REFERENCES, [schema, name]) if self.merge.mode == "upsert" else []
+        settings = connection.defer("SELECT @@local_infile, @@max_allowed_packet")
+        target = self._read(connection, schema, name)
+        return target and replace(
+            target,
+            constraints=(*target.constraints, *(f"trigger {trigger}" for (trigger,) in triggers)),
+            referenced_by=tuple(f"foreign key {key}" for (key,) in referring),
+            local=bool(settings[0][0]),
+            packet=int(settings[0][1]),
+        )
+
+    def _read(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
+        self._known = catalog.read(connection, schema, name, self._known)
         return self._known
 
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
@@ -329,7 +352,7 @@ class MySQLBackend(PooledServer, Backend):
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
         branches = self.strategy != "staged" and self.merge.mode == "append"
-        return _findings(connection, xa=branches, no_xa=self.no_xa(connection) if branches else None)
+        return _findings(connection, self.no_xa(connection) if branches else None)
 
     def encoder(self, context: TransactionContext, columns: Sequence[MySQLColumn], target: MySQLTarget) -> RowEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
@@ -365,12 +388,12 @@ class MySQLBackend(PooledServer, Backend):
         not_locked = ""
         connection.defer(catalog.locking(known, written))
         try:
-            target = self.describe(connection, known.schema, known.name)
+            target = self._read(connection, known.schema, known.name)
         except pymysql.Error as error:
             if code_of(error) not in SHAPE:
                 raise
             not_locked = describe(error)
-            target = self.describe(connection, known.schema, known.name)
+            target = self._read(connection, known.schema, known.name)
         reasons = [*catalog.no_innodb(known, target.engine if target else None)]
         if target and not reasons:
             reasons = [*target.unfit(written)] or [not_locked] * bool(not_locked)
@@ -440,7 +463,7 @@ class MySQLBackend(PooledServer, Backend):
             target = self.current(transaction.connection, target, written)
             collation = bytewise(transaction.connection)
             columns = self.staging_columns(target, context.schema, lambda field: _merge_column(field, collation))
-            encoder = self.encoder(context, columns, target)
+            encoder = self.encoder(context, columns, plan.target)
             key = f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY"
             transaction.connection.defer(
                 f"CREATE TABLE {table} ({', '.join([key, *map(_declaration, columns)])}) ENGINE=InnoDB"
@@ -468,28 +491,18 @@ class MySQLBackend(PooledServer, Backend):
         self, connection: Connection, plan: Plan, target: MySQLTarget, staging: Sequence[str], written: Sequence[str]
     ) -> Iterable[str]:
         yield from catalog.no_innodb(target, target.engine)
-        # a counter or timestamp takes a NULL for a number or the time; of others it is better to know now
-        nullable = {column.name for column in plan.target.columns if column.nullable}
-        asked = [c for c in target.columns if c.counter or c.type == "timestamp" or c.name in nullable]
-        required = [c.name for c in asked if not c.nullable and c.name in written]
-        yield from self._nulls(connection, target, staging, required)
-        rights = self.rights(target, "staged")
-        yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
-
-    def _nulls(
-        self, connection: Connection, target: MySQLTarget, tables: Sequence[str], columns: Sequence[str]
-    ) -> Iterable[str]:
+        # a counter or timestamp takes a NULL for a number or the time
+        counting = [c.name for c in target.columns if (c.counter or c.type == "timestamp") and not c.nullable]
         stays = f" AND {quoted(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
-        for name in columns:
-            staged = self.union([quoted(target.schema, table) for table in tables], "*")
+        for name in counting:
+            if name not in written:
+                continue
+            staged = self.union([quoted(target.schema, table) for table in staging], "*")
             where = f"({staged}) AS staged WHERE {quoted(name)} IS NULL{stays}"
             if query(connection, f"SELECT 1 FROM {where} LIMIT 1"):
                 yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
-
-    def grouped(self, target: MySQLTarget, column: str) -> str:
-        """MariaDB has two groups for 0.0 and -0.0, which are one key."""
-        types = {known.name: known.type for known in target.columns}
-        return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
+        rights = [right for right in self.rights(target, "staged") if right != "INSERT"]  # which `lock` needs
+        yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
 
     # ------------------------------------------------------------------ the move
     def upsert(
@@ -627,17 +640,6 @@ class MySQLBackend(PooledServer, Backend):
         with ThreadPoolExecutor(_DROPPERS, "drop-staging") as pool:
             list(pool.map(drop, parts))
 
-    def existing(self, connection: Connection, schema: str, names: Sequence[str]) -> set[str]:
-        if not names:
-            return set()
-        marks = ", ".join(["%s"] * len(names))
-        rows = query(
-            connection,
-            f"SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_name IN ({marks})",
-            [schema, *names],
-        )
-        return {name for (name,) in rows}
-
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         rows = query(
             connection,
@@ -649,6 +651,8 @@ class MySQLBackend(PooledServer, Backend):
 
     def staged_types(self, connection: Connection, schema: str, tables: Sequence[str]) -> StagedTypes:
         """The type of a text with its collation."""
+        if not tables:
+            return {}
         marks = ", ".join(["%s"] * len(tables))
         rows = query(
             connection,
@@ -693,19 +697,13 @@ def _merge_column(field: pa.Field, collation: str) -> MySQLColumn:
 
 
 # ---------------------------------------------------------------------- what `coordinator doctor` says
-def _findings(connection: Connection, *, xa: bool, no_xa: str | None) -> Iterable[Finding]:
-    """`xa`: whether the sink would use XA branches, and `no_xa` why it cannot."""
+def _findings(connection: Connection, no_xa: str | None) -> Iterable[Finding]:
+    """`no_xa`: why the sink, which would use XA branches, cannot."""
     ((version,),) = query(connection, "SELECT VERSION()")
-    mariadb = is_mariadb(connection)
-    yield Finding.ok(f"{'MariaDB' if mariadb else 'MySQL'} {version}")
+    yield Finding.ok(f"{'MariaDB' if is_mariadb(connection) else 'MySQL'} {version}")
     if no_xa:
         grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
         yield Finding.warning(f"{no_xa}; the strategy is staged", grant)
-    elif xa and setting(connection, "xa_detach_on_prepare") == "OFF":
-        yield Finding.error(
-            "xa_detach_on_prepare is OFF, so a prepared transaction stays with its connection",
-            "SET PERSIST xa_detach_on_prepare = ON;",
-        )
     if setting(connection, "local_infile") not in ("1", "ON"):
         yield Finding.warning(
             "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",

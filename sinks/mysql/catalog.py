@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
 from functools import partial
@@ -42,7 +42,7 @@ from sinks.arrow.convert import (
 )
 from sinks.arrow.types import is_bytes, is_text, spark_name
 from sinks.errors import ConfigurationError
-from sinks.mysql.connection import RIGHTS, Connection, code_of, execute, is_mariadb, listed, query, quoted
+from sinks.mysql.connection import RIGHTS, Connection, code_of, execute, listed, query, quoted
 from sinks.mysql.connection import describe as text_of
 from sinks.sql import target as targets
 from sinks.sql.server import Row
@@ -323,12 +323,10 @@ _NAME = re.compile(rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern}))?")
 @dataclass(frozen=True, kw_only=True)
 class MySQLTarget(targets.Target):
     """A table that rows go to. `local`: the server takes rows by LOAD DATA LOCAL, else only by INSERT, whose statements
-    have less than `packet` bytes. `definition` is what the server says of all but its triggers, and who refers to
-    it."""
+    have less than `packet` bytes. `definition` tells all of it but triggers, and who refers to it."""
 
     engine: str
-    own_constraints: tuple[str, ...] = ()
-    definition: str = field(default="", compare=False)
+    definition: str = ""
     local: bool = False
     packet: int = 2**24
 
@@ -356,31 +354,6 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     return (schemas[0][0] if schemas else parts[0]), parts[1]
 
 
-def describe(
-    connection: Connection, schema: str, name: str, known: MySQLTarget | None = None, *, references: bool = True
-) -> MySQLTarget | None:
-    """Read the target from the catalog; None if there is none, or none that this user may see. Of one that is `known`,
-    and defined as it was, only what its definition does not tell is read anew. Who refers to it is left out without
-    `references`: the server opens every table of the database to tell.
-
-    Raises ConfigurationError if it is not a table."""
-    where = [schema, name]
-    triggers = connection.defer(_TRIGGERS, where)
-    referring = connection.defer(_REFERENCES, where) if references else []
-    settings = connection.defer("SELECT @@local_infile, @@max_allowed_packet")
-    text = definition(connection, schema, name)
-    if known is None or not text or (known.schema, known.name, known.definition) != (schema, name, text):
-        known = _read(connection, schema, name)
-    return known and replace(
-        known,
-        constraints=(*known.own_constraints, *(f"trigger {trigger}" for (trigger,) in triggers)),
-        referenced_by=tuple(f"foreign key {key}" for (key,) in referring),
-        local=bool(settings[0][0]),
-        packet=int(settings[0][1]),
-        definition=text,
-    )
-
-
 def definition(connection: Connection, schema: str, name: str) -> str:
     """As CREATE TABLE; "" of a table that is not there, or that this user may not read."""
     try:
@@ -392,23 +365,24 @@ def definition(connection: Connection, schema: str, name: str) -> str:
     return re.sub(r" AUTO_INCREMENT=\d+", "", text)
 
 
-def _read(connection: Connection, schema: str, name: str) -> MySQLTarget | None:
+def read(connection: Connection, schema: str, name: str, known: MySQLTarget | None = None) -> MySQLTarget | None:
+    """The target, without triggers; None if there is none, or none that this user may see. One that is `known` is only
+    looked at, unless it is defined in another way now. Raises ConfigurationError if it is not a table."""
+    text = definition(connection, schema, name)
+    if known and text and (known.schema, known.name, known.definition) == (schema, name, text):
+        return known
     tables = query(connection, _TABLE, [schema, name])
     if not tables:
         return None
     schema, name, kind, engine = tables[0]  # as the server writes them: it may not care for capitals
     if kind not in ("BASE TABLE", "SYSTEM VERSIONED"):
         raise ConfigurationError(f"{schema}.{name} is a {kind.lower()}; rows can only go to a table")
-    where = [schema, name]
-    checks = query(connection, _CHECKS[is_mariadb(connection)], where)
-    # MariaDB's JSON is a text with such a check, which is called like the column
-    json = {column for column, clause in checks if clause == f"json_valid({quoted(column)})"}
-    columns = tuple(_column(row, json) for row in query(connection, _COLUMNS, where))
-    uniques, special = _indexes(connection, where)
-    constraints = [*special, *(f"generated column {column.name}" for column in columns if column.generated)]
-    constraints += [f"check {check}" for check, _ in checks if check not in json]
-    constraints += [row[0] for row in query(connection, _CONSTRAINTS, where * 2)]
-    return MySQLTarget(schema, name, columns, uniques, own_constraints=tuple(constraints), engine=engine or "")
+    json = [column.replace("``", "`") for column in _JSON.findall(text)]
+    columns = tuple(_column(row, json) for row in query(connection, _COLUMNS, [schema, name]))
+    uniques, constraints = _indexes(connection, schema, name)
+    lines = [_JSON.sub("", line).strip(" ,") for line in text.splitlines()]
+    constraints += [line for line in lines if _JUDGES.search(line)] if text else ["what cannot be read"]
+    return MySQLTarget(schema, name, columns, uniques, tuple(constraints), engine=engine or "", definition=text)
 
 
 def locking(target: MySQLTarget, written: Sequence[str]) -> str:
@@ -445,30 +419,9 @@ _COLUMNS = (
     " coalesce(character_octet_length, 0), coalesce(character_set_name, ''), coalesce(collation_name, '')"
     " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
 )
-_CONSTRAINTS = (
-    "SELECT CONCAT('foreign key ', constraint_name) FROM information_schema.referential_constraints"
-    " WHERE constraint_schema = %s AND table_name = %s"
-    " UNION ALL SELECT DISTINCT 'partitions' FROM information_schema.partitions"
-    " WHERE table_schema = %s AND table_name = %s AND partition_name IS NOT NULL"
-)
-_TRIGGERS = (
-    "SELECT trigger_name FROM information_schema.triggers"
-    " WHERE event_object_schema = %s AND event_object_table = %s ORDER BY 1"
-)
-_REFERENCES = (
-    "SELECT CONCAT(constraint_name, ' of ', constraint_schema, '.', table_name)"
-    " FROM information_schema.referential_constraints"
-    " WHERE unique_constraint_schema = %s AND referenced_table_name = %s ORDER BY 1"
-)
-
-
-_CHECKS = {  # by whether it is MariaDB
-    True: "SELECT constraint_name, check_clause FROM information_schema.check_constraints"
-    " WHERE constraint_schema = %s AND table_name = %s",
-    False: "SELECT constraint_name, check_clause FROM information_schema.check_constraints"
-    " JOIN information_schema.table_constraints USING (constraint_schema, constraint_name)"
-    " WHERE constraint_schema = %s AND table_name = %s AND enforced = 'YES'",
-}
+_JUDGES = re.compile(r" CHECK \(|GENERATED ALWAYS|FOREIGN KEY|PARTITION BY")
+_JSON = re.compile(r" CHECK \(json_valid\(`((?:[^`]|``)+)`\)\)")
+"""What makes a text JSON in MariaDB."""
 
 
 def _column(row: Row, json: Collection[str]) -> MySQLColumn:
@@ -482,13 +435,13 @@ def _column(row: Row, json: Collection[str]) -> MySQLColumn:
     )
 
 
-def _indexes(connection: Connection, where: list[str]) -> tuple[tuple[Unique, ...], list[str]]:
+def _indexes(connection: Connection, schema: str, name: str) -> tuple[tuple[Unique, ...], list[str]]:
     """Unique indexes over whole columns, and the names of those whose verdict only the target can tell."""
     rows = query(
         connection,
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
         " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",
-        where,
+        [schema, name],
     )
     columns: dict[str, list[str | None]] = {}
     for index, column, part in rows:

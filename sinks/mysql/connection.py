@@ -270,9 +270,9 @@ def query(connection: Connection, statement: str, parameters: Sequence[Any] | No
     return rows
 
 
-def setting(connection: Connection, name: str, *, session: bool = False) -> str:
+def setting(connection: Connection, name: str) -> str:
     """A variable of the server; "" if it has none of that name."""
-    rows = query(connection, f"SHOW {'SESSION' if session else 'GLOBAL'} VARIABLES LIKE %s", [name])
+    rows = query(connection, "SHOW GLOBAL VARIABLES LIKE %s", [name])
     return str(rows[0][1]).upper() if rows else ""
 
 

@@ -370,9 +370,9 @@ class Backend(Server, ABC):
 
     def twice(self, connection: Any, target: Any, staging: Sequence[str], columns: Sequence[str]) -> Row | None:
         """Values of these columns that more than one staged row has, and how many have them."""
-        names = ", ".join(self.grouped(target, column) for column in columns)
+        names = self.quoted(columns)
         known = " AND ".join(f"{self.quote(column)} IS NOT NULL" for column in columns)
-        staged = self.union(staging, self.quoted(columns))
+        staged = self.union(staging, names)
         rows = self.query(
             connection,
             f"SELECT {names}, count(*) FROM ({staged}) AS staged WHERE {known}"
@@ -392,10 +392,6 @@ class Backend(Server, ABC):
                 f"the staging tables hold {found} rows, and their tasks acknowledged {rows}: somebody changed one, or "
                 "emptied the ledger after they were moved"
             )
-
-    def grouped(self, target: Any, column: str) -> str:
-        """What equal values of a column are grouped by."""
-        return self.quote(column)
 
     def constraints(self, target: Any, written: Sequence[str]) -> list[str]:
         """What only the target itself can judge of rows. If there is any, a move is tried before the decision."""

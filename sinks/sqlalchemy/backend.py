@@ -272,11 +272,9 @@ class SqlAlchemyBackend(Backend):
         if not sa.inspect(connection).has_table(name, schema or None):
             return None
         table = sa.Table(name, sa.MetaData(), schema=schema or None, autoload_with=connection, resolve_fks=False)
-        columns, collations = [], self._collations(connection, table)
+        columns = []
         for column in table.columns:
             declared = self._in_sql(column.type)
-            if column.name in collations and isinstance(column.type, sa.String):
-                column.type.collation = collations[column.name]
             if isinstance(column.type, sa.JSON):
                 column.type.none_as_null = True  # a NULL is none, and not the JSON value null
             counter = column is table.autoincrement_column
@@ -300,17 +298,6 @@ class SqlAlchemyBackend(Backend):
             return str(kind.compile(dialect=self.engine.dialect))
         except exc.CompileError:
             return repr(kind)
-
-    def _collations(self, connection: Connection, table: sa.Table) -> dict[str, str]:
-        """By which SQLite compares the keys, which SQLAlchemy does not tell."""
-        if self.dialect != "sqlite" or not self.merge.keys:
-            return {}
-        columns = (
-            "SELECT c.name, coll FROM pragma_index_list(%s) AS i, pragma_index_xinfo(i.name) AS c"
-            " WHERE \"unique\" AND key AND coll <> 'BINARY'"
-        )
-        collations = self.query(connection, columns, [table.name])
-        return {name: collation for name, collation in collations if name in self.merge.keys}
 
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
         kind = declared(field.type, self.dialect, key=key)
@@ -402,7 +389,7 @@ class SqlAlchemyBackend(Backend):
         """Whether the batch has a change of the row, in the form by which a database looks for the rows of the target
         by its index: a list of keys, or else one by one."""
         keys = self.merge.keys
-        equal = [table.c[key] == into.c[key] for key in keys]
+        equal = [into.c[key] == table.c[key] for key in keys]
         if len(keys) == 1 or self.dialect == "sqlite":
             return sa.tuple_(*(into.c[key] for key in keys)).in_(sa.select(*(table.c[key] for key in keys)))
         return sa.exists(sa.select(sa.literal(1)).select_from(table).where(*equal))
@@ -410,7 +397,7 @@ class SqlAlchemyBackend(Backend):
     def _is_older(self, table: sa.TableClause, into: sa.Table) -> sa.ColumnElement[bool]:
         """Whether the target has a newer row of a staged row's key."""
         stored, change = into.c[str(self.merge.order_by)], table.c[str(self.merge.order_by)]
-        equal = (table.c[key] == into.c[key] for key in self.merge.keys)
+        equal = (into.c[key] == table.c[key] for key in self.merge.keys)  # the left one's collation counts in SQLite
         newer = sa.or_(change.is_(None), stored > change)
         return sa.exists(sa.select(sa.literal(1)).select_from(into).where(*equal, stored.is_not(None), newer))
 

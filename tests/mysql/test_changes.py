@@ -165,15 +165,15 @@ def test_what_changes_after_the_decision_is_said_with_where_the_rows_are(db: Obs
     committables = [pre_commit(sink, rows, subtask=n) for n in range(2)]
     sink.validate_all(checkpoint(), committables)
     db.run(f"ALTER TABLE t {alter}")
-    for one in (sink, again(db, strategy="staged")):
-        for outcome in one.commit_all(checkpoint(), committables):
+    for driver in (sink, again(db, strategy="staged")):
+        for outcome in driver.commit_all(checkpoint(), committables):
             said = why_unknown(outcome)
             assert any(word in said for word in reason.split("|")), said
             assert f"safe in the staging tables {committables[0].transaction['table']} and 1 more" in said
             assert "table changed since" not in said
     assert db.visible("t") == []
     db.run(f"ALTER TABLE t {BACK.get(change, f'MODIFY v {kind}')}")
-    assert one.commit_all(checkpoint(), committables) == [COMMITTED] * 2
+    assert driver.commit_all(checkpoint(), committables) == [COMMITTED] * 2
     assert len(db.visible("t")) == 2
     assert db.staging() == []
 
@@ -246,11 +246,11 @@ def test_a_dropped_table_is_to_be_made_again(db: Observer) -> None:
     db.run("DROP TABLE t")
     with pytest.raises(ConfigurationError, match=r"it is gone: create it again as it was, columns id, v"):
         sink.validate_all(checkpoint(), committables)
-    for one in (sink, again(db, strategy="staged")):
-        (outcome,) = one.commit_all(checkpoint(), committables)
+    for driver in (sink, again(db, strategy="staged")):
+        (outcome,) = driver.commit_all(checkpoint(), committables)
         assert f"safe in the staging table {committables[0].transaction['table']}" in why_unknown(outcome)
     db.run(definition)
-    assert one.commit_all(checkpoint(), committables) == [COMMITTED]
+    assert driver.commit_all(checkpoint(), committables) == [COMMITTED]
     assert db.visible("t") == [(1, 20)]
 
 

@@ -111,16 +111,16 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
     prepared = f"INSERT INTO tpc_ledger ({COLUMNS}) VALUES ('x', true, 'other', 'l', 's', 1)"
     with held(db.dsn, prepared):  # another job's rows are not waited for
         staged.purge(checkpoint(250, oldest=200))
-    kept = db.run("SELECT checkpoint FROM tpc_ledger WHERE job <> '-' ORDER BY 1")
-    assert [n for (n,) in kept] == [1, 2, 3, 100, 250]
+    retained = db.run("SELECT checkpoint FROM tpc_ledger WHERE job <> '-' ORDER BY 1")
+    assert [n for (n,) in retained] == [1, 2, 3, 100, 250]
 
 
 def test_nothing_is_moved_beside_a_sibling_whose_outcome_is_unknown(db: Observer, staged: MySQLSink) -> None:
-    one, two = pre_commit(staged, rows_of(1)), pre_commit(staged, rows_of(2), subtask=1)
-    db.run(f"DROP TABLE {one.transaction['table']}")
+    first, second = pre_commit(staged, rows_of(1)), pre_commit(staged, rows_of(2), subtask=1)
+    db.run(f"DROP TABLE {first.transaction['table']}")
     db.run("DROP TABLE tpc_ledger")
     again = MySQLSink(db.dsn, "orders", strategy="staged")
-    states = [o.state for o in again.commit_all(checkpoint(), [one, two]) if isinstance(o, CommitOutcome)]
+    states = [o.state for o in again.commit_all(checkpoint(), [first, second]) if isinstance(o, CommitOutcome)]
     assert states == [CommitState.UNKNOWN, CommitState.HELD]
     assert db.ids() == []
     again.close()

@@ -110,7 +110,7 @@ TRIGGER = "CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = 
 
 @WHEN
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (["ALTER TABLE orders ADD extra text"], ""),
         (["ALTER TABLE orders MODIFY name bigint"], "bigint"),
@@ -125,7 +125,7 @@ TRIGGER = "CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = 
         ([TRIGGER], "trigger t is new"),
     ],
 )
-def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str], told: str, when: str) -> None:
+def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str], message: str, when: str) -> None:
     if "INDEX" in changes[0] and is_mariadb(db.connection):
         changes = ["CREATE UNIQUE INDEX one ON orders (name(3))"]
     assert write(sink, 0) == COMMITTED
@@ -142,8 +142,8 @@ def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str]
     if when == "between":
         alter()
     amid, then = (alter if when == moment else nothing for moment in ("amid", "then"))
-    if told and (when == "between" or sink.strategy == "staged"):
-        with pytest.raises(Exception, match=told):
+    if message and (when == "between" or sink.strategy == "staged"):
+        with pytest.raises(Exception, match=message):
             write(sink, 1, amid, then)
     else:
         assert write(sink, 1, amid, then) == COMMITTED
@@ -153,7 +153,7 @@ def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str]
 
 @WHEN
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("DELETE FROM tpc_ledger WHERE transaction_id = 'ledger'", "another one than when the query looked"),
         ("TRUNCATE tpc_ledger", "another one than when the query looked"),
@@ -164,7 +164,7 @@ def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str]
         ("DROP TABLE tpc_ledger_witness", "tpc_ledger_witness"),
     ],
 )
-def test_a_ledger_that_changes(db: Observer, sink: MySQLSink, change: str, told: str, when: str) -> None:
+def test_a_ledger_that_changes(db: Observer, sink: MySQLSink, change: str, message: str, when: str) -> None:
     db.run("SET SESSION lock_wait_timeout = 1")
     assert write(sink, 0) == COMMITTED
     if when == "then":
@@ -175,7 +175,7 @@ def test_a_ledger_that_changes(db: Observer, sink: MySQLSink, change: str, told:
         return
     if when == "between":
         db.run(change)
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=message):
         write(sink, 1, amid=(lambda: db.run(change)) if when == "amid" else nothing)
     assert db.ids() == [0]
 

@@ -212,7 +212,7 @@ def test_a_connection_cut_during_commit_is_asked_again(db: Observer) -> None:
     db.run(f"KILL {db.run(waiting)[0][0]}")
     thread.join()
     locking.close()
-    assert [type(one) for one in answers] == [pymysql.OperationalError] * 2
+    assert [type(answer) for answer in answers] == [pymysql.OperationalError] * 2
     assert db.visible() == []
     assert db.ledger() == {}
     assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]
@@ -446,9 +446,9 @@ def test_missing_rights_are_all_named(db: Observer, limited: str, mysql: MySQLSe
     options = {"dsn": limited, "mode": "upsert", "keys": ["id"], "strategy": "staged"}
     with pytest.raises(ConfigurationError) as caught:
         make(db, **options)
-    told = [line.split("- ")[1].split(" is missing")[0] for line in str(caught.value).splitlines()[1:]]
-    assert [line.split(" ON ")[0] for line in told] == ["GRANT INSERT", "GRANT UPDATE", "GRANT CREATE, DROP"]
-    for grant in told:
+    grants = [line.split("- ")[1].split(" is missing")[0] for line in str(caught.value).splitlines()[1:]]
+    assert [line.split(" ON ")[0] for line in grants] == ["GRANT INSERT", "GRANT UPDATE", "GRANT CREATE, DROP"]
+    for grant in grants:
         execute(admin, f"{grant} TO {user}")
     execute(admin, f"GRANT SELECT, INSERT, DELETE ON {db.schema}.* TO {user}")  # of the ledger and the staging tables
     admin.close()

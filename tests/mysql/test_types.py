@@ -148,8 +148,8 @@ def test_values_that_are_read_by_other_means(db: Observer, local: bool) -> None:
 def test_timestamps_with_zone_are_points_in_time(db: Observer, zone: str, local: bool) -> None:
     moments = [NOON.replace(tzinfo=dt.timezone.utc), None, dt.datetime.fromtimestamp(1, dt.timezone.utc)]
     array = pa.array(moments, pa.timestamp("us", zone))
-    found = round_trip(db, array, "timestamp(6) NULL", local=local, read="UNIX_TIMESTAMP(c0) * 1000000")
-    assert found == [moment and int(moment.timestamp() * 1_000_000) for moment in moments]
+    read_back = round_trip(db, array, "timestamp(6) NULL", local=local, read="UNIX_TIMESTAMP(c0) * 1000000")
+    assert read_back == [moment and int(moment.timestamp() * 1_000_000) for moment in moments]
 
 
 STRUCT = pa.struct(
@@ -197,8 +197,10 @@ LONG = {"prices": [Decimal("9" * 36 + ".25"), None]}
 def test_structs_maps_and_arrays_become_json(db: Observer, local: bool) -> None:
     array = pa.array([VALUE, None, dict.fromkeys(VALUE), VALUE], STRUCT)
     for part in (array, array.slice(1)):
-        found = [text and json.loads(text, parse_float=Decimal) for text in round_trip(db, part, "json", local=local)]
-        assert found == [AS_JSON, None, dict.fromkeys(VALUE), AS_JSON][4 - len(part) :]
+        read_back = [
+            text and json.loads(text, parse_float=Decimal) for text in round_trip(db, part, "json", local=local)
+        ]
+        assert read_back == [AS_JSON, None, dict.fromkeys(VALUE), AS_JSON][4 - len(part) :]
     lists = pa.array([[1, None], None, []], pa.list_(pa.int64()))
     assert [text and json.loads(text) for text in round_trip(db, lists, "json", local=local)] == lists.to_pylist()
     texts = pa.array(['{"a": ["\\\\", "\\n", "ü"]}', None])
@@ -216,8 +218,8 @@ def test_a_struct_with_more_digits_than_doubles_goes_into_the_table_that_the_sin
     sink.write(transaction, batch)
     sink.commit_directly(transaction)
     sink.close()
-    found = [text and json.loads(text, parse_float=Decimal) for (text,) in db.run("SELECT c FROM created")]
-    assert found == batch.column(0).to_pylist()
+    read_back = [text and json.loads(text, parse_float=Decimal) for (text,) in db.run("SELECT c FROM created")]
+    assert read_back == batch.column(0).to_pylist()
 
 
 def exactly(text: str) -> Any:
@@ -286,9 +288,9 @@ def test_any_json_comes_back_or_is_refused(db: Observer, json_sink: MySQLSink, t
             db.run("INSERT INTO documents VALUES (%s)", [text])
         except pymysql.Error:
             return
-    ((found,),) = db.run("SELECT c FROM documents")
+    ((read_back,),) = db.run("SELECT c FROM documents")
     db.run("DELETE FROM documents")
-    assert (exactly(found) != exactly(text)) is refused
+    assert (exactly(read_back) != exactly(text)) is refused
 
 
 @pytest.fixture
@@ -431,25 +433,27 @@ def test_what_does_not_fit_when_it_is_rounded_is_refused(db: Observer) -> None:
 
 @pytest.mark.parametrize("encoder", [LoadEncoder, InsertEncoder])
 def test_rows_are_counted_over_pieces_and_batches(encoder: type[RowEncoder]) -> None:
-    one = encoder(pa.schema([("a", pa.int64())]), [MySQLColumn("a", "tinyint")], "t")
-    assert sum(rows for _, rows in one.pieces(pa.RecordBatch.from_arrays([pa.array([1] * 70_000)], ["a"]))) == 70_000
+    encoding = encoder(pa.schema([("a", pa.int64())]), [MySQLColumn("a", "tinyint")], "t")
+    assert (
+        sum(rows for _, rows in encoding.pieces(pa.RecordBatch.from_arrays([pa.array([1] * 70_000)], ["a"]))) == 70_000
+    )
     with pytest.raises(BadValue, match="row 70002"):
-        list(one.pieces(pa.RecordBatch.from_arrays([pa.array([1, 1000])], ["a"])))
+        list(encoding.pieces(pa.RecordBatch.from_arrays([pa.array([1, 1000])], ["a"])))
 
 
 def test_a_piece_is_not_much_larger_than_it_should_be() -> None:
     wide = pa.RecordBatch.from_arrays([pa.array(["x" * 100_000] * 1000)], ["a"])
     for encoder in (LoadEncoder, InsertEncoder):
-        one = encoder(wide.schema, [MySQLColumn("a", "longtext")], "t")
-        sizes = [len(data) for data, _ in one.pieces(wide)]
+        encoding = encoder(wide.schema, [MySQLColumn("a", "longtext")], "t")
+        sizes = [len(data) for data, _ in encoding.pieces(wide)]
         assert max(sizes) < 1.1 * encoder.bytes_at_once
         assert sum(sizes) >= 100_000_000
 
 
 def test_other_columns_in_a_later_batch_are_refused() -> None:
-    one = LoadEncoder(pa.schema([("a", pa.int64())]), [MySQLColumn("a", "bigint")], "t")
+    encoding = LoadEncoder(pa.schema([("a", pa.int64())]), [MySQLColumn("a", "bigint")], "t")
     with pytest.raises(SchemaMismatch, match="after row 0 the batches have other columns"):
-        list(one.pieces(pa.RecordBatch.from_arrays([pa.array(["1"])], ["a"])))
+        list(encoding.pieces(pa.RecordBatch.from_arrays([pa.array(["1"])], ["a"])))
 
 
 # ------------------------------------------------------------------ mismatches
@@ -586,9 +590,9 @@ def test_any_rows_of_the_common_types(
     except BaseException:
         sink.rollback(transaction)
         raise
-    found = db.run("SELECT * FROM wide")
+    read_back = db.run("SELECT * FROM wide")
     expected = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-    assert sorted(map(repr, map(_plain, found))) == sorted(map(repr, map(_plain, expected)))
+    assert sorted(map(repr, map(_plain, read_back))) == sorted(map(repr, map(_plain, expected)))
 
 
 def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:

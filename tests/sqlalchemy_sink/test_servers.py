@@ -66,10 +66,10 @@ def test_a_ledger_that_is_older_than_its_rows_proves_no_loss(pg: Server, older: 
     pg.run("DELETE FROM tpc_ledger WHERE transaction_id <> 'ledger'")
     if older == "a dump":
         pg.run("INSERT INTO tpc_ledger SELECT * FROM dump WHERE transaction_id <> 'ledger'")
-    for one in (sink, pg.sink()):
+    for driver in (sink, pg.sink()):
         with pytest.raises(ConfigurationError, match="the ledger alone was set back"):
-            one.committed_checkpoints("job")
-        (outcome,) = one.commit_all(Checkpoint("job", "l1", 0), [committable])
+            driver.committed_checkpoints("job")
+        (outcome,) = driver.commit_all(Checkpoint("job", "l1", 0), [committable])
         assert "the ledger alone was set back" in why_unknown(outcome)
     assert pg.run("SELECT id FROM orders") == [(1,)]
 
@@ -213,11 +213,11 @@ def test_a_value_that_the_column_refuses(pg: Server) -> None:
     pg.run("CREATE TABLE orders (id smallint NOT NULL, name varchar(3))")
     sink = pg.sink()
     sink.check(ORDERS)
-    for row, told in [
+    for row, refusal in [
         ((40_000, "a"), ", rows 1 to 1, was refused"),
         ((1, "abcd"), ": row 1, .* is longer than VARCHAR"),
     ]:
-        with pytest.raises(BadValue, match=f"table .*orders: partition 0 of checkpoint 0{told}"):
+        with pytest.raises(BadValue, match=f"table .*orders: partition 0 of checkpoint 0{refusal}"):
             pg.pre_commit(sink, ORDERS, [row])
 
 
@@ -227,7 +227,7 @@ def test_a_null_is_none_in_json_columns_of_postgresql(pg: Server) -> None:
     sink = pg.sink("t")
     sink.check(schema)
     committable = pg.pre_commit(sink, schema, [(1, None, None), (2, "[1]", '{"a": 1}')])
-    assert [one.state for one in pg.commit(sink, committable)] == [CommitState.COMMITTED]
+    assert [outcome.state for outcome in pg.commit(sink, committable)] == [CommitState.COMMITTED]
     assert pg.run("SELECT id, j, b FROM t ORDER BY id") == [(1, None, None), (2, [1], {"a": 1})]
 
 
@@ -252,8 +252,8 @@ def test_rounding_is_refused_unless_it_is_allowed(pg: Server, what: str) -> None
         pg.pre_commit(sink, schema, [(1, None), (2, value)])
     pg.write(pg.sink("t", rounding="allow"), schema, [(1, None), (2, value)])
     read = "v + CAST(0 AS double precision)" if "single" in what else "v"
-    found = [row[0] for row in pg.run(f"SELECT {read} FROM t ORDER BY id")]
-    assert [one.rstrip() if isinstance(one, str) else one for one in found] == [None, rounded]
+    stored = [row[0] for row in pg.run(f"SELECT {read} FROM t ORDER BY id")]
+    assert [value.rstrip() if isinstance(value, str) else value for value in stored] == [None, rounded]
 
 
 # ---------------------------------------------------------------------- tables that change while the query runs

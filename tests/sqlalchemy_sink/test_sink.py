@@ -152,7 +152,7 @@ def test_a_null_is_no_json_text(db: Play) -> None:
     sink = db.sink("t")
     sink.check(schema)
     committable = db.pre_commit(sink, schema, [(1, None), (2, {"a": None})])
-    assert [one.state for one in db.commit(sink, committable)] == [CommitState.COMMITTED]
+    assert [outcome.state for outcome in db.commit(sink, committable)] == [CommitState.COMMITTED]
     assert db.run("SELECT id, j FROM t ORDER BY id") == [(1, None), (2, '{"a":null}')]
 
 
@@ -176,12 +176,12 @@ def test_what_sqlite_would_alter_is_refused(db: Play) -> None:
     schema = pa.schema([pa.field("n", pa.int64()), pa.field("j", pa.string())])
     sink = db.sink("doubles")
     sink.check(schema)
-    for row, told in (
+    for row, refusal in (
         ((2**53 + 1, None), "9007199254740993 would be rounded to a double"),
         ((-(2**53) - 1, None), "-9007199254740993 would be rounded to a double"),
         ((1, " 12345678901234567891"), "is a number by itself, which SQLite would make a double"),
     ):
-        with pytest.raises(BadValue, match=told):
+        with pytest.raises(BadValue, match=refusal):
             db.pre_commit(sink, schema, [row])
     rows = [(2**53, '{"n": 1.10}'), (-(2**63), "null")]
     db.write(sink, schema, rows)
@@ -196,9 +196,9 @@ def test_what_sqlite_would_alter_is_refused(db: Play) -> None:
     ],
 )
 def test_what_other_databases_would_take_for_something_else_is_refused(
-    arrow: pa.DataType, kind: sa.types.TypeEngine[Any], told: str
+    arrow: pa.DataType, kind: sa.types.TypeEngine[Any], refusal: str
 ) -> None:
-    with pytest.raises(SchemaMismatch, match=told):
+    with pytest.raises(SchemaMismatch, match=refusal):
         SqlAlchemyColumn.of("c", kind, "postgresql").conversion(arrow)
 
 
@@ -371,13 +371,13 @@ def test_a_key_twice_without_order_is_an_error(stock: Play) -> None:
 def test_siblings_of_a_lost_participant_are_held(db: Play) -> None:
     sink = db.sink()
     sink.check(ORDERS)
-    lost, kept = (db.pre_commit(sink, ORDERS, [(n, "x")], n) for n in range(2))
+    lost, held = (db.pre_commit(sink, ORDERS, [(n, "x")], n) for n in range(2))
     sink.abort(lost.transaction)
-    states = [outcome.state for outcome in db.commit(sink, lost, kept)]
+    states = [outcome.state for outcome in db.commit(sink, lost, held)]
     assert states == [CommitState.LOST, CommitState.HELD]
     assert db.run("SELECT * FROM orders") == []
     again = db.pre_commit(sink, ORDERS, [(0, "x")], 0)
-    assert db.commit(sink, again, kept) == [CommitOutcome.COMMITTED] * 2
+    assert db.commit(sink, again, held) == [CommitOutcome.COMMITTED] * 2
 
 
 def test_text_that_is_not_utf8_is_told(db: Play) -> None:
@@ -391,13 +391,15 @@ def test_text_that_is_not_utf8_is_told(db: Play) -> None:
     sink.rollback(transaction)
 
 
-def test_keys_are_compared_as_the_index_does(db: Play) -> None:
+def test_keys_that_the_index_takes_for_one_are_changed_or_refused_before_the_decision(db: Play) -> None:
     db.run("CREATE TABLE stock (sku text COLLATE NOCASE PRIMARY KEY, pieces int, at bigint)")
-    sink = db.sink("stock", mode="upsert", keys=["sku"], order_by="at", delete_marker="gone")
-    db.write(sink, STOCK, [("a", 1, 1, False), ("b", 1, 1, False)], [("A", 2, 2, False)])
-    assert db.run("SELECT * FROM stock ORDER BY sku") == [("A", 2, 2), ("b", 1, 1)]
-    db.write(sink, STOCK, [("a", 3, 3, False), ("B", 3, 3, True)])
-    assert db.run("SELECT * FROM stock ORDER BY sku") == [("a", 3, 3)]
+    sink = db.sink("stock", mode="upsert", keys=["sku"], order_by="at", delete_marker="gone", keep_newer=True)
+    db.write(sink, STOCK, [("a", 1, 1, False), ("b", 1, 1, False)])
+    db.write(sink, STOCK, [("A", 2, 2, False), ("B", 2, 2, True)])
+    db.write(sink, STOCK, [("a", 1, 1, False)])
+    assert db.run("SELECT * FROM stock") == [("A", 2, 2)]
+    with pytest.raises(BadValue, match="UNIQUE"):
+        db.write(sink, STOCK, [("a", 3, 3, False)], [("A", 3, 4, False)])
 
 
 def test_an_error_that_is_about_no_row_shows_no_statement(db: Play) -> None:
@@ -466,10 +468,10 @@ def test_a_staging_table_that_somebody_alters_moves_no_nulls(db: Play) -> None:
     sink.check(ORDERS)
     committable = db.pre_commit(sink, ORDERS, [(1, "a")])
     db.run(f"ALTER TABLE {committable.transaction['table']} DROP COLUMN name")
-    for one in (sink, db.sink()):  # the driver that decided, and one that starts anew
+    for driver in (sink, db.sink()):  # the driver that decided, and one that starts anew
         with pytest.raises(SinkError, match="was altered by somebody"):
-            one.validate_all(Checkpoint("job", "l1", 0), [committable])
-        [outcome] = one.commit_all(Checkpoint("job", "l1", 0), [committable])
+            driver.validate_all(Checkpoint("job", "l1", 0), [committable])
+        [outcome] = driver.commit_all(Checkpoint("job", "l1", 0), [committable])
         assert "was altered by somebody" in why_unknown(outcome)
     assert db.run("SELECT * FROM orders") == []
 
