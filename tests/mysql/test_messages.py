@@ -113,8 +113,8 @@ TRIGGER = "CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = 
     ("changes", "message"),
     [
         (["ALTER TABLE orders ADD extra text"], ""),
-        (["ALTER TABLE orders MODIFY name bigint"], "bigint"),
-        (["ALTER TABLE orders MODIFY name varchar(3)"], r"varchar\(3\)|too long"),
+        (["ALTER TABLE orders DROP name, ADD name bigint"], "bigint"),
+        (["ALTER TABLE orders DROP name, ADD name varchar(3)"], r"varchar\(3\)|too long"),
         (["ALTER TABLE orders RENAME COLUMN name TO title"], '"name"'),
         (["ALTER TABLE orders ADD extra text NOT NULL"], '"extra"'),
         (["RENAME TABLE orders TO others"], "(?i)orders.*(gone|exist)"),
@@ -129,7 +129,7 @@ def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str]
     if "INDEX" in changes[0] and is_mariadb(db.connection):
         changes = ["CREATE UNIQUE INDEX one ON orders (name(3))"]
     assert write(sink, 0) == COMMITTED
-    db.run("SET SESSION lock_wait_timeout = 1")
+    db.run("SET SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1")
 
     def alter() -> None:
         if when != "between" and sink.strategy == "xa":
@@ -165,7 +165,7 @@ def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str]
     ],
 )
 def test_a_ledger_that_changes(db: Observer, sink: MySQLSink, change: str, message: str, when: str) -> None:
-    db.run("SET SESSION lock_wait_timeout = 1")
+    db.run("SET SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1")
     assert write(sink, 0) == COMMITTED
     if when == "then":
         outcome: object = None
@@ -176,7 +176,9 @@ def test_a_ledger_that_changes(db: Observer, sink: MySQLSink, change: str, messa
     if when == "between":
         db.run(change)
     with pytest.raises(Exception, match=message):
-        write(sink, 1, amid=(lambda: db.run(change)) if when == "amid" else nothing)
+        outcome = write(sink, 1, amid=(lambda: db.run(change)) if when == "amid" else nothing)
+        if isinstance(outcome, Exception):  # to be asked again, when the ledger is made anew
+            raise outcome
     assert db.ids() == [0]
 
 
