@@ -189,7 +189,7 @@ def test_what_sqlite_would_alter_is_refused(db: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrow", "kind", "told"),
+    ("arrow", "kind", "refusal"),
     [
         (pa.timestamp("us"), sa.DateTime(timezone=True), "a wall clock is no point in time"),
         (pa.time64("us"), sa.Time(timezone=True), "a time of day in Spark has no zone"),
