@@ -301,7 +301,7 @@ class CheckpointCoordinator:
 
     def _take_asked(self, how: str, target: str | None, begin: Callable[[], None]) -> dict[str, Any]:
         """What an operator has asked for; `begin` is called between two batches, and may raise to refuse."""
-        place, query = place_for(target, [self.config.savepoint_dir] if self.config.savepoint_dir else []), self.query
+        place, query = place_for(target, self.config.savepoint_dir), self.query
 
         def begin_with_it() -> None:
             if self._lifecycle.calling is not query or not query.isActive or self.protocol.newest is None:

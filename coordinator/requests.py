@@ -24,6 +24,7 @@ from coordinator.operate.text import duration, of_driver
 from coordinator.protocol.encoding import fitting, understood
 from coordinator.protocol.records import CheckpointStore, SignOfLife
 from coordinator.storage import StorageError
+from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, within
 from sinks.progress import progress
 
@@ -167,18 +168,13 @@ class Requests:
 
     def _tell(self, id: str, answer: Mapping[str, Any]) -> None:
         self._answers[id] = answer
-        end = time.monotonic() + _INSIST
-        while True:
-            try:
-                self._store.put_note("answer", id, answer)
-                self._store.delete_note("request", id)
-                del self._answers[id]
-                return
-            except StorageError as error:
-                if time.monotonic() > end:
-                    logger.warning("job %s: the answer to a request cannot be written yet: %s", self._store.job, error)
-                    raise
-                time.sleep(1)
+
+        def put() -> None:
+            self._store.put_note("answer", id, answer)
+            self._store.delete_note("request", id)
+
+        retries(self._store.storage.uri, _INSIST, lambda error: isinstance(error, StorageError), reason)(put)
+        del self._answers[id]
 
     def _sweep(self) -> None:
         for folder in ("request", "begun", "answer"):
@@ -188,14 +184,14 @@ class Requests:
                     self._store.delete_note(folder, id)
 
 
-def place_for(target: str | None, roots: list[str]) -> str:
-    """The storage to open for a savepoint that somebody else asks for: one of `roots`, or a folder below."""
-    if not roots:
+def place_for(target: str | None, savepoint_dir: str | None) -> str:
+    """The storage to open for a savepoint that somebody else asks for: `savepoint_dir`, or a folder below."""
+    if not savepoint_dir:
         raise SavepointError("this driver has no place for savepoints: set savepoint_dir in its CheckpointConfig")
-    place = roots[0] if target is None else within(target, roots)
+    place = savepoint_dir if target is None else within(target, [savepoint_dir])
     if place is None:
-        places = ", ".join(map(redacted, roots))
-        raise SavepointError(f"{redacted(str(target))} is not in a place that this driver may save to: {places}")
+        wanted, allowed = redacted(str(target)), redacted(savepoint_dir)
+        raise SavepointError(f"{wanted} is not in a place that this driver may save to: {allowed}")
     return place
 
 

@@ -101,8 +101,8 @@ MUTANTS = (
     Mutant(
         "a place for savepoints may be anywhere",
         "coordinator",
-        "place = roots[0] if target is None else within(target, roots)",
-        "place = target or roots[0]",
+        "place = savepoint_dir if target is None else within(target, [savepoint_dir])",
+        "place = target or savepoint_dir",
         REQUESTS,
     ),
     Mutant(
