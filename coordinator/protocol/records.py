@@ -36,7 +36,6 @@ _STALE_LISTINGS = 20
 """So many in a row that contradict what is there, and the storage is not what it has to be."""
 _STATISTICS = re.compile(r"/(\d+)\.(\d+)\.[0-9a-f]+$")
 _NOTE = re.compile(r"\d{15}\.[0-9a-f]{16}")
-_STALE = "Listings have to show what is there; use a storage that is consistent, and start again"
 
 
 @dataclass(frozen=True)
@@ -234,11 +233,9 @@ class CheckpointStore:
                 return claim.generation
             before, newest = newest, self.newest_claim()
             stale = stale + 1 if newest == before else 0
-        raise StorageError(
-            self.storage.uri,
-            self._generation_key(newest.generation + 1),
-            f"it is there, but {stale} listings in a row show no generation after {newest.generation}",
-            _STALE,
+        key = self._generation_key(newest.generation + 1)
+        raise self._stale(
+            key, f"it is there, but {stale} listings in a row show no generation after {newest.generation}"
         )
 
     def begin_lineage(self, base: Record, allow: Callable[[], None]) -> None:
@@ -272,12 +269,7 @@ class CheckpointStore:
                 with understood(self._where(key)):
                     sign = SignOfLife(**body["sign"])
                     return fitting(Claim(number, body["lineage"], body["address"], sign, body["sinks"]))
-        raise StorageError(
-            self.storage.uri,
-            key,
-            f"{_STALE_LISTINGS} listings in a row show it, but it is not there",
-            _STALE,
-        )
+        raise self._stale(key, f"{_STALE_LISTINGS} listings in a row show it, but it is not there")
 
     def follow_newest_claim(self) -> Claim:
         """The newest claim, whose lineage is read from now on. Claims nothing."""
@@ -438,12 +430,8 @@ class CheckpointStore:
             if rounds and self.look().newest_complete == newest:
                 return tuple(rounds)
             highest, stale = max(newest, highest), 0 if newest > highest else stale + 1
-        raise StorageError(
-            self.storage.uri,
-            self._record_key(newest, 0),
-            f"{stale} listings in a row show it as the newest record, but it is not there, or not the newest",
-            _STALE,
-        )
+        shown = f"{stale} listings in a row show it as the newest record, but it is not there, or not the newest"
+        raise self._stale(self._record_key(newest, 0), shown)
 
     def history(
         self, wanted: Callable[[int], bool] = lambda _: True, bad: list[str] | None = None
@@ -510,6 +498,10 @@ class CheckpointStore:
         body = unseal(data, self._where(key))
         self._require_own(body, key)
         return body
+
+    def _stale(self, key: str, what: str) -> StorageError:
+        advice = "Listings have to show what is there; use a storage that is consistent, and start again"
+        return StorageError(self.storage.uri, key, what, advice)
 
     def _where(self, key: str) -> str:
         return f"record {key} in {self.storage.uri}"

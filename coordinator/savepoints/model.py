@@ -98,11 +98,6 @@ class Savepoint:
         where = f"the _metadata of savepoint {uri}"
         try:
             body = unseal(data, where)
-            if "chunk_size" in body:
-                raise SavepointError(
-                    f"{where} is of an older version of this library, which kept the files in another form. Restore it "
-                    "with the version that took it, and take another with this one. Nothing was changed."
-                )
             with understood(where):
                 records = tuple(Record.from_json(record, where) for record in body["records"])
                 if body["id"] != _id_in(uri) or not records:

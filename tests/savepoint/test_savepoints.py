@@ -457,7 +457,7 @@ def cut_off(savepoint: Savepoint) -> None:
         (flip_a_byte, r"damaged: chunk .*/0000000000 was altered or cut off: its checksum does not match"),
         (cut_off, r"damaged: chunk .*/0000000000 was altered or cut off"),
         (lambda savepoint: chunk(savepoint).unlink(), r"damaged: chunk .*/0000000000 is missing"),
-        (older_form, r"_metadata .* older version .* Restore it with the version that took it, and take another"),
+        (older_form, r"_metadata .* lacks or misuses a field: .*chunk_size"),
         (lambda savepoint: dispose_savepoint(savepoint.uri), r"there is no savepoint"),
     ],
 )
