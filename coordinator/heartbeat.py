@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _MISSED = 3
 """A driver is silent after so many intervals without a sign."""
+_LATE = 1.5
+"""Its next sign is overdue after so many."""
 _LONGEST = 4000
 """Characters that are kept of the error that a query ended with."""
 _LAST_WORD = 5.0
@@ -120,6 +122,11 @@ class Driver:
     def runs(self) -> bool:
         """As far as storage tells."""
         return self.state is State.RUNNING
+
+    @property
+    def is_overdue(self) -> bool:
+        """It is not silent yet, but may well be dead."""
+        return self.runs and self.age > _LATE * self.sign.next
 
     @property
     def patience(self) -> float:

@@ -48,7 +48,7 @@ def of_driver(driver: Driver | None, others: Sequence[str] = ()) -> str:
     sign = f"{time_of(driver.sign.at)}, {duration(max(driver.age, 0))} ago by {driver.clock} clock"
     who = f"generation {driver.generation} ({driver.sign.who})"
     if driver.state is State.RUNNING:
-        overdue = " The next one is overdue." if driver.age > driver.sign.next else ""
+        overdue = " The next one is overdue." if driver.is_overdue else ""
         return (
             f"Driver: {who} runs, or has died since its last sign of life: that was {sign}.{overdue} It is taken for "
             f"dead after {duration(driver.patience)} without one."

@@ -13,7 +13,7 @@ from coordinator.config import CheckpointConfig
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError, reason
 from coordinator.guarantee import Guarantee
-from coordinator.heartbeat import Driver, State, look_for_driver
+from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.balance import take_balance
 from coordinator.operate.in_doubt import Seen, look, remedies
 from coordinator.operate.memories import set_back
@@ -163,8 +163,8 @@ class JobView:
         driver: Driver | None = answer.value
         if answer.trouble:
             return [Notice("bad", f"Checkpoint storage does not tell: {answer.trouble}")]
-        if driver and driver.state is State.RUNNING:
-            return []
+        if driver and driver.runs:
+            return [Notice("warn", of_driver(driver))] if driver.is_overdue else []
         return [Notice("warn", of_driver(driver)), *self._left_behind()]
 
     def _left_behind(self) -> list[Notice]:

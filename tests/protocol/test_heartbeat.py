@@ -8,7 +8,8 @@ import pytest
 
 from coordinator.errors import CheckpointFailed
 from coordinator.heartbeat import Driver, State, look_for_driver
-from coordinator.protocol.records import CheckpointStore
+from coordinator.operate.text import of_driver
+from coordinator.protocol.records import CheckpointStore, SignOfLife
 from coordinator.storage import StorageError
 from sinks.testing import Hooked
 from sinks.testing.table import eventually
@@ -107,3 +108,9 @@ def test_an_operators_claim_is_no_driver(job: Job) -> None:
     driver = look_for_driver(store)
     assert driver
     assert (driver.state, driver.generation) == (State.NONE, 2)
+
+
+@pytest.mark.parametrize(("age", "overdue"), [(29.0, False), (31.0, False), (46.0, True), (89.0, True)])
+def test_a_driver_that_missed_a_sign_is_not_called_running_without_a_doubt(age: float, overdue: bool) -> None:
+    driver = Driver(State.RUNNING, 1, SignOfLife("host h, process 1", 0, None, 30.0), age, "the driver's")
+    assert ("The next one is overdue. It is taken for dead after 1.5 min" in of_driver(driver)) is overdue
