@@ -91,15 +91,8 @@ def schema_of(text: str) -> pa.Schema:
         return schema_of_json(json.loads(Path(text).read_text(encoding="utf-8")))
     if text.endswith(".parquet"):
         return pq.read_schema(text)
-    fields, at = [], 0
-    while at < len(text):
-        match = _DDL.match(text, at)
-        if match is None:
-            raise ValueError(
-                f"not understood from {text[at:].strip()!r} on; for nested types give FILE.json, df.schema.json()"
-            )
-        fields.append(field_of(match[1] or match[2], match[3].lower()))
-        at = match.end()
-    if not fields:
-        raise ValueError("it has no columns")
+    fields = [field_of(match[1] or match[2], match[3].lower()) for match in _DDL.finditer(text)]
+    rest = _DDL.sub("", text).strip()
+    if rest or not fields:
+        raise ValueError(f"not understood from {rest!r} on; for nested types give FILE.json, df.schema.json()")
     return pa.schema(fields)
