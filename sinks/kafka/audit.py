@@ -17,7 +17,8 @@ from kafka.record import MemoryRecords
 
 from sinks.audit import Audit, Holding, Part
 from sinks.kafka.cluster import Cluster
-from sinks.kafka.outcome import made_anew
+from sinks.kafka.commit import made_anew, topics_of
+from sinks.kafka.connection import Where
 from sinks.progress import progress
 from sinks.transaction import Committable
 
@@ -26,8 +27,6 @@ _PAUSE = 0.05
 
 Transaction = tuple[int, int]
 """Producer id and epoch."""
-Place = tuple[str, int]
-"""Topic and partition."""
 
 
 @dataclass
@@ -42,8 +41,7 @@ class _Span:
 def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
     """`patience`: seconds to wait for the brokers' markers of what was committed just before."""
     here = cluster.cluster_id()
-    topics = {name for part in parts for one in part.committables for name in one.proof.get("topic_ids", ())}
-    ids = cluster.topic_ids(topics)
+    ids = cluster.topic_ids(topics_of(committable for part in parts for committable in part.committables))
     policies = {name: cluster.configs("TOPIC", name, ("cleanup.policy",)) for name, id in ids.items() if id}
     compacted = {name for name, policy in policies.items() if "compact" in policy.get("cleanup.policy", "")}
 
@@ -58,16 +56,16 @@ def audit(cluster: Cluster, parts: Sequence[Part], patience: float) -> Audit:
             return f"topic {', '.join(sorted(some))} is compacted, so records may be gone by its rules"
         return ""
 
-    reasons = [next((reason for one in part.committables if (reason := unknown(one))), "") for part in parts]
+    reasons = [next((reason for its in part.committables if (reason := unknown(its))), "") for part in parts]
     asked = [part for part, reason in zip(parts, reasons, strict=True) if not reason]
     counter = _Counter(cluster, patience)
-    spans = _spans(one for part in asked for one in part.committables)
+    spans = _spans(committable for part in asked for committable in part.committables)
     with progress("read the log", sum(span.end - span.first for span in spans.values()), "offsets") as advance:
         for place, span in spans.items():
             counter.count(place, span, advance)
 
     def holding(part: Part, reason: str) -> Holding:
-        names = [_name(one) for one in part.committables]
+        names = [_name(committable) for committable in part.committables]
         reason = reason or next((counter.unknown[name] for name in names if name in counter.unknown), "")
         if reason:
             return Holding(remarks=(reason,))
@@ -80,14 +78,14 @@ def _name(committable: Committable) -> Transaction:
     return committable.transaction["producer_id"], committable.transaction["producer_epoch"]
 
 
-def _spans(committables: Iterable[Committable]) -> dict[Place, _Span]:
-    spans: dict[Place, _Span] = {}
-    for one in committables:
-        for topic, its in one.proof["spans"].items():
+def _spans(committables: Iterable[Committable]) -> dict[Where, _Span]:
+    spans: dict[Where, _Span] = {}
+    for committable in committables:
+        for topic, its in committable.proof["spans"].items():
             for partition, first, end in its:
                 span = spans.setdefault((topic, partition), _Span(first, end))
                 span.first, span.end = min(span.first, first), max(span.end, end)
-                span.of[_name(one)] = first, end
+                span.of[_name(committable)] = first, end
     return spans
 
 
@@ -100,13 +98,13 @@ class _Counter:
     records: Counter[Transaction] = field(default_factory=Counter)
     unknown: dict[Transaction, str] = field(default_factory=dict)
 
-    def count(self, place: Place, span: _Span, advance: Callable[[int], None]) -> None:
+    def count(self, place: Where, span: _Span, advance: Callable[[int], None]) -> None:
         where, offset = f"{place[0]}-{place[1]}", span.first
         deadline = time.monotonic() + self.patience
         while offset < span.end:
-            found = self.cluster.fetch(*place, offset, _FETCH_BYTES)
+            fetched = self.cluster.fetch(*place, offset, _FETCH_BYTES)
             start = 0
-            if found.error_code == OffsetOutOfRangeError.errno:
+            if fetched.error_code == OffsetOutOfRangeError.errno:
                 start = self.cluster.starts([place])[place]
             if start > offset:
                 advance(min(start, span.end) - offset)
@@ -114,9 +112,9 @@ class _Counter:
                 why = f"{where} begins at offset {offset} now: retention, or somebody, has removed records"
                 self.unknown.update({name: why for name, (first, _) in span.of.items() if first < offset})
                 continue
-            if found.error_code:
-                raise for_code(found.error_code)(where)
-            before, offset = offset, self._take(found, span, offset)
+            if fetched.error_code:
+                raise for_code(fetched.error_code)(where)
+            before, offset = offset, self._take(fetched, span, offset)
             if offset > before:
                 advance(min(offset, span.end) - before)
             elif time.monotonic() < deadline:
@@ -126,10 +124,10 @@ class _Counter:
                 self.unknown.update({name: why for name, (_, end) in span.of.items() if end > offset})
                 return
 
-    def _take(self, found: Any, span: _Span, offset: int) -> int:
+    def _take(self, fetched: Any, span: _Span, offset: int) -> int:
         """Returns the offset after what was fetched."""
-        aborted = [(one.producer_id, one.first_offset) for one in found.aborted_transactions or ()]
-        for batch in _batches(found.records):
+        aborted = [(its.producer_id, its.first_offset) for its in fetched.aborted_transactions or ()]
+        for batch in _batches(fetched.records):
             if batch.last_offset < offset:
                 continue
             offset = batch.last_offset + 1

@@ -130,8 +130,8 @@ class Cluster:
 
     def _end_each(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         names = [identity["transactional_id"] for identity in identities]
-        ask = partial(self._connection.ask_coordinators, _TRANSACTION, names)
-        answers = self._connection.ask(lambda: ask(lambda at: request(identities[at]), _code))
+        ask = partial(self._connection.ask_coordinators, _TRANSACTION, names, lambda at: request(identities[at]))
+        answers = self._connection.ask(ask)
         return [answer if isinstance(answer, Exception) else answer.error_code for answer in answers]
 
     # ------------------------------------------------------------------ what became of transactions
@@ -141,7 +141,7 @@ class Cluster:
         return self._connection.ask(lambda: self._states(names)) if names else {}
 
     async def _states(self, names: Sequence[str]) -> States:
-        found: States = {}
+        states: States = {}
         for name, answer in zip(names, await self._described(names), strict=True):
             (about,) = raised(answer).transaction_states
             if about.error_code == TransactionalIdNotFoundError.errno:
@@ -153,17 +153,14 @@ class Cluster:
                 "producer_id": about.producer_id,
                 "producer_epoch": about.producer_epoch,
             }
-            found[name] = identity, about.transaction_state
-        return found
+            states[name] = identity, about.transaction_state
+        return states
 
     async def _described(self, names: Sequence[str]) -> list[Any]:
         def described(at: int) -> Any:
             return DescribeTransactionsRequest(transactional_ids=[names[at]])
 
-        def codes(answer: Any) -> list[int]:
-            return [one.error_code for one in answer.transaction_states]
-
-        return await self._connection.ask_coordinators(_TRANSACTION, names, described, codes)
+        return await self._connection.ask_coordinators(_TRANSACTION, names, described)
 
     def has_committed(self, identity: Identity) -> bool:
         """Whether its coordinator knows that it was committed. Where the end fences, it has raised the epoch by one."""
@@ -190,8 +187,8 @@ class Cluster:
 
     def listed(self, prefix: str, state: str) -> list[str]:
         """The transactional ids that start with `prefix` and whose newest transaction is in this state."""
-        found = self._admin.list_transactions(state_filters=[state])
-        names = {one.transactional_id for ones in found.values() for one in ones}
+        by_broker = self._admin.list_transactions(state_filters=[state])
+        names = {transaction.transactional_id for listed in by_broker.values() for transaction in listed}
         return sorted(name for name in names if name.startswith(prefix))
 
     def group_offsets(self, group: str) -> GroupOffsets:
@@ -199,12 +196,11 @@ class Cluster:
         there is no such group."""
         wanted = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
         request = OffsetFetchRequest(groups=[wanted], min_version=8, max_version=8)
-        ask = partial(self._connection.ask_coordinator, _GROUP, group, request)
-        answer = self._connection.ask(lambda: ask(lambda answer: [one.error_code for one in answer.groups]))
+        answer = self._connection.ask(partial(self._connection.ask_coordinator, _GROUP, group, request))
         return {
-            (topic.name, one.partition_index): (one.committed_offset, one.metadata or "")
+            (topic.name, partition.partition_index): (partition.committed_offset, partition.metadata or "")
             for topic in answer.groups[0].topics
-            for one in topic.partitions
+            for partition in topic.partitions
         }
 
     # ------------------------------------------------------------------ what a producer asks
@@ -215,7 +211,7 @@ class Cluster:
         `fences`."""
         new = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
         request = InitProducerIdRequest(transaction_timeout_ms=timeout_ms, min_version=2, **new)
-        begin = partial(self._connection.ask_coordinator, _TRANSACTION, transactional_id, request, _code)
+        begin = partial(self._connection.ask_coordinator, _TRANSACTION, transactional_id, request)
         others = partial(self._connection.both, partial(self._place, topic), self._fences)
         answer, (place, fences) = self._connection.ask(lambda: self._connection.both(begin, others))
         return new | {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}, place, fences
@@ -232,13 +228,8 @@ class Cluster:
             ],
             max_version=3,
         )
-
-        def codes(answer: Any) -> Iterable[int]:
-            results = answer.results_by_topic_v3_and_below
-            return [one.partition_error_code for topic in results for one in topic.results_by_partition]
-
-        ask = partial(self._connection.ask_coordinator, _TRANSACTION, identity["transactional_id"])
-        self._connection.ask(lambda: ask(request, codes))
+        name = identity["transactional_id"]
+        self._connection.ask(partial(self._connection.ask_coordinator, _TRANSACTION, name, request))
 
     def add_offset(self, identity: Identity, mark: Mark, topic: str, *, by_itself: bool) -> Future[None]:
         """To the transaction, for the mark's group; `by_itself`: the group need not be added before. Does not wait."""
@@ -258,7 +249,7 @@ class Cluster:
     async def _add_offset(self, identity: Identity, mark: Mark, topic: str, by_itself: bool) -> None:
         if not by_itself:
             add = AddOffsetsToTxnRequest(group_id=mark.group, max_version=3, **identity)
-            await self._connection.ask_coordinator(_TRANSACTION, identity["transactional_id"], add, _code)
+            await self._connection.ask_coordinator(_TRANSACTION, identity["transactional_id"], add)
         offsets = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         partition = offsets.TxnOffsetCommitRequestPartition(
             partition_index=PARTITION, committed_offset=mark.offset, committed_metadata=mark.metadata
@@ -269,11 +260,7 @@ class Cluster:
             max_version=5 if by_itself else 3,
             **identity,
         )
-
-        def codes(answer: Any) -> Iterable[int]:
-            return [one.error_code for topic in answer.topics for one in topic.partitions]
-
-        await self._connection.ask_coordinator(_GROUP, mark.group, request, codes)
+        await self._connection.ask_coordinator(_GROUP, mark.group, request)
 
     def produce(
         self,
@@ -321,9 +308,9 @@ class Cluster:
         if topic is None:
             return None
         about = await self._connection.metadata([topic])
-        id = _ids(about)[topic]
-        (found,) = about.topics
-        return Place(about.cluster_id, id, {p.partition_index: p.leader_id for p in found.partitions}) if id else None
+        (described,), id = about.topics, _ids(about)[topic]
+        leaders = {partition.partition_index: partition.leader_id for partition in described.partitions}
+        return Place(about.cluster_id, id, leaders) if id else None
 
     def cluster_id(self) -> str:
         return str(self._connection.ask(lambda: self._connection.metadata(())).cluster_id)
@@ -354,22 +341,21 @@ class Cluster:
 
     def topic(self, name: str) -> Mapping[str, Any] | None:
         """Partitions, leaders and our rights (`authorized_operations`) of a topic; None if there is no such topic."""
-        (found,) = self._admin.describe_topics([name])
-        if found["error_code"] == UnknownTopicOrPartitionError.errno:
+        (about,) = self._admin.describe_topics([name])
+        if about["error_code"] == UnknownTopicOrPartitionError.errno:
             return None
-        if found["error_code"]:
-            raise for_code(found["error_code"])(f"topic {name!r}")
-        return dict(found)
+        if about["error_code"]:
+            raise for_code(about["error_code"])(f"topic {name!r}")
+        return dict(about)
 
     def largest_batch(self, topic: str) -> int | None:
         """Bytes of a record batch that the topic takes; None without the right to ask."""
-        limit = "max.message.bytes"
-        found = self.configs("TOPIC", topic, [limit]).get(limit)
-        return int(found) if found else None
+        limit = self.configs("TOPIC", topic, ["max.message.bytes"]).get("max.message.bytes")
+        return int(limit) if limit else None
 
     def brokers(self) -> list[int]:
         """Their ids."""
-        return sorted(one["broker_id"] for one in self._admin.describe_cluster()["brokers"])
+        return sorted(broker["broker_id"] for broker in self._admin.describe_cluster()["brokers"])
 
     def version(self) -> str:
         """The release that the API versions of a broker are of, as far as the client knows releases."""
@@ -377,19 +363,20 @@ class Cluster:
 
     def configs(self, kind: Literal["BROKER", "TOPIC"], name: str, names: Sequence[str]) -> dict[str, str]:
         """Settings in force. Empty without such a resource, or the right to ask."""
-        found = self._admin.describe_configs([ConfigResource(kind, name, dict.fromkeys(names))], config_filter="all")
-        about = found[kind.lower()][name]
-        return {one: str(about[one]["value"]) for one in names if one in about}
+        of = ConfigResource(kind, name, dict.fromkeys(names))
+        settings = self._admin.describe_configs([of], config_filter="all")[kind.lower()][name]
+        return {setting: str(settings[setting]["value"]) for setting in names if setting in settings}
 
     def may_lose(self, topic: str) -> list[str]:
         """Why a failover may lose acknowledged records: a replica that lags behind may become the leader, or one
         broker's word is enough. Empty without such a topic, or the right to ask."""
         unclean, enough = "unclean.leader.election.enable", "min.insync.replicas"
-        found, about, reasons = self.configs("TOPIC", topic, (unclean, enough)), self.topic(topic), []
-        if found.get(unclean) == "true":
+        settings, about, reasons = self.configs("TOPIC", topic, (unclean, enough)), self.topic(topic), []
+        if settings.get(unclean) == "true":
             reasons.append(f"topic {topic!r} has {unclean} = true, so it may lose acknowledged records")
-        replicas = min((len(one["replica_nodes"]) for one in about["partitions"]), default=0) if about else 0
-        if replicas > 1 and found.get(enough) == "1":
+        partitions = about["partitions"] if about else ()
+        replicas = min((len(partition["replica_nodes"]) for partition in partitions), default=0)
+        if replicas > 1 and settings.get(enough) == "1":
             reasons.append(
                 f"topic {topic!r} has {replicas} replicas and {enough} = 1, so records that only one broker has are "
                 "acknowledged, and lost with it"
@@ -407,14 +394,14 @@ class Cluster:
             ]
             return DescribeProducersRequest(topics=wanted)
 
-        found = await self._connection.ask_leaders(places, described)
+        answers = await self._connection.ask_leaders(places, described)
         return {
             place: {
-                (one.producer_id, one.producer_epoch)
-                for one in about.active_producers
-                if one.current_txn_start_offset >= 0
+                (producer.producer_id, producer.producer_epoch)
+                for producer in about.active_producers
+                if producer.current_txn_start_offset >= 0
             }
-            for place, about in found.items()
+            for place, about in answers.items()
         }
 
     def starts(self, places: Iterable[Where]) -> dict[Where, int]:
@@ -440,8 +427,8 @@ class Cluster:
             ]
             return ListOffsetsRequest(isolation_level=level, topics=topics, min_version=2)
 
-        found = await self._connection.ask_leaders(places, listed)
-        return {place: int(about.offset) for place, about in found.items()}
+        answers = await self._connection.ask_leaders(places, listed)
+        return {place: int(about.offset) for place, about in answers.items()}
 
     def fetch(self, topic: str, partition: int, offset: int, most: int = 1) -> Any:
         """What the partition's leader answers to a Fetch at this offset, with read_committed: `error_code`,
@@ -480,12 +467,12 @@ def _id(topic_id: object) -> str:
 
 def _ids(about: Any) -> dict[str, str | None]:
     """Of the topics, as Kafka writes them; None of those that are not there."""
-    found: dict[str, str | None] = {}
+    ids: dict[str, str | None] = {}
     for topic in about.topics:
         if topic.error_code not in (0, UnknownTopicOrPartitionError.errno):
             raise for_code(topic.error_code)(f"topic {topic.name!r}")
-        found[topic.name] = None if topic.error_code else _id(topic.topic_id)
-    return found
+        ids[topic.name] = None if topic.error_code else _id(topic.topic_id)
+    return ids
 
 
 async def _empty_if_hidden(question: Callable[[], Awaitable[dict[Where, Any]]]) -> dict[Where, Any]:
@@ -493,10 +480,6 @@ async def _empty_if_hidden(question: Callable[[], Awaitable[dict[Where, Any]]]) 
         return await question()
     except (TopicAuthorizationFailedError, UnknownTopicOrPartitionError):
         return {}
-
-
-def _code(answer: Any) -> list[int]:
-    return [answer.error_code]
 
 
 def _end_txn(commit: bool, version: int, identity: Identity) -> Any:

@@ -1,5 +1,10 @@
-"""The commit of transactions that tasks left open, and what became of each: told by the answer to EndTxn, unless a
-topic was made anew or a part of a transaction is gone."""
+"""The commit of transactions that tasks left open, and what became of each: what the answer to EndTxn means, and the
+witness that is asked when it means nothing certain.
+
+The coordinator remembers only the newest transaction of a transactional id, and not for ever. A record of the
+transaction itself is the lasting proof: its batch in the log carries producer id and epoch, and the log tells which
+transactions it has aborted. "Fenced" or "not found" alone is never taken for lost, nor for committed.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,30 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from kafka.errors import OffsetOutOfRangeError, for_code
+from kafka.record import MemoryRecords
+
 from sinks.kafka.cluster import Answer, Cluster, Logs
 from sinks.kafka.errors import NotYetKnown
-from sinks.kafka.outcome import made_anew, of_commit, places_of
 from sinks.progress import progress
 from sinks.transaction import CommitOutcome, CommitState, Committable, Identity
 
 logger = logging.getLogger(__name__)
+
+INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING = 47, 48, 49
+PRODUCER_FENCED, TRANSACTIONAL_ID_NOT_FOUND = 90, 105
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED = 53, 31
+
+ASK_THE_WITNESS = {
+    INVALID_PRODUCER_EPOCH,
+    INVALID_TXN_STATE,
+    INVALID_PRODUCER_ID_MAPPING,
+    PRODUCER_FENCED,
+    TRANSACTIONAL_ID_NOT_FOUND,
+}
+"""The coordinator has ended this transaction, either way, or forgotten it."""
+
+NOT_ALLOWED = {TRANSACTIONAL_ID_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED}
 
 _ENDED_TOGETHER = 1000
 """Requests that are under way at once."""
@@ -127,31 +149,114 @@ class Commit:
 
 
 def topics_of(committables: Iterable[Committable]) -> set[str]:
-    return {name for one in committables for name in one.proof.get("topic_ids", ())}
+    return {name for committable in committables for name in committable.proof.get("topic_ids", ())}
 
 
 def places_of_all(committables: Iterable[Committable]) -> set[tuple[str, int]]:
-    return {place for one in committables for place in places_of(one)}
+    return {place for committable in committables for place in places_of(committable)}
 
 
 def in_part(committables: Sequence[Committable], logs: Logs) -> dict[int, str]:
     """Which of these are open in a part of their partitions, or have a part of their records, and why; their
     coordinator does not know of it, and would commit the rest. Or all of it is ended."""
-    found: dict[int, str] = {}
-    for at, one in enumerate(committables):
-        producer = one.transaction["producer_id"], one.transaction["producer_epoch"]
-        for place, first in places_of(one).items():
+    reasons: dict[int, str] = {}
+    for at, committable in enumerate(committables):
+        producer = committable.transaction["producer_id"], committable.transaction["producer_epoch"]
+        for place, first in places_of(committable).items():
             where, start = f"{place[0]}-{place[1]}", logs.starts.get(place, first)
             if producer not in logs.open_in.get(place, {producer}):
-                found[at] = f"somebody has ended it in {where} alone (kafka-transactions.sh abort)"
+                reasons[at] = f"somebody has ended it in {where} alone (kafka-transactions.sh abort)"
             elif start > first:
-                found[at] = (
+                reasons[at] = (
                     f"{where} begins at offset {start} now, so its records from {first} on are gone: somebody has "
                     "deleted them (kafka-delete-records.sh), or retention has, which goes by their timestamps"
                 )
-    return found
+    return reasons
 
 
 def ongoing(committable: Committable) -> tuple[Identity, str]:
     """As `Cluster.states` has it."""
     return dict(committable.transaction), "Ongoing"
+
+
+def made_anew(committable: Committable, ids: Mapping[str, str | None]) -> str | None:
+    """A topic that the transaction wrote to and that is gone, or another one of that name now. `ids` are those of the
+    topics as they are."""
+    return next((name for name, id in committable.proof.get("topic_ids", {}).items() if ids.get(name) != id), None)
+
+
+def places_of(committable: Committable) -> dict[tuple[str, int], int]:
+    """Topics and partitions that the transaction wrote to, as far as the brokers have told, and the offset of its first
+    record there."""
+    proof = committable.proof
+    spans = proof.get("spans") or {proof["topic"]: [[proof["partition"], proof["offset"]]]}
+    return {(topic, partition): first for topic, its in spans.items() for partition, first, *_ in its}
+
+
+def of_commit(cluster: Cluster, committable: Committable, answer: Answer) -> CommitOutcome:
+    """The outcome that the answer to EndTxn(commit) means. Raises what may change by asking again."""
+    if isinstance(answer, Exception):
+        raise answer
+    if answer == 0:
+        return CommitOutcome.COMMITTED
+    name = committable.transaction["transactional_id"]
+    if answer in NOT_ALLOWED:
+        return CommitOutcome.unknown(
+            f"the driver's principal may not end transaction {name} ({for_code(answer).message}): give it the ACLs "
+            "Write and Describe on transactional ids with the prefix 'tpc.', and start the query again"
+        )
+    if answer in ASK_THE_WITNESS:
+        return witnessed(cluster, committable, for_code(answer).message)
+    raise NotYetKnown(f"{name}: {for_code(answer).message}")
+
+
+def witnessed(cluster: Cluster, committable: Committable, answer: str) -> CommitOutcome:
+    """What the log says about the record that the committable names. `answer` is why it is asked."""
+    identity, proof = committable.transaction, committable.proof
+    topic, partition, offset = proof["topic"], proof["partition"], proof["offset"]
+    about = f"{identity['transactional_id']} (producer {identity['producer_id']}, epoch {identity['producer_epoch']})"
+    where = f"{topic}-{partition} at offset {offset}"
+    by_hand = "Look for its rows in the topic; they are either all there or none"
+
+    known = proof.get("topic_ids", {}).get(topic)
+    if known and cluster.topic_ids([topic])[topic] not in (known, None):
+        return CommitOutcome.unknown(
+            f"the coordinator does not know {about} any more ({answer}), and its topic {topic!r} was deleted and made "
+            "anew: its records there are gone, whether they were committed before or not"
+        )
+    fetched = cluster.fetch(topic, partition, offset)
+    if fetched.error_code == OffsetOutOfRangeError.errno:
+        return CommitOutcome.unknown(
+            f"the coordinator does not know {about} any more ({answer}), and its record {where} is gone (the log "
+            f"starts at {fetched.log_start_offset}): retention or truncation was quicker. {by_hand}"
+        )
+    if fetched.error_code:
+        raise for_code(fetched.error_code)(where)
+    if offset >= fetched.last_stable_offset:
+        raise NotYetKnown(
+            f"{about} is ended ({answer}), but readers are held up before its record {where}: the last stable offset "
+            f"is {fetched.last_stable_offset}, so a transaction is still open there"
+        )
+    batch = _batch_at(fetched.records, offset)
+    if (
+        batch is None
+        or not batch.is_transactional
+        or batch.is_control_batch
+        or batch.records_count == 0  # left over by compaction to remember the producer
+        or (batch.producer_id, batch.producer_epoch) != (identity["producer_id"], identity["producer_epoch"])
+    ):
+        return CommitOutcome.unknown(
+            f"the coordinator does not know {about} any more ({answer}), and {where} is not its record: the topic was "
+            f"compacted, or deleted and made anew. {by_hand}"
+        )
+    aborted = fetched.aborted_transactions or ()
+    if any(its.producer_id == identity["producer_id"] and its.first_offset <= offset for its in aborted):
+        return CommitOutcome.lost(f"the broker has aborted {about} ({answer}): its record {where} is marked so")
+    return CommitOutcome.COMMITTED
+
+
+def _batch_at(records: Any, offset: int) -> Any:
+    if not records:
+        return None
+    batch = MemoryRecords(bytes(records)).next_batch()
+    return batch if batch is not None and batch.base_offset <= offset <= batch.last_offset else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from logging import getLogger
 from threading import Lock
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from kafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
+from kafka.protocol.data_container import DataContainer
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 getLogger("kafka.admin.client").addFilter(lambda record: "with configuration" not in record.msg)  # has passwords
@@ -167,14 +168,10 @@ class Connection:
 
     # ------------------------------------------------------------------ the broker that knows
     async def ask_coordinators(
-        self,
-        kind: CoordinatorType,
-        names: Sequence[str],
-        request: Callable[[int], Any],
-        codes: Callable[[Any], Iterable[int]],
+        self, kind: CoordinatorType, names: Sequence[str], request: Callable[[int], Any]
     ) -> list[Any]:
-        """One request for each transactional id (or group), made of its place among `names`, which the same one may
-        have twice. A response or an exception each; `codes` are the errors in a response."""
+        """One request for each transactional id (or group), made of its place among `names`, which may have one twice.
+        A response or an exception each."""
         answers: dict[int, Any] = {}
         to_ask = list(range(len(names)))
         for _ in range(2):
@@ -186,7 +183,7 @@ class Connection:
             again = []
             for at, sent in zip(to_ask, requests, strict=True):
                 answers[at] = answer = await self.answer(sent)
-                moved = _is_elsewhere(answer, codes)
+                moved = _is_elsewhere(answer)
                 if moved or isinstance(answer, Exception):
                     self._coordinators.pop((kind, names[at]), None)
                 if moved and names[at] not in unknown:
@@ -213,12 +210,10 @@ class Connection:
                 self._coordinators[kind, broker.key] = node
         return failed
 
-    async def ask_coordinator(
-        self, kind: CoordinatorType, name: str, request: Any, codes: Callable[[Any], Iterable[int]]
-    ) -> Any:
+    async def ask_coordinator(self, kind: CoordinatorType, name: str, request: Any) -> Any:
         """Raises what keeps it from answering, or an error of those in its answer."""
-        (answer,) = await self.ask_coordinators(kind, [name], lambda _: request, codes)
-        for code in sorted(codes(raised(answer)), key=lambda code: code == _NOT_ATTEMPTED):
+        (answer,) = await self.ask_coordinators(kind, [name], lambda _: request)
+        for code in sorted(_codes(raised(answer)), key=lambda code: code == _NOT_ATTEMPTED):
             if code:
                 raise for_code(code)(name)
         return answer
@@ -279,7 +274,7 @@ def by_topic(places: Iterable[Where]) -> dict[str, list[int]]:
 def _by_place(answer: Any, places: Iterable[Where]) -> Iterable[tuple[Where, Any]]:
     if isinstance(answer, Exception):
         return [(place, answer) for place in places]
-    return [((topic.name, one.partition_index), one) for topic in answer.topics for one in topic.partitions]
+    return [((topic.name, part.partition_index), part) for topic in answer.topics for part in topic.partitions]
 
 
 def _error(about: Any, place: Where) -> Exception | None:
@@ -287,7 +282,19 @@ def _error(about: Any, place: Where) -> Exception | None:
     return error(f"{place[0]}-{place[1]}") if about.error_code else None
 
 
-def _is_elsewhere(answer: Any, codes: Callable[[Any], Iterable[int]]) -> bool:
+def _is_elsewhere(answer: Any) -> bool:
     if isinstance(answer, Exception):
         return isinstance(answer, _UNREACHABLE)
-    return not _NOT_THE_COORDINATOR.isdisjoint(codes(answer))
+    return not _NOT_THE_COORDINATOR.isdisjoint(_codes(answer))
+
+
+def _codes(answer: DataContainer) -> Iterator[int]:
+    """Of errors, wherever it has them; 0 is none."""
+    for name in answer.fields:
+        value = getattr(answer, name)
+        if name.endswith("error_code"):
+            yield value
+        elif isinstance(value, list):
+            for part in value:
+                if isinstance(part, DataContainer):
+                    yield from _codes(part)

@@ -63,18 +63,18 @@ def records(letters: pa.RecordBatch) -> pa.RecordBatch:
     texts = {name: letters[column].cast(pa.string()).cast(pa.binary()) for name, column in _HEADERS.items()}
     texts[_ROW] = pc.if_else(letters["value"].is_valid(), rows, None)
     texts[_ROW_SCHEMA] = letters["row_schema"].cast(pa.binary())
-    told = zip(*(column.to_pylist() for column in texts.values()), strict=True)
+    of_rows = zip(*(column.to_pylist() for column in texts.values()), strict=True)
     headers = [
         [{"key": name, "value": text} for name, text in zip(texts, each, strict=True) if text is not None]
-        for each in told
+        for each in of_rows
     ]
     return pa.RecordBatch.from_arrays([letters["key"], value, pa.array(headers, RECORDS[2].type)], schema=RECORDS)
 
 
 def letter_of(message: Message) -> dict[str, Any] | None:
     """The columns of the letter that a record is; None for one that is none."""
-    told: Any = message.headers() or ()
-    headers = {name: value or b"" for name, value in told}
+    pairs: Any = message.headers() or ()
+    headers = {name: value or b"" for name, value in pairs}
     if not _HEADERS.keys() <= headers.keys():
         return None
     letter: dict[str, Any] = {
@@ -133,20 +133,20 @@ def read_dead_letters(
     without any answer."""
     if (about := cluster.topic(topic)) is None:
         return DeadLetters((), (f"there is no topic {topic!r}",))
-    starts, ends, gaps = _stable(cluster, topic, [one["partition_index"] for one in about["partitions"]])
+    starts, ends, gaps = _stable(cluster, topic, [partition["partition_index"] for partition in about["partitions"]])
     if "compact" in cluster.configs("TOPIC", topic, ["cleanup.policy"]).get("cleanup.policy", ""):
         gaps.append(f"topic {topic!r} is compacted, which removes letters with a key that a later one has")
     window = _WINDOW
     with closing(_consumer(options)) as consumer:
         while True:
             firsts = {at: max(starts[at], end - window) for at, end in ends.items()}
-            found: dict[int, deque[Mapping[str, Any]]] = {at: deque(maxlen=most) for at in ends}
+            newest: dict[int, deque[Mapping[str, Any]]] = {at: deque(maxlen=most) for at in ends}
             for message in _read(consumer, topic, firsts, ends, timeout):
                 letter = letter_of(message)
                 if letter is not None and (letter["job"], letter["sink"]) == of:
-                    found[message.partition() or 0].append(letter)
-            if all(firsts[at] == starts[at] or len(found[at]) == most for at in ends):
-                return DeadLetters([letter for letters in found.values() for letter in letters], tuple(gaps))
+                    newest[message.partition() or 0].append(letter)
+            if all(firsts[at] == starts[at] or len(newest[at]) == most for at in ends):
+                return DeadLetters([letter for letters in newest.values() for letter in letters], tuple(gaps))
             window *= 10
 
 
@@ -156,7 +156,7 @@ def _stable(cluster: Cluster, topic: str, partitions: list[int]) -> tuple[Ends, 
     places = [(topic, at) for at in partitions]
     ends, deadline = cluster.ends(places, committed=False), time.monotonic() + _HELD_UP
     while (stable := cluster.ends(places, committed=True)) != ends and time.monotonic() < deadline:
-        if all(stable[one] >= ends[one] for one in places):
+        if all(stable[place] >= ends[place] for place in places):
             break
         time.sleep(_PAUSE)
     starts = cluster.starts(places)

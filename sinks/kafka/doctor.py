@@ -17,14 +17,14 @@ _BROKER = (
 def of_brokers(cluster: Cluster, transaction_timeout_ms: int) -> Iterable[Finding]:
     brokers = cluster.brokers()
     yield Finding.ok(f"{len(brokers)} broker(s), Kafka {cluster.version()}")
-    found = cluster.configs("BROKER", str(brokers[0]), _BROKER)
-    if not found:
+    settings = cluster.configs("BROKER", str(brokers[0]), _BROKER)
+    if not settings:
         yield Finding.warning(
             "the principal may not read the brokers' settings",
             "kafka-acls --add --allow-principal … --operation DescribeConfigs --cluster",
         )
         return
-    cap = int(found["transaction.max.timeout.ms"])
+    cap = int(settings["transaction.max.timeout.ms"])
     if transaction_timeout_ms > cap:
         yield Finding.error(
             f"transaction_timeout is {transaction_timeout_ms} ms, and the brokers allow {cap} ms",
@@ -35,7 +35,7 @@ def of_brokers(cluster: Cluster, transaction_timeout_ms: int) -> Iterable[Findin
             f"a pre-committed transaction lives {transaction_timeout_ms // 1000} s (the brokers allow {cap // 1000} s)"
         )
     yield from _replicas(
-        "the transaction log", int(found[_BROKER[1]]), int(found[_BROKER[2]]), "transaction.state.log.…"
+        "the transaction log", int(settings[_BROKER[1]]), int(settings[_BROKER[2]]), "transaction.state.log.…"
     )
 
 
@@ -45,10 +45,10 @@ def of_topic(cluster: Cluster, topic: str) -> Iterable[Finding]:
         yield Finding.ok(f"the topic {topic!r} will be created")
         return
     replicas = min(len(partition["replica_nodes"]) for partition in about["partitions"])
-    found = cluster.configs("TOPIC", topic, ("min.insync.replicas",))
+    settings = cluster.configs("TOPIC", topic, ("min.insync.replicas",))
     yield Finding.ok(f"topic {topic!r} has {len(about['partitions'])} partition(s), and may be written")
-    if found:
-        insync = int(found["min.insync.replicas"])
+    if settings:
+        insync = int(settings["min.insync.replicas"])
         yield from _replicas(f"topic {topic!r}", replicas, insync, "replicas and min.insync.replicas")
 
 

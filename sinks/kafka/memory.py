@@ -46,8 +46,8 @@ class Mark:
 
 def newest(group: str, offsets: GroupOffsets) -> dict[str, tuple[int, int]]:
     """By lineage, the newest checkpoint that the group has an offset of, and the round of that."""
-    found: dict[str, tuple[int, int]] = {}
+    marks: dict[str, tuple[int, int]] = {}
     for offset, metadata in offsets.values():
         if mark := Mark.of(group, offset, metadata):
-            found[mark.lineage] = max((mark.checkpoint, mark.round), found.get(mark.lineage, (-1, 0)))
-    return found
+            marks[mark.lineage] = max((mark.checkpoint, mark.round), marks.get(mark.lineage, (-1, 0)))
+    return marks

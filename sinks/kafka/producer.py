@@ -7,6 +7,7 @@ All state is the calling thread's. kafka-python's own thread carries bytes, and 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections import Counter, defaultdict, deque
@@ -123,13 +124,18 @@ class _Partition:
             return None
         return self.waiting[0]
 
+    @property
+    def due_at(self) -> float:
+        """When what failed may be sent again, by time.monotonic()."""
+        return self.retry_at if self.failed and not self.under_way else math.inf
+
     def is_first(self, batch: _Batch) -> bool:
         """Whether all that was sent before it is acknowledged."""
-        return all(one.nth > batch.nth for one in (*self.under_way, *self.failed))
+        return all(other.nth > batch.nth for other in (*self.under_way, *self.failed))
 
     def again(self) -> None:
         """All failed ones, first."""
-        self.waiting.extendleft(sorted(self.failed, key=lambda one: -one.nth))
+        self.waiting.extendleft(sorted(self.failed, key=lambda batch: -batch.nth))
         self.failed = []
 
 
@@ -207,7 +213,7 @@ class TransactionalProducer:
         spans: dict[str, list[list[int]]] = {}
         for (name, number), (first, end) in sorted(self._spans.items()):
             spans.setdefault(name, []).append([number, first, end])
-        told = all(first >= 0 for first, _ in self._spans.values())
+        complete = all(first >= 0 for first, _ in self._spans.values())
         return Committable(
             self._identity,
             {
@@ -216,7 +222,7 @@ class TransactionalProducer:
                 "partition": partition,
                 "offset": offset,
                 "topic_ids": self.topic_ids,
-                **({"spans": spans} if told else {}),
+                **({"spans": spans} if complete else {}),
             },
         )
 
@@ -307,7 +313,7 @@ class TransactionalProducer:
             raise failure(for_code(10)(), f"a record of {largest} bytes for topic {name!r}")
         topic, bytes = self._topics[name], bounds(rows, of_rows)
         where = partitions_of(rows, count)
-        rows = rows.select([one for one in rows.schema.names if one not in ("topic", "partition")])
+        rows = rows.select([column for column in rows.schema.names if column not in ("topic", "partition")])
         self.sent += rows.num_rows
         if (where == where[0]).all():
             self._keep(topic, int(where[0]), rows, bytes)
@@ -403,7 +409,7 @@ class TransactionalProducer:
         deadline = time.monotonic() + timeout
         self._raise_failure()
         self._encode(*self._partitions.values())
-        while any(one.unacknowledged for one in self._partitions.values()):
+        while any(partition.unacknowledged for partition in self._partitions.values()):
             if time.monotonic() > deadline:
                 raise self._late()
             self._take(self._patience())
@@ -413,8 +419,8 @@ class TransactionalProducer:
 
     def _patience(self) -> float:
         """Seconds until there is something to send again, at most a tenth."""
-        due = [one.retry_at for one in self._partitions.values() if one.failed and not one.under_way]
-        return max(0.0, min([0.1, *(at - time.monotonic() for at in due)]))
+        now = time.monotonic()
+        return max(0.0, min([0.1, *(partition.due_at - now for partition in self._partitions.values())]))
 
     def _late(self) -> Exception:
         return RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
@@ -425,9 +431,9 @@ class TransactionalProducer:
         now = time.monotonic()
         by_leader: defaultdict[int, list[_Partition]] = defaultdict(list)
         self._try_again(now)
-        ready = [one for one in self._partitions.values() if one.waiting and not one.failed]
+        ready = [partition for partition in self._partitions.values() if partition.waiting and not partition.failed]
         if not self._adds:
-            self._add([one for one in ready if not one.added])
+            self._add([partition for partition in ready if not partition.added])
         for partition in ready:
             leader = partition.topic.leaders.get(partition.number, -1)
             if partition.under_way and leader != partition.leader:
@@ -438,12 +444,12 @@ class TransactionalProducer:
             else:
                 self._fail(partition, partition.waiting.popleft(), now)
         for leader, partitions in by_leader.items():
-            while self._requests[leader] < _IN_FLIGHT and (taken := _taken(partitions)):
+            while self._requests[leader] < _IN_FLIGHT and (taken := _next_of(partitions)):
                 self._produce(leader, taken)
 
     def _try_again(self, now: float) -> None:
-        due = [one for one in self._partitions.values() if one.failed and not one.under_way and now >= one.retry_at]
-        for topic in {one.topic.name: one.topic for one in due}.values():
+        due = [partition for partition in self._partitions.values() if partition.due_at <= now]
+        for topic in {partition.topic.name: partition.topic for partition in due}.values():
             self._look(topic)
         for partition in due:
             partition.again()
@@ -469,11 +475,11 @@ class TransactionalProducer:
 
     def _add(self, partitions: Sequence[_Partition]) -> None:
         """To the transaction, before the first record."""
-        if places := [one.place for one in partitions]:
+        if places := [partition.place for partition in partitions]:
             identity, what = self._identity or {}, f"partitions of {self.transactional_id}"
             self._ask(what, _REQUEST_TIMEOUT, lambda: self._brokers.add_partitions(identity, places))
-        for one in partitions:
-            one.added = True
+        for partition in partitions:
+            partition.added = True
 
     def _produce(self, leader: int, taken: list[tuple[_Partition, _Batch]]) -> None:
         by_name: dict[str, list[tuple[int, bytes]]] = {}
@@ -495,7 +501,7 @@ class TransactionalProducer:
         self._hear(timeout)
         self._raise_failure()
         oldest = time.monotonic() - self._options.transaction_timeout_ms / 1000
-        if any(batch.made < oldest for one in self._partitions.values() for batch in one.unacknowledged):
+        if any(batch.made < oldest for partition in self._partitions.values() for batch in partition.unacknowledged):
             raise self._late()
 
     def _hear(self, timeout: float) -> None:
@@ -510,12 +516,12 @@ class TransactionalProducer:
 
     def _settled(self, leader: int, taken: list[tuple[_Partition, _Batch]], answer: Any) -> None:
         self._requests[leader] -= 1
-        told = {}
+        by_place = {}
         if not isinstance(answer, Exception):
-            told = {(of.name, one.index): one for of in answer.responses for one in of.partition_responses}
+            by_place = {(of.name, its.index): its for of in answer.responses for its in of.partition_responses}
         for partition, batch in taken:
             partition.under_way.remove(batch)
-            about = told.get(partition.place)
+            about = by_place.get(partition.place)
             if about is None:
                 self._refused(partition, batch, answer if isinstance(answer, Exception) else KafkaConnectionError())
             elif about.error_code:
@@ -566,13 +572,13 @@ class TransactionalProducer:
             raise self._failure
 
 
-def _taken(partitions: Iterable[_Partition]) -> list[tuple[_Partition, _Batch]]:
+def _next_of(partitions: Iterable[_Partition]) -> list[tuple[_Partition, _Batch]]:
     """What goes into one request: of each partition one record batch, since a leader takes no more."""
-    found: list[tuple[_Partition, _Batch]] = []
+    taken: list[tuple[_Partition, _Batch]] = []
     bytes = 0
     for partition in partitions:
         batch = partition.next
-        if batch and (not found or bytes + len(batch.data) <= _REQUEST_BYTES):
-            found.append((partition, partition.waiting.popleft()))
+        if batch and (not taken or bytes + len(batch.data) <= _REQUEST_BYTES):
+            taken.append((partition, partition.waiting.popleft()))
             bytes += len(batch.data)
-    return found
+    return taken

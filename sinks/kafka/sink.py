@@ -26,7 +26,16 @@ from sinks.errors import BadValue, CommittedError, ConfigurationError, Transacti
 from sinks.kafka import columns, dead_letters, doctor, memory
 from sinks.kafka.audit import audit
 from sinks.kafka.cluster import COMMITTED_STATES, Cluster
-from sinks.kafka.commit import Commit, in_part, ongoing, places_of_all, topics_of
+from sinks.kafka.commit import (
+    ASK_THE_WITNESS,
+    INVALID_TXN_STATE,
+    Commit,
+    in_part,
+    made_anew,
+    ongoing,
+    places_of_all,
+    topics_of,
+)
 from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, NotYetKnown, patiently
 from sinks.kafka.memory import Mark
 from sinks.kafka.options import (
@@ -37,7 +46,6 @@ from sinks.kafka.options import (
     option_problems,
     producer_options,
 )
-from sinks.kafka.outcome import ASK_THE_WITNESS, INVALID_TXN_STATE, made_anew
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.schemas import Schemas
 from sinks.kafka.serialization.schema import SchemaEvolution
@@ -227,9 +235,9 @@ class KafkaSink(
 
     def _written_last(self, named: str) -> Iterable[Committable]:
         """The newest checkpoint's, with this name in its proof. A topic that was made anew has no such records."""
-        written = [one for one in self._committed if named in one.proof]
+        written = [committable for committable in self._committed if named in committable.proof]
         ids = self._brokers.topic_ids(topics_of(written)) if written else {}
-        return [one for one in written if not made_anew(one, ids)]
+        return [committable for committable in written if not made_anew(committable, ids)]
 
     def _check_brokers(self) -> None:
         try:
@@ -317,7 +325,7 @@ class KafkaSink(
     def write(self, transaction: TransactionalProducer, batch: pa.RecordBatch) -> None:
         rows, refused = self._as_records(batch)
         if refused:
-            bad = min(refused, key=lambda one: one.row)
+            bad = min(refused, key=lambda refusal: refusal.row)
             raise BadValue(f"sink {self.name!r}: row {bad.row + 1} of a batch: {bad.error}").because(
                 bad.error, bad.error_class
             )
@@ -353,12 +361,12 @@ class KafkaSink(
     ) -> Sequence[Refusal]:
         """Refused by the columns alone, before a record is produced."""
         rows, unwritable = self._as_records(batch)
-        by_row = {one.row: one for one in unwritable}
+        by_row = {refusal.row: refusal for refusal in unwritable}
         left = without(batch.num_rows, unwritable)
         others = rows.take(left) if unwritable else rows
-        for one in dead_letters.refused(others, self.topic, self._largest, transaction.partitions):
-            row = left[one.row].as_py()
-            by_row.setdefault(row, replace(one, row=row))
+        for refusal in dead_letters.refused(others, self.topic, self._largest, transaction.partitions):
+            row = left[refusal.row].as_py()
+            by_row.setdefault(row, replace(refusal, row=row))
         refused = [by_row[row] for row in sorted(by_row)]
         if len(refused) < batch.num_rows and len(refused) <= most:
             transaction.write(rows.take(without(batch.num_rows, refused)) if refused else rows)
@@ -391,7 +399,7 @@ class KafkaSink(
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         """What somebody has ended since its task let go of it is written again before the decision, not after it: that
         asks nothing of the query."""
-        names = [one.transaction["transactional_id"] for one in committables]
+        names = [committable.transaction["transactional_id"] for committable in committables]
         places = places_of_all(committables)
         states, logs = self._patiently(lambda: self._brokers.states_and_logs(names, places))
         why = (
@@ -399,7 +407,7 @@ class KafkaSink(
             "take longer), an operator or another driver of this job has, or a topic that it wrote to was deleted or "
             "made anew"
         )
-        closed = [at for at, one in enumerate(committables) if states.get(names[at]) != ongoing(one)]
+        closed = [at for at, committable in enumerate(committables) if states.get(names[at]) != ongoing(committable)]
         ended = dict.fromkeys(closed, why) or in_part(committables, logs)
         if ended:
             at, why = next(iter(ended.items()))
@@ -493,16 +501,16 @@ class KafkaSink(
         yield from super().diagnose(job)
 
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
-        ages = self._brokers.ages([one["transactional_id"] for one in transactions])
-        subtasks = [int(one["transactional_id"].split(".")[-2]) for one in transactions]
-        return [InDoubt(one, subtask=n, age=age) for one, n, age in zip(transactions, subtasks, ages, strict=True)]
+        names = [transaction["transactional_id"] for transaction in transactions]
+        about = zip(transactions, names, self._brokers.ages(names), strict=True)
+        return [InDoubt(identity, subtask=int(name.split(".")[-2]), age=age) for identity, name, age in about]
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         """By the record batches in the log, and by what the brokers remember."""
         if quick:
-            found = Audit([Holding(remarks=("the log was not read",))] * len(parts))
+            counted = Audit([Holding(remarks=("the log was not read",))] * len(parts))
         else:
-            found = audit(self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic()))
+            counted = audit(self._brokers, parts, min(self.timeout, self._reached_by - time.monotonic()))
         rounds = self._rounds(job)
 
         def not_among(part: Part) -> tuple[str, ...]:
@@ -510,8 +518,8 @@ class KafkaSink(
             later = checkpoint == part.checkpoint_id and round > part.round
             return (f"a transaction of its replay {round}",) if later else ()
 
-        together = zip(found.holdings, parts, strict=True)
-        return replace(found, holdings=[replace(holding, unexpected=not_among(part)) for holding, part in together])
+        together = zip(counted.holdings, parts, strict=True)
+        return replace(counted, holdings=[replace(holding, unexpected=not_among(part)) for holding, part in together])
 
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters | None:
         """Of what a consumer gets of the topic now, from its end on."""

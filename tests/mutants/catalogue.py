@@ -859,7 +859,7 @@ MUTANTS = (
     Mutant(
         "Kafka: what was not taken is sent again behind what follows it",
         "sinks/kafka",
-        "self.waiting.extendleft(sorted(self.failed, key=lambda one: -one.nth))",
+        "self.waiting.extendleft(sorted(self.failed, key=lambda batch: -batch.nth))",
         "self.waiting.extend(self.failed)",
         PRODUCER,
     ),
@@ -1177,7 +1177,7 @@ MUTANTS = (
     Mutant(
         "Kafka: the witness is asked before its record can be read",
         "sinks/kafka",
-        "if offset >= found.last_stable_offset:",
+        "if offset >= fetched.last_stable_offset:",
         "if False:",
         KAFKA,
     ),
@@ -1191,8 +1191,8 @@ MUTANTS = (
     Mutant(
         "Kafka: an aborted record is the witness of a commit",
         "sinks/kafka",
-        "if any(one.producer_id == identity",
-        "if False and any(one.producer_id == identity",
+        "if any(its.producer_id == identity",
+        "if False and any(its.producer_id == identity",
         KAFKA,
     ),
     Mutant(
