@@ -20,7 +20,11 @@ from kafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
-from kafka.protocol.admin.transactions import DescribeProducersRequest, DescribeTransactionsRequest
+from kafka.protocol.admin.transactions import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 from kafka.protocol.consumer import IsolationLevel, ListOffsetsRequest
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.consumer.group import OffsetFetchRequest
@@ -187,9 +191,17 @@ class Cluster:
 
     def listed(self, prefix: str, state: str) -> list[str]:
         """The transactional ids that start with `prefix` and whose newest transaction is in this state."""
-        by_broker = self._admin.list_transactions(state_filters=[state])
-        names = {transaction.transactional_id for listed in by_broker.values() for transaction in listed}
-        return sorted(name for name in names if name.startswith(prefix))
+        return sorted(name for name in self._connection.ask(lambda: self._listed(state)) if name.startswith(prefix))
+
+    async def _listed(self, state: str) -> set[str]:
+        """Of all brokers at once: KafkaAdminClient asks them in turn."""
+        brokers = [broker.node_id for broker in self._connection.manager.cluster.brokers()]
+        requests = [ListTransactionsRequest(state_filters=[state], producer_id_filters=[]) for _ in brokers]
+        sent = self._connection.send(zip(requests, brokers, strict=True))
+        answers = [raised(await self._connection.answer(answer)) for answer in sent]
+        if codes := [answer.error_code for answer in answers if answer.error_code]:
+            raise for_code(codes[0])(f"list of transactions in state {state}")
+        return {transaction.transactional_id for answer in answers for transaction in answer.transaction_states}
 
     def group_offsets(self, group: str) -> GroupOffsets:
         """What a consumer group has committed; what transactions that are open carry for it does not count. Empty if
