@@ -134,7 +134,7 @@ class Cluster:
 
     def _end_each(self, identities: Sequence[Identity], request: Callable[[Identity], Any]) -> list[Answer]:
         names = [identity["transactional_id"] for identity in identities]
-        ask = partial(self._connection.ask_coordinators, _TRANSACTION, names, lambda at: request(identities[at]))
+        ask = partial(self._connection.ask_coordinators, _TRANSACTION, names, lambda at: request(identities[at[0]]))
         answers = self._connection.ask(ask)
         return [answer if isinstance(answer, Exception) else answer.error_code for answer in answers]
 
@@ -146,8 +146,8 @@ class Cluster:
 
     async def _states(self, names: Sequence[str]) -> States:
         states: States = {}
-        for name, answer in zip(names, await self._described(names), strict=True):
-            (about,) = raised(answer).transaction_states
+        for name, answer in (await self._described(names)).items():
+            about = raised(answer)
             if about.error_code == TransactionalIdNotFoundError.errno:
                 continue
             if about.error_code:
@@ -160,11 +160,17 @@ class Cluster:
             states[name] = identity, about.transaction_state
         return states
 
-    async def _described(self, names: Sequence[str]) -> list[Any]:
-        def described(at: int) -> Any:
-            return DescribeTransactionsRequest(transactional_ids=[names[at]])
+    async def _described(self, names: Sequence[str]) -> dict[str, Any]:
+        """By transactional id, what its coordinator tells of the newest transaction, or an exception."""
 
-        return await self._connection.ask_coordinators(_TRANSACTION, names, described)
+        def request(places: list[int]) -> Any:
+            return DescribeTransactionsRequest(transactional_ids=[names[at] for at in places])
+
+        answers = await self._connection.ask_coordinators(_TRANSACTION, names, request, together=True)
+        described: dict[str, Any] = dict(zip(names, answers, strict=True))
+        for answer in {id(answer): answer for answer in answers if not isinstance(answer, Exception)}.values():
+            described |= {about.transactional_id: about for about in answer.transaction_states}
+        return described
 
     def has_committed(self, identity: Identity) -> bool:
         """Whether its coordinator knows that it was committed. Where the end fences, it has raised the epoch by one."""
@@ -176,13 +182,9 @@ class Cluster:
     def ages(self, transactional_ids: Sequence[str]) -> list[float | None]:
         """Seconds since each one's newest transaction began, by the clock of the coordinator's broker and ours."""
         now = time.time()
-        answers = self._connection.ask(lambda: self._described(transactional_ids))
-        return [
-            None
-            if isinstance(answer, Exception) or answer.transaction_states[0].transaction_start_time_ms < 0
-            else now - answer.transaction_states[0].transaction_start_time_ms / 1000
-            for answer in answers
-        ]
+        described = self._connection.ask(lambda: self._described(transactional_ids))
+        begun = [getattr(described[name], "transaction_start_time_ms", -1) for name in transactional_ids]
+        return [None if began < 0 else now - began / 1000 for began in begun]
 
     def ongoing(self, prefix: str) -> list[Identity]:
         """The open transactions whose transactional id starts with `prefix`."""

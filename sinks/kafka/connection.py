@@ -168,26 +168,36 @@ class Connection:
 
     # ------------------------------------------------------------------ the broker that knows
     async def ask_coordinators(
-        self, kind: CoordinatorType, names: Sequence[str], request: Callable[[int], Any]
+        self,
+        kind: CoordinatorType,
+        names: Sequence[str],
+        request: Callable[[list[int]], Any],
+        *,
+        together: bool = False,
     ) -> list[Any]:
-        """One request for each transactional id (or group), made of its place among `names`, which may have one twice.
-        A response or an exception each."""
+        """One request for each transactional id (or group), made of its place among `names`, which may have one twice;
+        or, `together`, for all of a coordinator. A response or an exception each."""
         answers: dict[int, Any] = {}
         to_ask = list(range(len(names)))
         for _ in range(2):
             unknown = {names[at] for at in to_ask if (kind, names[at]) not in self._coordinators}
             failed = await self._look_for_coordinators(kind, unknown)
             gone = CoordinatorNotAvailableError("it has moved")
-            nodes = [failed.get(names[at]) or self._coordinators.get((kind, names[at]), gone) for at in to_ask]
-            requests = self.send((request(at), node) for at, node in zip(to_ask, nodes, strict=True))
+            nodes = {at: failed.get(names[at]) or self._coordinators.get((kind, names[at]), gone) for at in to_ask}
+            asked: defaultdict[Any, list[int]] = defaultdict(list)
+            for at, node in nodes.items():
+                asked[node if together else at].append(at)
+            requests = self.send((request(places), nodes[places[0]]) for places in asked.values())
             again = []
-            for at, sent in zip(to_ask, requests, strict=True):
-                answers[at] = answer = await self.answer(sent)
+            for places, sent in zip(asked.values(), requests, strict=True):
+                answer = await self.answer(sent)
                 moved = _is_elsewhere(answer)
-                if moved or isinstance(answer, Exception):
-                    self._coordinators.pop((kind, names[at]), None)
-                if moved and names[at] not in unknown:
-                    again.append(at)
+                for at in places:
+                    answers[at] = answer
+                    if moved or isinstance(answer, Exception):
+                        self._coordinators.pop((kind, names[at]), None)
+                    if moved and names[at] not in unknown:
+                        again.append(at)
             to_ask = again
         return [answers[at] for at in range(len(names))]
 
