@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -24,14 +25,8 @@ from sinks.optional import Diagnosable, basic_findings
 
 _RACES, _RACERS = 5, 8
 _COLORS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
-_DRIVERS = {
-    "sinks.postgres": ("psycopg", "pgpq"),
-    "sinks.mysql": ("PyMySQL",),
-    "sinks.kafka": ("confluent-kafka", "kafka-python"),
-    "sinks.sqlalchemy": ("SQLAlchemy",),
-    "sinks.delta": ("deltalake",),
-    "sinks.iceberg": ("pyiceberg",),
-}
+_DRIVERS = ("SQLAlchemy", "psycopg", "pgpq", "PyMySQL", "confluent-kafka", "kafka-python", "deltalake", "pyiceberg")
+"""Those that are here are named: a job whose sinks need others cannot be loaded."""
 
 
 def doctor(
@@ -62,7 +57,7 @@ def doctor(
 
 
 def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[tuple[str, Finding]]:
-    for finding in _guarded(_packages(coordinator), "install them anew"):
+    for finding in _guarded(_packages(), "install them anew"):
         yield "packages", finding
     storage, fix = coordinator.protocol.store.storage, "fix what the message names, and run the doctor again"
     for finding in _guarded(of_storage(storage), "the storage has to be readable and writable; see docs/runbook.md"):
@@ -96,26 +91,19 @@ def _memories(coordinator: CheckpointCoordinator, location: str | None) -> Itera
     coordinator.protocol.load()  # raises UnknownSink
 
 
-def _packages(coordinator: CheckpointCoordinator) -> Iterable[Finding]:
-    names = ["pandas", "pyarrow"]
+def _packages() -> Iterable[Finding]:
     if find_spec("pyspark"):
-        names.insert(0, "pyspark")
         for what, fix in package_problems():
             yield Finding.error(what, fix)
+        if advice := advice_on_sockets():
+            yield Finding.ok(advice)
     else:
         yield Finding.warning("no pyspark here, so no driver runs here", "run the doctor where the driver runs, too")
-    for sink in coordinator.sinks.values():
-        names += _DRIVERS.get(type(sink).__module__.rpartition(".")[0], ())
-    versions = []
-    for name in dict.fromkeys(names):
-        try:
+    versions = [f"pyspark-exactly-once {__version__}", f"Python {sys.version.split()[0]}"]
+    for name in ("pyspark", "pandas", "pyarrow", *_DRIVERS):
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            if name not in ("pyspark", "pandas"):  # Spark of a cluster is no package; pandas is a problem named above
-                yield Finding.error(f"{name} is not installed here", f"pip install {name}")
-    yield Finding.ok(f"pyspark-exactly-once {__version__}, Python {sys.version.split()[0]}, {', '.join(versions)}")
-    if "pyspark" in names and (advice := advice_on_sockets()):
-        yield Finding.ok(advice)
+    yield Finding.ok(", ".join(versions))
     for name, owners in importlib.metadata.packages_distributions().items():
         if name in ("coordinator", "sinks") and len(set(owners)) > 1:
             yield Finding.error(
