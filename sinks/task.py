@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import pyarrow as pa
 
@@ -18,8 +18,6 @@ from sinks.participant import FirstWrite, LettersTransaction, ReplayWrite, SinkT
 from sinks.transaction import Committable, Fingerprint, Refused, TransactionId
 
 logger = logging.getLogger(__name__)
-
-ACK_SCHEMA = "ack string"
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,16 @@ class Replay:
         return self.own | self.letters
 
 
-@cache
-def _freeze_imports() -> None:
-    """PySpark's daemon collects garbage after each task, over all that the worker has imported by then. What is there
-    at the first task of a worker stays, and is left out of that."""
-    gc.freeze()
+_tasks: Counter[type[Sink]] = Counter()
+"""Of this worker."""
+
+
+def _freeze_imports(kind: type[Sink]) -> None:
+    """PySpark's daemon collects garbage after each task, over all that the worker has imported by then. What the first
+    task of a kind of sink has left after that stays, and is left out of it from the second on."""
+    _tasks[kind] += 1
+    if _tasks[kind] == 2:
+        gc.freeze()
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class SinkTask:
 
         task = TaskContext.get()
         assert task is not None, "a SinkTask runs inside a Spark task"
-        _freeze_imports()
+        _freeze_imports(type(self.sink))
         acks = self.run(batches, task.partitionId(), task.taskAttemptId(), task.attemptNumber())
         yield pa.record_batch({"ack": pa.array([ack.to_json() for ack in acks], pa.string())})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pyarrow as pa
 import pytest
 
@@ -10,7 +12,7 @@ from sinks import CommitOutcome, Committable, Identity, TransactionContext
 from sinks.dead_letters import Refusal
 from sinks.errors import BadValue, TooManyDeadLetters
 from sinks.optional import DeadLettering, DirectCommitting
-from sinks.task import Ack, Replay, SinkTask
+from sinks.task import Ack, Replay, SinkTask, _freeze_imports
 from sinks.testing import rows
 from sinks.testing.local import with_row_hash
 from sinks.transaction import Refused
@@ -216,3 +218,17 @@ def test_what_does_not_go_together() -> None:
     shared = Calls()
     with pytest.raises(ValueError, match="'letters' is for the dead letters of two sinks"):
         with_dead_letters([choosy(shared), choosy(shared)])
+
+
+def test_what_a_first_task_has_imported_is_left_out_of_the_search_for_garbage() -> None:
+    class Other(Calls): ...
+
+    searched = []
+    try:
+        for kind in (Calls, Calls, Calls, Other, Other):
+            imported = [kind]
+            _freeze_imports(kind)
+            searched.append(any(each is imported for each in gc.get_objects()))
+    finally:
+        gc.unfreeze()
+    assert searched == [True, False, True, True, False]

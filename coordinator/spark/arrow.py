@@ -4,7 +4,8 @@ Before every row Spark sums up the size of the record batch so far (`ArrowWriter
 all else on that way; only with a limit of 2147483647 bytes it does not (`BatchedPythonArrowInput.writeSizedBatch`, 4.0
 to 4.3). Here the JVM compares each row by itself with its share of a record batch, which costs next to nothing and
 bounds the batch as well. A larger row travels without its contents and without a hash, so that its task refuses it with
-`LargeRow`; from then on, as long as the coordinator lives, Spark's bound is used.
+`LargeRow`; from then on, as long as the coordinator lives, Spark's bound is used. It is used too after a batch of few
+rows, for which Spark takes longer to plan the comparison than to sum up.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
+    from coordinator.spark.internals import StreamExecution
+
 MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 MAX_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 UNLIMITED = "2147483647"
 
 BATCH_BYTES = 64 * 2**20
 """Of the values in a record batch, as Spark's own limit is since 4.1."""
+
+FEW_ROWS = 10_000
+"""Of a batch, after which the next is expected to be as small."""
 
 
 class RowTransfer:
@@ -36,14 +42,17 @@ class RowTransfer:
     def __init__(self) -> None:
         self.limited_by_spark = False
         """Since there was a large row."""
-        self.python_before: dict[str, bool] = {}
-        """By the id of a run, which may be of another query: whether the user's Python functions run in its jobs."""
+        self.rows_before: int | None = None
+        """Of the batch before, in all sinks, if tasks have written it."""
+        self.execution: StreamExecution | None = None
+        """That of the batch before, in a classic session."""
 
     @contextmanager
     def frames(self, hashed: Mapping[str, DataFrame], allowed: bool) -> Iterator[Mapping[str, DataFrame]]:
         """What to collect of each while this lasts. `allowed`: whether Spark's limit may be off meanwhile."""
         session = next(iter(hashed.values())).sparkSession
-        limit = _row_limit(session) if allowed and not self.limited_by_spark else None
+        few = self.rows_before is not None and self.rows_before <= FEW_ROWS
+        limit = _row_limit(session) if allowed and not few and not self.limited_by_spark else None
         if limit is None or not all(can_be_bounded(df, limit) for df in hashed.values()):
             yield hashed
             return

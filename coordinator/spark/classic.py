@@ -50,13 +50,13 @@ class SparkBatch(DataFrameBatch):
     def __init__(self, df: DataFrame, batch_id: int, transfer: RowTransfer, *, shared: bool = False) -> None:
         super().__init__(df, transfer, shared=shared)
         self._job_tag = f"checkpoint-{batch_id}-{uuid.uuid4()}"
-        calling = StreamExecution.calling(df.sparkSession)
-        if calling is None:
+        execution = StreamExecution.calling(df.sparkSession, transfer.execution)
+        if execution is None:
             raise CheckpointError(
                 "the coordinator has to be called by a running streaming query: "
                 "df.writeStream.foreachBatch(coordinator).option('checkpointLocation', …).start()"
             )
-        query_id, self._execution = calling
+        self._execution = transfer.execution = execution
         self.run_id: str = self._execution.run_id
         self.location: str = self._execution.location
         try:
@@ -65,7 +65,7 @@ class SparkBatch(DataFrameBatch):
             if self.active:
                 raise
             self.raise_stopped()
-        self.facts = facts_in(log, batch_id, query_id)
+        self.facts = facts_in(log, batch_id, execution.query_id)
 
     @property
     def active(self) -> bool:
@@ -87,14 +87,14 @@ class SparkBatch(DataFrameBatch):
 
     def weaknesses(self, *, recomputed: bool) -> list[str]:
         weaknesses = guarantee.of_checkpoint_location(self.location)
-        for source in self._execution.sources():
+        for source in self._execution.sources:
             weaknesses += guarantee.of_source(*source)
         deterministic = self._execution.is_deterministic(self._df)
         weaknesses += guarantee.of_order(self._execution.order_dependent(self._df)) if recomputed else []
         return weaknesses + guarantee.of_shuffles(checked=self._shuffles_are_checked(), deterministic=deterministic)
 
     def topic_ids(self) -> TopicIds:
-        kinds = [kind for kind, _ in self._execution.sources()]
+        kinds = [kind for kind, _ in self._execution.sources]
         sources = zip(kinds, self.facts.offsets, strict=True)
         return [
             self._ids(at, offsets) if kind.startswith("Kafka") else {} for at, (kind, offsets) in enumerate(sources)
@@ -114,12 +114,11 @@ class SparkBatch(DataFrameBatch):
             return False
 
     def _may_lift_limit(self, tasks: Mapping[str, SinkTask]) -> bool:
-        known = self._transfer.python_before
-        if self.run_id not in known:
+        if self._execution.runs_python is None:
             plans = [self._execution.executed_plan]
             plans += [executed_plan(self._written(task.sink)) for task in tasks.values() if task.sink.transform]
-            known[self.run_id] = any(map(arrow.runs_python, plans))
-        return not known[self.run_id]
+            self._execution.runs_python = any(map(arrow.runs_python, plans))
+        return not self._execution.runs_python
 
     @contextmanager
     def _tagged(self, doing: str) -> Iterator[None]:

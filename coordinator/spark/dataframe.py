@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,11 @@ from coordinator.spark.arrow import RowTransfer, setting
 from coordinator.spark.internals import arrow_schema
 from sinks.errors import LargeRow
 from sinks.row_hash import ROW_HASH, with_row_hash
-from sinks.task import ACK_SCHEMA, Ack, SinkTask
+from sinks.task import Ack, SinkTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 
 class DataFrameBatch(ABC):
@@ -48,8 +49,9 @@ class DataFrameBatch(ABC):
                 calls = [partial(_collect, frames[name], task, ended) for name, task in tasks.items()]
                 acks = self._side_by_side(calls)
             self._transfer.limited_by_spark |= any(isinstance(ack.error, LargeRow) for ack in acks)
+            self._transfer.rows_before = sum(ack.fingerprint.rows for ack in acks)
             if len(tasks) == 1 and not any(task.sink.transform or task.replay for task in tasks.values()):
-                self.rows = sum(ack.fingerprint.rows for ack in acks)
+                self.rows = self._transfer.rows_before
             return acks
 
     def topic_ids(self) -> TopicIds:
@@ -114,9 +116,17 @@ def _collect(hashed: DataFrame, task: SinkTask, ended: Callable[[str], None]) ->
         rows = hashed.sparkSession.range(0, subtasks, 1, subtasks)
     elif replay and replay.whole:
         rows = hashed.coalesce(1)
-    acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, ACK_SCHEMA).collect()]
+    acks = [Ack.from_json(row.ack) for row in rows.mapInArrow(task, _ack_schema()).collect()]
     ended(task.sink.name)
     return acks
+
+
+@cache
+def _ack_schema() -> StructType:
+    """A text in its place is three questions to the JVM."""
+    from pyspark.sql.types import StringType, StructType
+
+    return StructType().add("ack", StringType())
 
 
 _COLUMNAR = "spark.sql.inMemoryColumnarStorage.enableVectorizedReader"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator
-from functools import wraps
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from coordinator.errors import UnsupportedSpark
@@ -103,26 +103,32 @@ def task_of_query(task: TaskContext) -> tuple[str | None, int]:
 class StreamExecution:
     """Spark's StreamExecution, which calls foreachBatch."""
 
-    def __init__(self, execution: Any) -> None:
+    def __init__(self, execution: Any, query_id: str = "") -> None:
         self._execution = execution
+        self.query_id = query_id
+        self.runs_python: bool | None = None
+        """Whether the user's Python functions run in its jobs, as `SparkBatch` notes it."""
 
     @classmethod
     @_internal("SparkSession._jsparkSession.sharedState().activeStreamingQueries()")
-    def calling(cls, session: SparkSession) -> tuple[str, StreamExecution] | None:
-        """The one that calls on this thread, and the id of its query; None if there is none."""
+    def calling(cls, session: SparkSession, last: StreamExecution | None = None) -> StreamExecution | None:
+        """The one that calls on this thread; None if there is none. `last`: the one of the batch before, which is
+        answered again as long as it runs: a query has one run at a time."""
         query_id = session.sparkContext.getLocalProperty(QUERY_ID)
         if not query_id:
             return None
+        if last and last.query_id == query_id and last.active:
+            return last
         queries = session._jsparkSession.sharedState().activeStreamingQueries()
         execution = queries.get(gateway(session).jvm.java.util.UUID.fromString(query_id))
-        return (query_id, cls(execution)) if execution else None
+        return cls(execution, query_id) if execution else None
 
-    @property
+    @cached_property
     @_internal("StreamExecution.runId()")
     def run_id(self) -> str:
         return str(self._execution.runId().toString())
 
-    @property
+    @cached_property
     @_internal("StreamExecution.resolvedCheckpointRoot()")
     def location(self) -> str:
         return str(self._execution.resolvedCheckpointRoot())
@@ -145,6 +151,7 @@ class StreamExecution:
         """The physical plan of the batch under way, as foreachBatch gets it."""
         return str(self._execution.lastExecution().executedPlan().toString())
 
+    @cached_property
     @_internal("StreamExecution.sources()")
     def sources(self) -> list[tuple[str, str]]:
         """The class of each, without its package, and what it says of itself."""

@@ -211,6 +211,11 @@ def test_what_users_have_set_stays(spark: SparkSession, key: str, value: str) ->
 
 
 # ---------------------------------------------------------------------- in a query
+@pytest.fixture(autouse=True)
+def _no_batch_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "FEW_ROWS", 0)
+
+
 class NotingSink(FileSink):
     """Leaves the limit that each of its transactions was written under: a file with a line for each."""
 
@@ -269,6 +274,18 @@ def test_the_limit_is_off_in_a_query(spark: SparkSession, tmp_path: Path) -> Non
     [sink] = run(spark, tmp_path, lambda df: df.selectExpr("id", "'x' AS name"))
     assert {limit for each in limits(sink).values() for limit in each} == {arrow.UNLIMITED}
     assert sorted(row["id"] for row in visible(sink)) == list(range(30))
+
+
+def test_the_limit_stays_after_few_rows(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoint 1 has 100 times as many."""
+
+    def a_large_one(df: DataFrame) -> DataFrame:
+        return df.selectExpr("id", "explode(if(id BETWEEN 10 AND 19, sequence(1, 100), array(0))) AS part")
+
+    monkeypatch.setattr(arrow, "FEW_ROWS", 10)
+    [sink] = run(spark, tmp_path, a_large_one)
+    assert [set(limits(sink)[n]) for n in range(3)] == [{arrow.UNLIMITED}, {"None"}, {arrow.UNLIMITED}]
+    assert len(visible(sink)) == 1020
 
 
 def test_two_sinks_side_by_side(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from coordinator.spark.internals import StreamExecution
 
 
 def calling(df: DataFrame) -> StreamExecution:
-    found = StreamExecution.calling(df.sparkSession)
-    assert found is not None, f"Spark changed this: the local property {internals.QUERY_ID}, set for foreachBatch"
-    return found[1]
+    execution = StreamExecution.calling(df.sparkSession)
+    assert execution is not None, f"Spark changed this: the local property {internals.QUERY_ID}, set for foreachBatch"
+    return execution
 
 
 def arrow_schemas(df: DataFrame) -> tuple[pa.Schema, pa.Schema]:
@@ -44,12 +44,12 @@ def in_python(df: DataFrame) -> DataFrame:
 
 
 PARTS: dict[str, Callable[[DataFrame], Any]] = {
-    "query id": lambda df: (StreamExecution.calling(df.sparkSession) or [None])[0],
+    "query id": lambda df: calling(df).query_id,
     "run id": lambda df: calling(df).run_id,
     "location": lambda df: calling(df).location,
     "active": lambda df: calling(df).active,
     "query": lambda df: str(calling(df).query.id),
-    "sources": lambda df: calling(df).sources(),
+    "sources": lambda df: calling(df).sources,
     "deterministic": lambda df: [
         calling(df).is_deterministic(each) for each in (df, df.withColumn("chance", functions.rand()))
     ],
@@ -108,6 +108,27 @@ def test_it_is_there(answers: dict[str, Any], location: Path, name: str) -> None
         assert kind == "RatePerMicroBatchStream"
     else:
         assert answer == expected[name], f"Spark changed this: {name}"
+
+
+def test_each_run_of_a_query_is_one_execution(spark: SparkSession, tmp_path: Path) -> None:
+    """Which is not looked up again before it has ended."""
+    executions: list[StreamExecution] = []
+
+    def ask(df: DataFrame, _: int) -> None:
+        execution = StreamExecution.calling(df.sparkSession, executions[-1] if executions else None)
+        assert execution is not None
+        executions.append(execution)
+
+    runs = []
+    for _ in range(2):
+        spark.range(2).coalesce(1).write.option("maxRecordsPerFile", 1).mode("append").parquet(f"{tmp_path}/rows")
+        source = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(f"{tmp_path}/rows")
+        writer = source.writeStream.foreachBatch(ask).option("checkpointLocation", f"{tmp_path}/spark")
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(300)
+        runs += [query.runId] * 2
+    assert [execution.run_id for execution in executions] == runs
+    assert [len({id(execution) for execution in executions[at : at + 2]}) for at in range(3)] == [1, 2, 1]
 
 
 def test_a_stop_is_told_by_the_text_of_the_error(spark: SparkSession) -> None:
@@ -170,7 +191,7 @@ def test_a_method_or_class_of_the_jvm_that_is_gone(spark: SparkSession) -> None:
     with pytest.raises(UnsupportedSpark, match=r"StreamExecution\.isActive\(\) is gone"):
         _ = execution.active
     with pytest.raises(UnsupportedSpark, match=r"StreamExecution\.sources\(\) is gone"):
-        execution.sources()
+        _ = execution.sources
     with pytest.raises(UnsupportedSpark, match=r"kafkaOffsetReader\(\)\.admin\(\) is gone"):
         execution.topic_ids(0, ["orders"])
 
