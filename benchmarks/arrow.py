@@ -64,8 +64,8 @@ def record_batches(df: DataFrame) -> list[tuple[int, int]]:
     """Rows and bytes of each that arrives in Python."""
 
     def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = [(batch.num_rows, batch.nbytes) for batch in batches]
-        yield pa.RecordBatch.from_pylist([{"rows": r, "bytes": b} for r, b in found], schema=SIZES)
+        sizes = [(batch.num_rows, batch.nbytes) for batch in batches]
+        yield pa.RecordBatch.from_pylist([{"rows": r, "bytes": b} for r, b in sizes], schema=SIZES)
 
     return [(row.rows, row.bytes) for row in df.mapInArrow(sizes, "rows long, bytes long").collect()]
 

@@ -130,13 +130,13 @@ class Bench:
         """The 99th percentile of small checkpoints, beside Spark's own sink in foreachBatch."""
         with ExitStack() as stack:
             streams = self.few(stack)
-            self.small_checkpoints([[Contender(f"{FEW} rows: {name}", one.run) for name, one in streams.items()]])
+            self.small_checkpoints([[Contender(f"{FEW} rows: {name}", stream.run) for name, stream in streams.items()]])
 
     def paced(self) -> None:
         """The processor time of a query with a small batch each second."""
         runs = min(self.options.runs, 4)
         with ExitStack() as stack:
-            contenders = [Contender(name, partial(_paced, one)) for name, one in self.few(stack).items()]
+            contenders = [Contender(name, partial(_paced, stream)) for name, stream in self.few(stack).items()]
             rounds(contenders, runs, 1, tell, self.server_pid)
         title = f"A batch of {FEW} rows each second, {runs} rounds of {PACED} (aim: <= 0.15 cores)"
         keep(title, contenders)
@@ -183,8 +183,8 @@ _KEPT: list[dict[str, Any]] = []
 def keep(title: str, contenders: Sequence[Contender], rows: int | None = None) -> None:
     """For `save`."""
     figures = ("name", "seconds", "processor", "client", "load")
-    found = [{figure: getattr(contender, figure) for figure in figures} for contender in contenders]
-    _KEPT.append({"title": title, "rows": rows, "contenders": found})
+    measured = [{figure: getattr(contender, figure) for figure in figures} for contender in contenders]
+    _KEPT.append({"title": title, "rows": rows, "contenders": measured})
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -229,10 +229,10 @@ class Parser(argparse.ArgumentParser):
         """Turns "a,b" into a list; empty is none of them."""
 
         def chosen(text: str) -> list[str]:
-            found = text.split(",") if text else []
-            if unknown := set(found) - set(names):
+            parts = text.split(",") if text else []
+            if unknown := set(parts) - set(names):
                 raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
-            return found
+            return parts
 
         return chosen
 

@@ -66,9 +66,9 @@ def beside_spark(rows: int, runs: int, folder: Path) -> None:
             stream.stop()
     for contender, uri in zip(contenders, (theirs, ours), strict=True):
         table = session.read.format("delta").load(uri)
-        found = table.selectExpr("count(*)", "count(DISTINCT id)", "max(at)").first()
-        assert found is not None
-        assert tuple(found)[:2] == ((runs + WARM) * rows, rows), f"{contender.name}: {found}"
+        totals = table.selectExpr("count(*)", "count(DISTINCT id)", "max(at)").first()
+        assert totals is not None
+        assert tuple(totals)[:2] == ((runs + WARM) * rows, rows), f"{contender.name}: {totals}"
         newest = table.where(f"at = timestamp_micros(1700000000000000 + {rows - 1}) AND id > {rows - 2}").count()
         assert newest == runs + WARM, f"{contender.name}: Spark finds {newest} rows by the bounds of files"
         seconds = spread([1000 * one for one in contender.seconds], "{:,.0f}")

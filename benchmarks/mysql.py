@@ -103,9 +103,9 @@ class Target:
 
     def check(self) -> None:
         """Raise AssertionError unless the table holds just the expected rows and nothing is left prepared or staged."""
-        found = self._state()
-        if found != self._expected:
-            raise AssertionError(f"(rows, distinct ids, content hash) are {found}, not {self._expected}")
+        state = self._state()
+        if state != self._expected:
+            raise AssertionError(f"(rows, distinct ids, content hash) are {state}, not {self._expected}")
         tables = query(self._admin, "SHOW TABLES LIKE 'tpc\\_%%'")
         staging = [table for (table,) in tables if not table.startswith("tpc_ledger")]
         leftovers = [*query(self._admin, "XA RECOVER"), *staging]

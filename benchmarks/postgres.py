@@ -207,9 +207,9 @@ class PostgresBench(Bench):
             ("s3: of moto, with versions", f"s3://{s3.make_bucket(versioned=True)}/growth"),
         ):
             start = time.perf_counter()
-            found = protocol.growth(uri, marks, GROWTH_LIMIT)
+            seconds = protocol.growth(uri, marks, GROWTH_LIMIT)
             tell(f"growth {name}: {time.perf_counter() - start:.0f} s")
-            cells = [f"{found[mark] * 1000:.2f}" if mark in found else "not reached" for mark in marks]
+            cells = [f"{seconds[mark] * 1000:.2f}" if mark in seconds else "not reached" for mark in marks]
             lines.append([name, *cells])
         title = "ms per checkpoint after this many earlier ones, by storage (aim: does not grow)"
         show(title, ["storage", *(f"{mark:,}" for mark in marks)], lines)
@@ -217,7 +217,7 @@ class PostgresBench(Bench):
     def memory(self) -> None:
         """Whether a task's memory grows with its partition. Restarts Spark, for fresh Python workers."""
         self.stop_spark()
-        sizes, found = (100_000, 2_000_000), []
+        sizes, peaks = (100_000, 2_000_000), []
         spark = sparks.session(self.jars, **memory.FRESH_WORKERS)
         try:
             with self.server.database() as dsn:
@@ -229,10 +229,10 @@ class PostgresBench(Bench):
                         df = PLAIN.of(sparks.numbers(spark, rows, partitions=1))
                         peak = memory.peak(df, sink, self.folder / f"memory-{run}-{rows}")
                         tell(f"round {run + 1} peak of a task with {rows:,} rows: {peak:.1f} MiB")
-                        found.append((rows, peak))
+                        peaks.append((rows, peak))
         finally:
             spark.stop()
-        lines = [[f"{rows:,}", spread([p for r, p in found if r == rows], "{:.1f}")] for rows in sizes]
+        lines = [[f"{rows:,}", spread([p for r, p in peaks if r == rows], "{:.1f}")] for rows in sizes]
         title = "Peak memory of a task's Python worker, MiB (aim: does not grow)"
         show(title, ["rows of the partition", "MiB"], lines)
 

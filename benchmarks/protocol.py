@@ -92,7 +92,7 @@ class ManyParticipants:
 
 def growth(storage: str, marks: list[int], limit: float) -> dict[int, float]:
     """Median seconds of a checkpoint after that many earlier ones. Marks not reached in `limit` seconds are absent."""
-    found: dict[int, float] = {}
+    medians: dict[int, float] = {}
     deadline = time.monotonic() + limit
     partitions = [rows(0, 1)]
     with CheckpointCoordinator("growth", [NoSink(name="none")], storage) as coordinator:
@@ -102,15 +102,15 @@ def growth(storage: str, marks: list[int], limit: float) -> dict[int, float]:
                 coordinator.process(batch(number, partitions))
                 number += 1
                 if time.monotonic() > deadline:
-                    return found
+                    return medians
             seconds = []
             for _ in range(_MEASURED):
                 start = time.perf_counter()
                 coordinator.process(batch(number, partitions))
                 seconds.append(time.perf_counter() - start)
                 number += 1
-            found[mark] = median(seconds)
-    return found
+            medians[mark] = median(seconds)
+    return medians
 
 
 def driver(participants: int, runs: int = 5) -> list[float]:

@@ -118,9 +118,9 @@ def count_in_python(expected: int) -> Work:
         yield pa.RecordBatch.from_pydict({"rows": pa.array([rows], pa.int64())})
 
     def work(df: DataFrame, batch_id: int) -> None:
-        found = sum(row.rows for row in df.mapInArrow(count, "rows bigint").collect())
-        if found != expected:
-            raise AssertionError(f"{found} rows arrived in Python, not {expected}")
+        arrived = sum(row.rows for row in df.mapInArrow(count, "rows bigint").collect())
+        if arrived != expected:
+            raise AssertionError(f"{arrived} rows arrived in Python, not {expected}")
 
     return work
 

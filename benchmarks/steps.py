@@ -36,19 +36,19 @@ class Steps(CheckpointListener):
     def __init__(self, work: sparks.Work) -> None:
         self._work = work
         self._at = (0.0, 0.0)
-        self.found: list[dict[str, tuple[float, float]]] = []
+        self.checkpoints: list[dict[str, tuple[float, float]]] = []
         if isinstance(work, CheckpointCoordinator):
             work.protocol.listeners.add(self)
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         self._at = time.perf_counter(), time.process_time()
-        self.found.append({})
+        self.checkpoints.append({})
         self._work(df, batch_id)
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-        if step in _STEPS and self.found:
+        if step in _STEPS and self.checkpoints:
             (since, cpu), self._at = self._at, (time.perf_counter(), time.process_time())
-            self.found[-1][_STEPS[step]] = self._at[0] - since, self._at[1] - cpu
+            self.checkpoints[-1][_STEPS[step]] = self._at[0] - since, self._at[1] - cpu
 
 
 def measure(bench: Bench) -> None:
@@ -60,7 +60,7 @@ def measure(bench: Bench) -> None:
             stream.work = watched[name] = Steps(stream.work)
             contenders.append(Contender(name, stream.run))
         rounds(contenders, runs, _WARM, tell, bench.server_pid)
-        times = {name: steps.found[-runs:] for name, steps in watched.items() if len(steps.found[-1]) > 1}
+        times = {name: steps.checkpoints[-runs:] for name, steps in watched.items() if len(steps.checkpoints[-1]) > 1}
         asked = {c.name: bench.questions(lambda c=c: [c.run() for _ in range(_COUNTED)]) for c in contenders}  # type: ignore[misc]
     base, lines = contenders[0], []
     for c in contenders:
@@ -76,7 +76,7 @@ def measure(bench: Bench) -> None:
     show(f"A checkpoint of {FEW} rows, {runs} rounds", header, lines)
     by_step = []
     for step in _STEPS.values():
-        pairs = [[one.get(step, (0.0, 0.0)) for one in found] for found in times.values()]
+        pairs = [[checkpoint.get(step, (0.0, 0.0)) for checkpoint in each] for each in times.values()]
         by_step.append(
             [step, *(f"{1000 * median(s for s, _ in p):.1f} / {1000 * mean(cpu for _, cpu in p):.1f}" for p in pairs)]
         )

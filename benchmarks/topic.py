@@ -47,9 +47,9 @@ class Topic:
         """Raise AssertionError unless consumers with read_committed get just the expected rows, and no transaction is
         open."""
         self.settle()
-        found = self.read()
-        if found != self.expected:
-            raise AssertionError(f"(records, checksum) are {found}, not {self.expected}")
+        read = self.read()
+        if read != self.expected:
+            raise AssertionError(f"(records, checksum) are {read}, not {self.expected}")
         self.clear()
 
     def settle(self) -> None:

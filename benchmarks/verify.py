@@ -44,12 +44,14 @@ def measure(sink: Sink, count: int, server: int, as_records: Callable[[pa.Table]
             seconds, client, servers = list[float](), list[float](), list[float]()
             for _ in range(RUNS):
                 began, own, of_server = time.perf_counter(), time.process_time(), _processor_seconds(server)
-                found = take_balance(coordinator.protocol.store, coordinator.sinks, quick=quick)
+                balance = take_balance(coordinator.protocol.store, coordinator.sinks, quick=quick)
                 seconds.append((time.perf_counter() - began) * 1000)
                 client.append((time.process_time() - own) * 1000)
                 servers.append((_processor_seconds(server) - of_server) * 1000)
-                assert found.verdict is not Verdict.DIFFERS, found.found
-            lines.append([name, found.verdict.value, *(spread(each, "{:.0f}") for each in (seconds, client, servers))])
+                assert balance.verdict is not Verdict.DIFFERS, balance.found
+            lines.append(
+                [name, balance.verdict.value, *(spread(each, "{:.0f}") for each in (seconds, client, servers))]
+            )
     print(f"\n{sink.system}, {part * 12:,} rows, {RUNS} rounds\n")
     print(table(["verify", "says", "ms", "CPU ms of the client", "CPU ms of the server"], lines))
 

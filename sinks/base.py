@@ -198,7 +198,7 @@ Sink: TypeAlias = TwoPhaseCommitSink[Any]
 def commit_in_threads(sink: Sink, committables: Sequence[Committable], threads: int) -> list[CommitOutcome | Exception]:
     """Call `commit` for each in parallel. Returns outcomes, or exceptions for those to ask again."""
 
-    def one(committable: Committable) -> CommitOutcome | Exception:
+    def outcome_of(committable: Committable) -> CommitOutcome | Exception:
         try:
             return sink.commit(committable)
         except Exception as error:
@@ -206,13 +206,13 @@ def commit_in_threads(sink: Sink, committables: Sequence[Committable], threads: 
 
     threads = min(threads, len(committables))
     if threads < 2:
-        return [one(committable) for committable in committables]
+        return [outcome_of(committable) for committable in committables]
     answers = []
     with (
         progress(f"sink {sink.name}: commit", len(committables), "transactions") as advance,
         ThreadPoolExecutor(threads, f"commit-{sink.name}") as pool,
     ):
-        for answer in pool.map(one, committables):
+        for answer in pool.map(outcome_of, committables):
             answers.append(answer)
             advance(1)
     return answers

@@ -115,11 +115,11 @@ class LettersTransaction(SinkTransaction):
     def write_refused(self, rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) -> None:
         """`rows`: a batch of the partition, each in turn."""
         if refused:
-            own = hashes.take(pa.array([one.row for one in refused], pa.int64()))
+            own = hashes.take(pa.array([refusal.row for refusal in refused], pa.int64()))
             self.write(letters(self.writer.context(rows.schema), rows, self._rows_before, refused), own)
             self.refused += [
-                Refused(number, one.error_class, shortened(one.error))
-                for number, one in zip(own.to_pylist(), refused, strict=True)
+                Refused(row_hash, refusal.error_class, shortened(refusal.error))
+                for row_hash, refusal in zip(own.to_pylist(), refused, strict=True)
             ]
         self._rows_before += rows.num_rows
 
@@ -142,8 +142,8 @@ class FirstWrite:
         most = most_in_task(sink.max_dead_letters)
         refused = self.own.write_good_rows(rows, hashes, most - len(before))
         if len(before) + len(refused) > most:
-            reasons = [(one.error_class, one.error) for one in before[:3]]
-            reasons += [(one.error_class, one.error) for one in refused[: 3 - len(reasons)]]
+            reasons = [(row.error_class, row.error) for row in before[:3]]
+            reasons += [(row.error_class, row.error) for row in refused[: 3 - len(reasons)]]
             raise too_many(sink.name, self.where, f"more than {most:,}", sink.max_dead_letters, reasons)
         self.dead.write_refused(rows, hashes, refused)
 
@@ -181,5 +181,5 @@ def _others(rows: pa.RecordBatch, hashes: pa.Array, refused: Sequence[Refusal]) 
     """The rows that were not refused, with their hashes."""
     if not refused:
         return rows, hashes
-    kept = without(rows.num_rows, refused)
-    return rows.take(kept), hashes.take(kept)
+    accepted = without(rows.num_rows, refused)
+    return rows.take(accepted), hashes.take(accepted)

@@ -45,12 +45,12 @@ class Ack:
     @classmethod
     def from_json(cls, text: str) -> Ack:
         value = json.loads(text)
-        found = {
+        parsed = {
             "fingerprint": Fingerprint.from_json(value["fingerprint"]),
             "committable": value["committable"] and Committable.from_json(value["committable"]),
             "error": value["error"] and SinkError.from_json(value["error"]),
         }
-        return cls(**value | found)
+        return cls(**value | parsed)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class SinkTask:
         tries = self.generation, self.round, self.attempt, task_attempt
         name = TransactionId(self.job, self.lineage, self.checkpoint_id, self.sink.name, subtask, *tries)
         write = self._first_or_replay(name, slot)
-        transactions = [one for one in (write.own, write.dead) if one]
+        transactions = [each for each in (write.own, write.dead) if each]
         if not transactions:
             _drain(given)
             return []
@@ -131,20 +131,20 @@ class SinkTask:
             for batch in rows:
                 if batch.num_rows:
                     write.write(batch)
-            for one in transactions:
-                one.end()
+            for transaction in transactions:
+                transaction.end()
             return [Ack(t.sink.name, subtask, t.fingerprint, t.committable, bytes=t.bytes) for t in transactions]
         except BaseException as error:
-            for one in transactions:
-                one.undo()
+            for transaction in transactions:
+                transaction.undo()
             if not isinstance(error, SinkError):
                 raise
             logger.warning("subtask %d of checkpoint %d failed: %s", subtask, self.checkpoint_id, error)
             _drain(given)
             return [Ack(self.sink.name, subtask, error=error)]
         finally:
-            for one in transactions:
-                one.close()
+            for transaction in transactions:
+                transaction.close()
 
     def _first_or_replay(self, name: TransactionId, slot: int) -> FirstWrite | ReplayWrite:
         how = name, slot, self.exactly_once

@@ -1375,8 +1375,8 @@ MUTANTS = (
     Mutant(
         "what a failed task has written of dead letters stays",
         "sinks",
-        "            for one in transactions:\n                one.undo()",
-        "            for one in transactions[:1]:\n                one.undo()",
+        "            for transaction in transactions:\n                transaction.undo()",
+        "            for transaction in transactions[:1]:\n                transaction.undo()",
         DEAD_LETTERS,
     ),
     Mutant(
