@@ -42,7 +42,6 @@ _HEADERS = {
 }
 """Texts all, the first five under the names of Kafka Streams (KIP-1034, `ExceptionHandlerUtils` of Kafka 4.2)."""
 
-
 _ROW, _ROW_SCHEMA = "exactly_once.row", "exactly_once.row_schema"
 """The whole row, where the value is the row's own; and the types of its columns, if Spark has names for them."""
 _ANY = "utf-8", "surrogateescape"
@@ -155,10 +154,10 @@ def _stable(cluster: Cluster, topic: str, partitions: list[int]) -> tuple[Ends, 
     comes before the end as it was at first."""
     places = [(topic, at) for at in partitions]
     ends, deadline = cluster.ends(places, committed=False), time.monotonic() + _HELD_UP
-    while (stable := cluster.ends(places, committed=True)) != ends and time.monotonic() < deadline:
-        if all(stable[place] >= ends[place] for place in places):
-            break
+    stable = cluster.ends(places, committed=True)
+    while any(stable[place] < ends[place] for place in places) and time.monotonic() < deadline:
         time.sleep(_PAUSE)
+        stable = cluster.ends(places, committed=True)
     starts = cluster.starts(places)
     gaps = [
         f"{topic}-{at} begins at offset {start}: retention, or somebody, has removed records"

@@ -14,13 +14,9 @@ _OURS = {
     "transactional.id": "it is made from the names of job and sink",
     "transaction.timeout.ms": "use transaction_timeout=…, in seconds",
     "bootstrap.servers": "use bootstrap_servers=…",
-    "metadata.broker.list": "use bootstrap_servers=…",
     "enable.idempotence": "a transaction needs it",
     "acks": "a transaction needs all",
-    "request.required.acks": "a transaction needs all",
-    "on_delivery": "the sink counts the deliveries",
     "partitioner": "keys go by Java's murmur2; for another way, give rows a column `partition`",
-    "logger": "it cannot travel to the executors; the sink logs to sinks.kafka",
 }
 
 _CLIENT = {

@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.serialization import MessageField, SerializationContext
-from kafka.errors import (
-    GroupAuthorizationFailedError,
-    KafkaError,
-)
+from kafka.errors import GroupAuthorizationFailedError, KafkaError
 
 from sinks.audit import Audit, Holding, Part
 from sinks.base import Sink
@@ -38,14 +35,7 @@ from sinks.kafka.commit import (
 )
 from sinks.kafka.errors import NO_RIGHTS_ON_GROUP, Answered, NotYetKnown, patiently
 from sinks.kafka.memory import Mark
-from sinks.kafka.options import (
-    IGNORED,
-    client_options,
-    consumer_options,
-    is_ignored,
-    option_problems,
-    producer_options,
-)
+from sinks.kafka.options import IGNORED, client_options, consumer_options, is_ignored, option_problems, producer_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.schemas import Schemas
 from sinks.kafka.serialization.schema import SchemaEvolution
@@ -213,7 +203,7 @@ class KafkaSink(
         """
         if schema == SCHEMA and self.value_serializer:
             raise ConfigurationError(f"sink {self.name!r}: dead letters are bytes already: leave value_serializer out")
-        schema = _columns(schema)
+        schema = dead_letters.RECORDS if schema == SCHEMA else schema
         serialized = [*self._schemas.columns, *(["value"] if self.value_serializer else [])]
         columns.check(self.name, schema, self.topic, serialized)
         self._check_brokers()
@@ -581,8 +571,3 @@ def _group(job: str, sink: str) -> str:
 
 def _prefix(job: str, sink: str) -> str:
     return f"{_group(job, sink)}."
-
-
-def _columns(schema: pa.Schema) -> pa.Schema:
-    """What is produced of rows of this schema: letters become records."""
-    return dead_letters.RECORDS if schema == SCHEMA else schema
