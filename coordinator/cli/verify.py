@@ -9,7 +9,6 @@ from rich.text import Text
 
 from coordinator.cli.output import FOUND, JOB_FILE, UNKNOWN, AsJson, Job, coordinator_of, say, show
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
-from coordinator.protocol.records import CheckpointStore, jobs_in
 
 _STYLES = {Verdict.BALANCED.value: "green", Verdict.DIFFERS.value: "bold red", Verdict.UNKNOWN.value: "yellow"}
 _CODES = {Verdict.DIFFERS: FOUND, Verdict.UNKNOWN: UNKNOWN}
@@ -31,20 +30,14 @@ def verify(
     ]
     if not as_json:
         about["checkpoints"] += totals
-    _say_if_empty(balance, store)
+    if not balance.lines:
+        say(f"No checkpoint of job {store.job!r} is retained: there is nothing to compare. See coordinator status.")
     counts = {title: lambda line, name=name: _count(line[name]) for name, title in COLUMNS.items()}
     verdict = lambda line: Text(line["verdict"], _STYLES.get(line["verdict"], ""))  # noqa: E731
     show(about, as_json, checkpoints={"checkpoint": "checkpoint", "sink": "sink", **counts, "": verdict})
     _say_differences(balance)
     if balance.verdict in _CODES:
         raise typer.Exit(_CODES[balance.verdict])
-
-
-def _say_if_empty(balance: Balance, store: CheckpointStore) -> None:
-    if not balance.lines:
-        others = [name for name in jobs_in(store.storage) if name != store.job]
-        known = f" {store.storage.uri} holds the jobs {', '.join(map(repr, others))}." if others else ""
-        say(f"No checkpoint of job {store.job!r} is retained: there is nothing to compare.{known}")
 
 
 def _say_differences(balance: Balance) -> None:

@@ -44,9 +44,7 @@ class AnswerCache:
             if time.monotonic() < until:
                 return answer
             if name not in self._readers:
-                thread = threading.Thread(
-                    target=self._read, args=(name, seconds, read), name=f"read {name}", daemon=True
-                )
+                thread = threading.Thread(target=self._read, args=(name, seconds, read), daemon=True)
                 self._readers[name] = time.monotonic(), thread
                 thread.start()
             began, thread = self._readers[name]
