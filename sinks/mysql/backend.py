@@ -308,11 +308,8 @@ class MySQLBackend(PooledServer, Backend):
     def definition(self, connection: Connection, target: MySQLTarget, field: pa.Field) -> str:
         """Text gets the table's collation, if that is of utf8mb4, which has a place for all that Spark has."""
         kind = target_type(field.type)
-        charset = ""
-        if kind == "longtext":
-            collation = catalog.collation(connection, target)
-            charset = "" if collation.startswith("utf8mb4") else " CHARACTER SET utf8mb4"
-        return f"{quoted(field.name)} {kind}{charset} NULL"
+        foreign = kind == "longtext" and "CHARSET=utf8mb4" not in target.definition
+        return f"{quoted(field.name)} {kind}{' CHARACTER SET utf8mb4' * foreign} NULL"
 
     def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
         keys = self.merge.keys
@@ -351,8 +348,17 @@ class MySQLBackend(PooledServer, Backend):
         return "staged" if reason else "xa", f"{reason or 'the server and the rights of the user allow it'}, {way}"
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
-        branches = self.strategy != "staged" and self.merge.mode == "append"
-        return _findings(connection, self.no_xa(connection) if branches else None)
+        ((version,),) = query(connection, "SELECT VERSION()")
+        yield Finding.ok(f"{'MariaDB' if is_mariadb(connection) else 'MySQL'} {version}")
+        if self.strategy != "staged" and self.merge.mode == "append" and (reason := self.no_xa(connection)):
+            grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
+            yield Finding.warning(f"{reason}; the strategy is staged", grant)
+        if setting(connection, "local_infile") not in ("1", "ON"):
+            yield Finding.warning(
+                "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",
+                "SET GLOBAL local_infile = ON; and in the server's option file",
+            )
+        yield from compare_clocks("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))
 
     def encoder(self, context: TransactionContext, columns: Sequence[MySQLColumn], target: MySQLTarget) -> RowEncoder:
         """For rows that go into `columns`, those of the target now or of a staging table."""
@@ -503,6 +509,11 @@ class MySQLBackend(PooledServer, Backend):
                 yield f'its column "{name}" is NOT NULL now, and rows have NULL there: let it be NULL'
         rights = [right for right in self.rights(target, "staged") if right != "INSERT"]  # which `lock` needs
         yield from catalog.missing_rights(connection, target.schema, target.name, rights, target.names[0])
+
+    def grouped(self, target: MySQLTarget, column: str) -> str:
+        """MariaDB has two groups for 0.0 and -0.0, which are one key."""
+        types = {known.name: known.type for known in target.columns}
+        return f"{quoted(column)} + 0" if types.get(column) in ("double", "float") else quoted(column)
 
     # ------------------------------------------------------------------ the move
     def upsert(
@@ -694,19 +705,3 @@ def _merge_column(field: pa.Field, collation: str) -> MySQLColumn:
         charset=text[0],
         collation=text[1],
     )
-
-
-# ---------------------------------------------------------------------- what `coordinator doctor` says
-def _findings(connection: Connection, no_xa: str | None) -> Iterable[Finding]:
-    """`no_xa`: why the sink, which would use XA branches, cannot."""
-    ((version,),) = query(connection, "SELECT VERSION()")
-    yield Finding.ok(f"{'MariaDB' if is_mariadb(connection) else 'MySQL'} {version}")
-    if no_xa:
-        grant = "GRANT XA_RECOVER_ADMIN ON *.* TO CURRENT_USER; or keep the strategy staged"
-        yield Finding.warning(f"{no_xa}; the strategy is staged", grant)
-    if setting(connection, "local_infile") not in ("1", "ON"):
-        yield Finding.warning(
-            "local_infile is OFF: rows go in by INSERT, which takes more time than LOAD DATA",
-            "SET GLOBAL local_infile = ON; and in the server's option file",
-        )
-    yield from compare_clocks("the server", lambda: float(query(connection, "SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]))

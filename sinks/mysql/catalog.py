@@ -265,14 +265,11 @@ def _distinct_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_number(text: str, *, rounding: bool) -> None:
     """Raises ValueError for one that neither a 64-bit integer nor a double holds."""
-    if len(text) <= DOUBLE_DIGITS and "e" not in text.lower():
-        return
-    value = float(text)
-    if math.isinf(value) or (not value and text.lower().partition("e")[0].strip("-0.")):
+    exact, value = Decimal(text), float(text)
+    if math.isinf(value) or (exact and not value):
         raise ValueError(f"{text[:60]} is out of range of a double")
-    if rounding or not value or Decimal(text) == Decimal(repr(value)):
-        return
-    if not text.lstrip("-").isdigit() or not -(2**63) <= Decimal(text) < 2**64:
+    is_integer = text.lstrip("-").isdigit() and -(2**63) <= exact < 2**64
+    if not (rounding or is_integer or exact == Decimal(repr(value))):
         raise ValueError(f"{text[:60]} would be rounded to {value!r}{ROUNDING}")
 
 
@@ -390,13 +387,6 @@ def locking(target: MySQLTarget, written: Sequence[str]) -> str:
     DROP the table. Fails with a code of SHAPE, and locks nothing, where such rows cannot go in any more."""
     nulls = ", ".join(["NULL"] * len(written))
     return f"INSERT INTO {target.identifier} ({listed(written)}) SELECT {nulls} FROM DUAL WHERE 1 = 0"
-
-
-def collation(connection: Connection, target: MySQLTarget) -> str:
-    """Of columns that name none."""
-    of_table = "SELECT table_collation FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
-    ((name,),) = query(connection, of_table, [target.schema, target.name])
-    return str(name)
 
 
 def no_innodb(target: MySQLTarget, engine: str | None) -> Iterable[str]:

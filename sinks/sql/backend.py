@@ -370,15 +370,19 @@ class Backend(Server, ABC):
 
     def twice(self, connection: Any, target: Any, staging: Sequence[str], columns: Sequence[str]) -> Row | None:
         """Values of these columns that more than one staged row has, and how many have them."""
-        names = self.quoted(columns)
+        names = ", ".join(self.grouped(target, column) for column in columns)
         known = " AND ".join(f"{self.quote(column)} IS NOT NULL" for column in columns)
-        staged = self.union(staging, names)
+        staged = self.union(staging, self.quoted(columns))
         rows = self.query(
             connection,
             f"SELECT {names}, count(*) FROM ({staged}) AS staged WHERE {known}"
             f" GROUP BY {names} HAVING count(*) > 1 LIMIT 1",
         )
         return next(iter(rows), None)
+
+    def grouped(self, target: Any, column: str) -> str:
+        """What equal values of a column are grouped by."""
+        return self.quote(column)
 
     def count(self, connection: Any, staging: Sequence[str], rows: int) -> None:
         """Raise SinkError if the staging tables do not hold so many rows."""
