@@ -16,7 +16,7 @@ from sinks.errors import ConfigurationError
 from sinks.mysql import MySQLSink
 from sinks.mysql.connection import Connection, execute, is_mariadb, parameters, query
 from sinks.testing.servers.mysql import EmbeddedMySQL, MySQLService
-from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, context, rows_of
+from sinks.testing.table import COMMITTED, SCHEMA, checkpoint, context, pre_commit, rows_of
 from sinks.transaction import Fingerprint
 from tests.mysql.play import Observer
 
@@ -102,8 +102,8 @@ def test_a_session_that_keeps_its_branch_is_ended(db: Observer) -> None:
             sink._backend.close()
             db.run("SET GLOBAL xa_detach_on_prepare = OFF")
         try:
-            for n in range(2):
-                assert write(sink, n) == COMMITTED
+            committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(2)]
+            assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 2
         finally:
             if not is_mariadb(db.connection):
                 db.run("SET GLOBAL xa_detach_on_prepare = ON")
