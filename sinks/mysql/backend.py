@@ -94,10 +94,6 @@ _SESSION = {
 _MARIADB = {"tx_isolation": "'READ-COMMITTED'", "max_statement_time": "0"}
 _MYSQL = {"transaction_isolation": "'READ-COMMITTED'", "max_execution_time": "0"}
 
-_TRIGGERS = (
-    "SELECT trigger_name FROM information_schema.triggers"
-    " WHERE event_object_schema = %s AND event_object_table = %s ORDER BY 1"
-)
 _REFERENCES = (
     "SELECT CONCAT(constraint_name, ' of ', constraint_schema, '.', table_name)"
     " FROM information_schema.referential_constraints"
@@ -283,13 +279,13 @@ class MySQLBackend(PooledServer, Backend):
 
     def describe(self, connection: Connection, schema: str, name: str) -> MySQLTarget | None:
         """Who refers to it is asked for upserts alone: the server opens every table of the database to tell."""
-        triggers = connection.defer(_TRIGGERS, [schema, name])
+        triggers = connection.defer(TRIGGERS[self.dialect], [schema, name])
         referring = connection.defer(_REFERENCES, [schema, name]) if self.merge.mode == "upsert" else []
         settings = connection.defer("SELECT @@local_infile, @@max_allowed_packet")
         target = self._read(connection, schema, name)
         return target and replace(
             target,
-            constraints=(*target.constraints, *(f"trigger {trigger}" for (trigger,) in triggers)),
+            constraints=(*target.constraints, *sorted(dict(triggers))),
             referenced_by=tuple(f"foreign key {key}" for (key,) in referring),
             local=bool(settings[0][0]),
             packet=int(settings[0][1]),

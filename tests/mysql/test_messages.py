@@ -120,7 +120,7 @@ TRIGGER = "CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = 
     [
         (["ALTER TABLE orders ADD extra text"], ""),
         (["ALTER TABLE orders DROP name, ADD name bigint"], "bigint"),
-        (["ALTER TABLE orders DROP name, ADD name varchar(3)"], r"varchar\(3\)|too long"),
+        (["ALTER TABLE orders DROP name, ADD name varchar(3)"], r"varchar\(3\)|truncated"),
         (["ALTER TABLE orders RENAME COLUMN name TO title"], '"name"'),
         (["ALTER TABLE orders ADD extra text NOT NULL"], '"extra"'),
         (["RENAME TABLE orders TO others"], "(?i)orders.*(gone|exist)"),
