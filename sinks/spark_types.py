@@ -11,7 +11,7 @@ import pyarrow.types as at
 
 from sinks.arrow.types import is_list
 
-_KINDS: dict[str, pa.DataType] = {
+KINDS: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
     **dict.fromkeys(("byte", "tinyint"), pa.int8()),
     **dict.fromkeys(("short", "smallint"), pa.int16()),
@@ -27,7 +27,7 @@ _KINDS: dict[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
     "interval day to second": pa.duration("us"),
 }
-_NAMES = {kind: name for name, kind in reversed(_KINDS.items())}
+_NAMES = {kind: name for name, kind in reversed(KINDS.items())}
 """The first of the names: those of Spark's JSON."""
 _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
@@ -56,11 +56,11 @@ def _arrow(kind: Any) -> pa.DataType:
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
     elif re.fullmatch(r"(var)?char\(\d+\)", kind):
         return pa.string()
-    elif kind in _KINDS:
-        return _KINDS[kind]
+    elif kind in KINDS:
+        return KINDS[kind]
     elif kind.startswith("time("):
         return pa.time64("us")
-    raise ValueError(f"there is no type {kind!r} here; there are {', '.join(_KINDS)}, decimal(p,s), varchar(n)")
+    raise ValueError(f"there is no type {kind!r} here; there are {', '.join(KINDS)}, decimal(p,s), varchar(n)")
 
 
 def schema_to_json(schema: pa.Schema) -> str:

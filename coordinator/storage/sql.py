@@ -37,8 +37,8 @@ from tenacity import Retrying
 from coordinator.storage.base import SUPPORTED, CheckpointStorage, NoSuchStorage, StorageError, check_folder, check_key
 from coordinator.storage.retry import retries
 from coordinator.storage.uris import redacted, secret_parameters
+from sinks.sql.catalog_queries import weaknesses
 from sinks.sql.engine import file_readers, make_engine, parse
-from sinks.sql.questions import weaknesses
 from sinks.sql.server import Row
 
 _SILENCE, _ANSWER_SECONDS = 30, 10

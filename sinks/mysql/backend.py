@@ -48,11 +48,11 @@ from sinks.mysql.load import InsertEncoder, LoadEncoder, LoadTransaction, RowEnc
 from sinks.mysql.xa import name_of, recovered
 from sinks.sql import target as targets
 from sinks.sql.backend import Backend, NotDone, Plan, StagedTypes, by_table
+from sinks.sql.catalog_queries import TRIGGERS
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
-from sinks.sql.questions import TRIGGERS
 from sinks.sql.server import LEDGER_COLUMNS, LedgerRow, PooledServer, Row, is_trusted, no_ledger
 from sinks.sql.strategies import identity_of
 from sinks.transaction import Identity, TransactionContext, TransactionId
@@ -122,7 +122,6 @@ class MySQLBackend(PooledServer, Backend):
     RESTS = True
     SORTS_TEXTS = False
     UNSEEN = ", or none that this user may see"
-    MATCHING = "JOIN {table} AS target ON {condition}"
 
     def __init__(
         self,
@@ -308,9 +307,7 @@ class MySQLBackend(PooledServer, Backend):
         return f"{quoted(field.name)} {kind}{' CHARACTER SET utf8mb4' * foreign} NULL"
 
     def problems(self, connection: Connection, target: MySQLTarget, ledger: str) -> Iterable[str]:
-        keys = self.merge.keys
-        if keys and not target.is_unique(keys):
-            yield f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, whole ones"
+        yield from super().problems(connection, target, ledger)
         if target.engine.lower() != "innodb":
             yield f"the table's engine is {target.engine or 'unknown'}, and only InnoDB has transactions that last"
         if self.strategy == "xa" and (reason := self.no_xa(connection)):

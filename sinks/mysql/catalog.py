@@ -72,8 +72,8 @@ class MySQLColumn(targets.Column):
     members: tuple[str, ...] = ()
 
     @property
-    def holding(self) -> tuple[str, ...]:
-        return (f"{self.declared} {self.collation}".rstrip(),)
+    def staged_as(self) -> str:
+        return f"{self.declared} {self.collation}".rstrip()
 
     @property
     def unsigned(self) -> bool:

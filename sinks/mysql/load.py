@@ -203,7 +203,7 @@ class LoadTransaction(RowTransaction):
         self.connection.may_take(WORK_SECONDS)
 
     def explained(self) -> AbstractContextManager[None]:
-        return explained(self._fault, f"table {self._table}: {self.who}")
+        return explained(self._fault, self._table, self.who)
 
     def _fault(self, error: Exception) -> Fault | None:
         """With rows counted from the first one; the reason is without."""

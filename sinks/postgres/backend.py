@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -20,14 +20,14 @@ from sinks.diagnosis import Finding, compare_clocks
 from sinks.errors import ConfigurationError, SchemaMismatch
 from sinks.postgres import catalog
 from sinks.postgres.catalog import PostgresColumn, PostgresTarget, target_type
-from sinks.postgres.connection import SILENCE, Connection, describe, explained, fault, row
+from sinks.postgres.connection import SILENCE, Connection, describe, fault, row
 from sinks.postgres.copy import CopyEncoder, CopyTransaction
 from sinks.sql.backend import Backend, Plan, StagedTypes, by_table
+from sinks.sql.catalog_queries import TRIGGERS
 from sinks.sql.errors import Fault
 from sinks.sql.ledger import Ledger
 from sinks.sql.names import of_sink, staging_table, witness_of
 from sinks.sql.options import MergeOptions
-from sinks.sql.questions import TRIGGERS
 from sinks.sql.server import (
     KEEPALIVES,
     LEDGER_COLUMNS,
@@ -46,16 +46,7 @@ logger = logging.getLogger(__name__)
 _IDLE_LIMIT = 10  # seconds; the server ends a transaction of ours whose process is stopped, and frees its locks
 _OLD = 3600  # seconds, of a prepared transaction
 _FEW = 8  # free slots of max_prepared_transactions
-_MOVED_TOGETHER = 100  # staging tables in one INSERT
 _LEDGER_RIGHTS = ("SELECT", "INSERT", "DELETE")
-_MENDS: dict[type[psycopg.Error], str] = {
-    errors.UniqueViolation: "remove the row that has the same key, or drop the index",
-    errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
-    errors.ForeignKeyViolation: "add the row that it points to, or drop the constraint",
-    errors.CheckViolation: "drop the constraint (it can come back as NOT VALID when the rows are in)",
-    errors.NotNullViolation: "let the column be NULL, or give it a default",
-    errors.InsufficientPrivilege: "grant the right, or a policy that lets these rows pass",
-}
 
 
 class PostgresBackend(PooledServer, Backend):
@@ -64,11 +55,11 @@ class PostgresBackend(PooledServer, Backend):
 
     dialect = "postgresql"
     # each drop takes some five locks out of the server's shared table (64 x max_connections = 6,400 by default)
-    DROPPED_TOGETHER = 100
+    DROPPED_TOGETHER = MOVED_TOGETHER = 100
     RESTS = True
     SECRETS = ("password", "sslpassword", "oauth_client_secret")
     SHOWN = ("host", "hostaddr", "port", "dbname", "user")
-    ADVICE = "; a name with capitals needs double quotes"
+    UNSEEN = " (a name with capitals needs double quotes)"
     CHECK = "host, port, database, user, password and pg_hba.conf, and that the server runs"
     TWO_PHASE = "prepared"
     KEY = "gid"
@@ -155,9 +146,6 @@ class PostgresBackend(PooledServer, Backend):
         with connection.transaction(force_rollback=undo):
             yield
 
-    def reading(self, connection: Connection) -> AbstractContextManager[None]:
-        return self._begun(connection, "ONLY") if connection.idle else contextlib.nullcontext()
-
     @contextmanager
     def _begun(self, connection: Connection, access: str, *, undo: bool = False) -> Iterator[None]:
         self._begin(connection, access)
@@ -209,14 +197,15 @@ class PostgresBackend(PooledServer, Backend):
         self.later(connection, TRIGGERS[self.dialect], table, lambda rows: judge(dict(rows)))
 
     def has_ledger(self, connection: Connection, schema: str, name: str) -> bool:
-        found = self.require_ledger(connection, schema, name)
+        tables = self.require_ledger(connection, schema, name)
         connection.flush()
-        return bool(found)
+        return bool(tables)
 
     def require_ledger(self, connection: Connection, schema: str, name: str) -> list[Row]:
-        def judge(found: list[Row]) -> None:
-            if found and not (found[0][0] and set(found[0][1]) >= set(LEDGER_COLUMNS)):
-                raise no_ledger(f"{schema}.{name}")
+        def judge(tables: list[Row]) -> None:
+            for has_key, columns in tables:
+                if not (has_key and set(columns) >= set(LEDGER_COLUMNS)):
+                    raise no_ledger(f"{schema}.{name}")
 
         return self.later(
             connection,
@@ -229,9 +218,9 @@ class PostgresBackend(PooledServer, Backend):
         )
 
     def insert_both(self, connection: Connection, inserts: Mapping[str, Sequence[LedgerRow]]) -> int:
-        (one, some), (other, more) = (self._insertion(table, rows) for table, rows in inserts.items())
-        both = f"WITH a AS ({one} RETURNING 1), b AS ({other} RETURNING 1) SELECT 1 FROM a UNION ALL SELECT 1 FROM b"
-        return len(self.query(connection, both, [*some, *more]))
+        (first, of_first), (second, of_second) = (self._insertion(table, rows) for table, rows in inserts.items())
+        both = f"WITH a AS ({first} RETURNING 1), b AS ({second} RETURNING 1) SELECT 1 FROM a UNION ALL SELECT 1 FROM b"
+        return len(self.query(connection, both, [*of_first, *of_second]))
 
     def _settings(self, connection: Connection) -> str:
         """Of the running transaction: at least a local flush at its end, whatever the user's default is;
@@ -254,7 +243,7 @@ class PostgresBackend(PooledServer, Backend):
         return catalog.locate(connection, table)
 
     def describe(self, connection: Connection, schema: str, name: str) -> PostgresTarget | None:
-        with self.reading(connection):
+        with self._begun(connection, "ONLY") if connection.idle else contextlib.nullcontext():
             return catalog.describe(connection, schema, name)
 
     def declared(self, connection: Connection, field: pa.Field, *, key: bool) -> str:
@@ -266,12 +255,7 @@ class PostgresBackend(PooledServer, Backend):
         return target_type(field.type)
 
     def problems(self, connection: Connection, target: PostgresTarget, ledger: str) -> Iterable[str]:
-        keys = self.merge.keys
-        if keys and not target.is_unique(keys):
-            yield (
-                f"upsert by ({', '.join(keys)}) needs a unique index on just these columns, neither partial nor "
-                "deferrable"
-            )
+        yield from super().problems(connection, target, ledger)
         yield from self._unwritable(target)
         strategy, _ = self.choose(connection, target)
         if self.strategy == "prepared" and _limit(connection) == 0:
@@ -312,7 +296,24 @@ class PostgresBackend(PooledServer, Backend):
         return "prepared", f"the server has max_prepared_transactions = {limit}"
 
     def findings(self, connection: Connection) -> Iterable[Finding]:
-        return _findings(connection, self.strategy)
+        version, limit, used = row(
+            connection,
+            "SELECT current_setting('server_version'), current_setting('max_prepared_transactions')::int,"
+            " (SELECT count(*) FROM pg_prepared_xacts)::int",
+        )
+        yield Finding.ok(f"PostgreSQL {version}")
+        free = f"{limit - used} of max_prepared_transactions = {limit} are free"
+        if limit == 0 and self.strategy == "auto":
+            yield Finding.ok("max_prepared_transactions is 0, so the sink uses the strategy staged")
+        elif 0 < limit < used + _FEW and self.strategy != "staged":
+            setting = f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * limit)}; then restart the server"
+            yield Finding.warning(f"{free}; each partition needs one", setting)
+        elif limit:
+            yield Finding.ok(free)
+        yield from _old(connection)
+        yield from compare_clocks(
+            "the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0])
+        )
 
     def encoder(
         self, context: TransactionContext, columns: Sequence[PostgresColumn], target: PostgresTarget
@@ -343,11 +344,7 @@ class PostgresBackend(PooledServer, Backend):
                 catalog.lock(transaction.connection, target)
                 transaction.number = transaction.connection.defer("SELECT txid_current()")
                 columns = catalog.current(transaction.connection, target).columns
-            try:
-                encoder = self.encoder(context, columns, target)
-            except SchemaMismatch as mismatch:
-                raise catalog.changed(mismatch, target.columns, columns) from None
-            transaction.start(target.identifier, encoder)
+            transaction.start(target.identifier, self.encoder(context, columns, target))
         return transaction
 
     def end(
@@ -407,41 +404,28 @@ class PostgresBackend(PooledServer, Backend):
         with transaction.begun():
             with transaction.explained():
                 target = catalog.current(transaction.connection, target)
-            columns, declarations = self._staging_columns(target, context)
-            try:
-                encoder = self.encoder(context, columns, target)
-            except SchemaMismatch as mismatch:
-                raise catalog.changed(mismatch, plan.target.columns, target.columns) from None
-            create = f"CREATE TABLE {table.as_string()} ({', '.join(declarations)})"
+            columns = self.staging_columns(target, context.schema, _merge_column)
+            encoder = self.encoder(context, columns, target)
+            written = set(self.merge.written(context.schema.names, target.names))
+            declarations = ", ".join(self._declarations(target, columns, written))
+            create = f"CREATE TABLE {table.as_string()} ({declarations})"
             comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(context.transaction_id))
             transaction.execute(f"{create}; {comment.as_string()}")
-            transaction.start(table, encoder, alias=name)
+            transaction.start(table, encoder)
         return transaction
 
-    def _staging_columns(
-        self, target: PostgresTarget, context: TransactionContext
-    ) -> tuple[list[PostgresColumn], list[str]]:
-        """Columns for the encoder, and the declarations of columns and constraints for CREATE TABLE."""
-        quote, keys, marker = self.quote, self.merge.keys, self.merge.delete_marker
-        written = self.merge.written(context.schema.names, target.names)
-        columns = [column for column in target.columns if column.name in written]
-        required = set(keys) | (set() if marker else {column.name for column in columns if not column.nullable})
-        undomained = self._undomained(target, written)
-        declared = {c.name: c.limits if c.name in undomained else target.declarations[c.name] for c in columns}
-        checks = {check.name: check.expression for check in target.checks if set(check.columns) <= set(written)}
-        checks |= {
-            f"{column.name} is null": f"{quote(column.name)} IS NOT NULL"
-            for column in columns
-            if not column.nullable and column.name not in required
-        }
-        for field in context.schema:
-            if field.name not in written:
-                kind = declared[field.name] = target_type(field.type)
-                columns.append(PostgresColumn(field.name, kind, kind))
-        lines = [f"{quote(name)} {kind}{' NOT NULL' if name in required else ''}" for name, kind in declared.items()]
-        # a row that deletes needs nothing but its key
+    def _declarations(self, target: PostgresTarget, columns: Sequence[PostgresColumn], written: set[str]) -> list[str]:
+        """Columns and constraints for CREATE TABLE. A row that deletes needs nothing but its key."""
+        quote, marker, lines = self.quote, self.merge.delete_marker, list[str]()
+        checks = {check.name: check.expression for check in target.checks if set(check.columns) <= written}
+        for column in columns:
+            is_required = not column.nullable
+            if is_required and marker and column.name not in self.merge.keys:
+                is_required, checks[f"{column.name} is null"] = False, f"{quote(column.name)} IS NOT NULL"
+            kind = target.declarations[column.name] if column.name in written else column.type
+            lines.append(f"{quote(column.name)} {kind}{' NOT NULL' if is_required else ''}")
         spared = f"{quote(marker)} IS TRUE OR " if marker else ""
-        return columns, lines + [f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()]
+        return lines + [f"CONSTRAINT {quote(name)} CHECK ({spared}({rule}))" for name, rule in checks.items()]
 
     # ------------------------------------------------------------------ before the decision
     def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> str | None:
@@ -464,52 +448,23 @@ class PostgresBackend(PooledServer, Backend):
     ) -> Iterable[str]:
         return self._unwritable(target)
 
-    def mend(self, target: PostgresTarget, column: str, kind: str) -> str:
-        table = self.quote(target.schema, target.name)
-        return f"ALTER TABLE {table} ALTER COLUMN {self.quote(column)} TYPE {kind}"
-
     def constraints(self, target: PostgresTarget, written: Sequence[str]) -> list[str]:
         reasons = [f"check {check.name}" for check in target.checks if not set(check.columns) <= set(written)]
-        reasons += [f'domain of column "{name}"' for name in self._undomained(target, written)]
         return super().constraints(target, written) + reasons
-
-    def _undomained(self, target: PostgresTarget, written: Sequence[str]) -> list[str]:
-        """Columns that are staged without their domain: it may have a rule that binds no row that deletes."""
-        if not self.merge.delete_marker:
-            return []
-        return [
-            c.name
-            for c in target.columns
-            if c.domain and not c.element and c.name in written and c.name not in self.merge.keys
-        ]
 
     def sample(
         self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
     ) -> None:
         """Rights of defaults and the like show with the first row only."""
-        one = f"SELECT {self.quoted(written)} FROM {staging[0]}{self._kept(staging[0])} LIMIT 1"
+        row = f"SELECT {self.quoted(written)} FROM {staging[0]}{self._not_deleted(staging[0])} LIMIT 1"
         # judged already; and a deferrable index takes no ON CONFLICT
         conflict = " ON CONFLICT DO NOTHING" if all(unique.arbiter for unique in target.uniques) else ""
-        self.execute(connection, f"{self.into(target, written)} {one}{conflict}")
+        self.execute(connection, f"{self.into(target, written)} {row}{conflict}")
 
     # ------------------------------------------------------------------ the move
-    def one_at_a_time(self, connection: Connection, job: str, sink: str) -> None:
-        connection.defer("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"tpc {job} {sink}"])
-
     def moved(self, connection: Connection, target: PostgresTarget, staging: Sequence[str]) -> None:
         """Deferred constraints judge the rows now."""
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-
-    def append(
-        self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str], rows: int
-    ) -> None:
-        """By few statements: at the end of each a row may refer to another one of them."""
-        moved, into = 0, self.into(target, written)
-        for start in range(0, len(staging), _MOVED_TOGETHER):
-            some = self.union(staging[start : start + _MOVED_TOGETHER], self.quoted(written))
-            moved += self.execute(connection, f"{into} {some}")
-        if moved != rows:
-            self.count(connection, staging, rows)
 
     def upsert(
         self, connection: Connection, target: PostgresTarget, staging: Sequence[str], written: Sequence[str]
@@ -531,7 +486,7 @@ class PostgresBackend(PooledServer, Backend):
         action = f"UPDATE SET {sets} WHERE true{self.not_older('excluded')}" if changed else "NOTHING"
         self.execute(
             connection,
-            f"{self.into(target, written)} SELECT {names} FROM ({last}) AS last{self._kept('last')}"
+            f"{self.into(target, written)} SELECT {names} FROM ({last}) AS last{self._not_deleted('last')}"
             f" ON CONFLICT ({self.quoted(keys)}) DO {action}",
         )
 
@@ -559,7 +514,7 @@ class PostgresBackend(PooledServer, Backend):
         table = self.quote(target.schema, target.name)
         return f"INSERT INTO {table} AS target ({self.quoted(written)}){target.overriding(written)}"
 
-    def _kept(self, table: str) -> str:
+    def _not_deleted(self, table: str) -> str:
         """The condition for rows that are no deletes. Without a WHERE the parser takes ON CONFLICT for a join's."""
         marker = self.merge.delete_marker
         return f" WHERE {table}.{self.quote(marker)} IS NOT TRUE" if marker else " WHERE true"
@@ -574,19 +529,6 @@ class PostgresBackend(PooledServer, Backend):
         ranks = ", ".join(f"{self.quote(column)} DESC NULLS LAST" for column in order)
         return f"SELECT DISTINCT ON ({keys}) {names} FROM ({union}) AS staged ORDER BY {keys}, {ranks}"
 
-    def explained(self, target: PostgresTarget, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
-        return explained(target.label, where, dict.fromkeys(tables, target.label))
-
-    def refusal(self, error: Exception, target: PostgresTarget, tables: Sequence[str]) -> str | None:
-        ask_again = psycopg.OperationalError | errors.IdleInTransactionSessionTimeout  # connection, lock, full disk
-        if not isinstance(error, psycopg.Error) or isinstance(error, ask_again):
-            return None
-        constraint = f' (constraint "{error.diag.constraint_name}")' if error.diag.constraint_name else ""
-        fix = next((f"; {fix}" for kind, fix in _MENDS.items() if isinstance(error, kind)), "")
-        if isinstance(error, errors.CheckViolation) and not constraint:
-            fix = "; attach a partition that takes it"
-        return f"{constraint}: {describe(error, dict.fromkeys(tables, target.label))}{fix}"
-
     # ------------------------------------------------------------------ staging tables
     def mark_moved(self, connection: Connection, schema: str, names: Sequence[str]) -> None:
         self.drop_unused(connection, schema, names[: self.DROPPED_TOGETHER])
@@ -594,14 +536,6 @@ class PostgresBackend(PooledServer, Backend):
             # a DELETE may be refused, in a publication of all tables, since they have no key
             again = sql.SQL("INSERT INTO {0} SELECT * FROM {0} LIMIT 1").format(sql.Identifier(schema, name))
             connection.execute(again)
-
-    def existing(self, connection: Connection, schema: str, names: Sequence[str]) -> set[str]:
-        rows = connection.execute(
-            "SELECT relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
-            " WHERE nspname = %s AND relkind = 'r' AND relname = ANY(%s)",
-            [schema, list(names)],
-        ).fetchall()
-        return {name for (name,) in rows}
 
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         rows = connection.execute(
@@ -622,37 +556,15 @@ class PostgresBackend(PooledServer, Backend):
         return by_table(rows)
 
 
+def _merge_column(field: pa.Field) -> PostgresColumn:
+    """A column that only a staging table has."""
+    kind = target_type(field.type)
+    return PostgresColumn(field.name, kind, kind)
+
+
 def _limit(connection: Connection) -> int:
     """How many transactions the server lets be prepared at once."""
     return int(row(connection, "SELECT current_setting('max_prepared_transactions')")[0])
-
-
-# ---------------------------------------------------------------------- what `coordinator doctor` says
-def _findings(connection: Connection, wanted: str) -> Iterable[Finding]:
-    version, limit, used = row(
-        connection,
-        "SELECT current_setting('server_version'), current_setting('max_prepared_transactions')::int,"
-        " (SELECT count(*) FROM pg_prepared_xacts)::int",
-    )
-    yield Finding.ok(f"PostgreSQL {version}")
-    yield from _prepared(limit, used, wanted)
-    yield from _old(connection)
-    yield from compare_clocks(
-        "the server", lambda: float(row(connection, "SELECT extract(epoch from clock_timestamp())")[0])
-    )
-
-
-def _prepared(limit: int, used: int, wanted: str) -> Iterable[Finding]:
-    fix = f"ALTER SYSTEM SET max_prepared_transactions = {max(64, 2 * limit)}; then restart the server"
-    if limit == 0:
-        if wanted == "auto":
-            yield Finding.ok("max_prepared_transactions is 0, so the sink uses the strategy staged")
-    elif limit - used < _FEW and wanted != "staged":
-        yield Finding.warning(
-            f"{limit - used} of max_prepared_transactions = {limit} are free; each partition needs one", fix
-        )
-    else:
-        yield Finding.ok(f"{limit - used} of max_prepared_transactions = {limit} are free")
 
 
 def _old(connection: Connection) -> Iterable[Finding]:

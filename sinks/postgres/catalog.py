@@ -11,7 +11,6 @@ values are refused here.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
 import struct
@@ -28,10 +27,10 @@ from psycopg.postgres import types as builtin
 from sinks.arrow import convert
 from sinks.arrow.convert import Convert, Holds, RefusedValue, Unfit, created_type, same, short
 from sinks.arrow.types import bytes_of, is_list, is_text
-from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.errors import ConfigurationError
 from sinks.postgres.connection import Connection, Rows, row
 from sinks.sql import target as targets
-from sinks.sql.questions import HOMES
+from sinks.sql.catalog_queries import HOMES
 from sinks.sql.server import ambiguous
 from sinks.sql.target import Unique
 
@@ -62,7 +61,6 @@ class PostgresColumn(targets.Column):
     kind: str = "b"
     element: int = 0
     limits: str = ""
-    domain: bool = False
 
     @property
     def typname(self) -> str:
@@ -70,10 +68,6 @@ class PostgresColumn(targets.Column):
         array = name.endswith("[]")
         name = _DECLARED.get(name.removesuffix("[]"), name.removesuffix("[]"))
         return f"_{name}" if array else name
-
-    @property
-    def holding(self) -> tuple[str, ...]:
-        return (self.declared, *([self.limits] * self.domain))
 
     @property
     def is_array(self) -> bool:
@@ -92,7 +86,7 @@ class PostgresColumn(targets.Column):
             raise Unfit(f"PostgreSQL type {name} is not supported; {other}")
         checked = _holds(name, self.limits or self.in_sql, rounding).conversion(arrow)
         form = _FORMS.get(name, same)
-        if is_text(arrow) and name not in ("uuid", "inet"):
+        if is_text(arrow) and name != "uuid":
             return lambda array: form(_without_nul(checked(array)))
         return lambda array: form(checked(array))
 
@@ -111,7 +105,7 @@ _HOLDS = {
     "float4": Holds(convert.FLOAT, to=pa.float32()),
     "float8": Holds(convert.FLOAT, to=pa.float64()),
     "numeric": Holds(convert.DECIMAL),
-    **dict.fromkeys(("text", "varchar", "citext", "name", "uuid", "inet"), Holds(convert.TEXT)),
+    **dict.fromkeys(("text", "varchar", "citext", "name", "uuid"), Holds(convert.TEXT)),
     "bpchar": Holds(convert.TEXT, drops=True),
     **dict.fromkeys(("json", "jsonb"), Holds(convert.JSON)),
     "bytea": Holds(convert.BYTES),
@@ -123,8 +117,6 @@ _HOLDS = {
 }
 _LIMITED = re.compile(r"[a-z]+(?: varying)?((?: (?!with)[a-z]+)*)(?:\((-?\d+)(?:,(-?\d+))?\))?")
 """A type's name with fields, as in `interval day to second(0)`, and one or two numbers."""
-_FIELDS = {"second": 1, "minute": 60_000_000, "hour": 3_600_000_000}
-"""In microseconds."""
 
 
 def _holds(name: str, declared: str, rounding: bool) -> Holds:
@@ -132,15 +124,11 @@ def _holds(name: str, declared: str, rounding: bool) -> Holds:
     holds, match = replace(_HOLDS[name], name=declared, rounding=rounding), _LIMITED.match(declared)
     fields, size, scale = match.groups() if match else ("", None, None)
     if name == "interval" and fields:
-        if (unit := _FIELDS.get(fields.split()[-1])) is None:  # without room for hours
-            raise Unfit("all of a day-time interval would be cut off; make the column a plain interval")
-        holds = replace(holds, unit=unit)
-    if rounding:
-        return replace(holds, unit=1)
-    if size is None:
+        raise Unfit("it cuts off what it has no field for; make the column a plain interval")
+    if rounding or size is None:
         return holds
     if name in ("time", "timestamp", "timestamptz", "interval"):
-        return replace(holds, unit=max(holds.unit, 10 ** (6 - int(size))))
+        return replace(holds, unit=10 ** (6 - int(size)))
     return replace(holds, scale=int(scale or 0)) if name == "numeric" else replace(holds, longest=int(size))
 
 
@@ -188,19 +176,6 @@ def _packed_uuid(text: str) -> bytes:
     return bytes.fromhex(text.strip("{}").replace("-", ""))
 
 
-def _inet(array: pa.Array) -> pa.Array:
-    return _each(array, _packed_inet, "is no address")
-
-
-def _packed_inet(text: str) -> bytes:
-    """Family, bits, is_cidr, length, address (src/backend/utils/adt/network.c, network_send)."""
-    if "%" in text:  # a zone, which PostgreSQL has no place for
-        raise ValueError
-    address = ipaddress.ip_interface(text)
-    packed, prefix = address.ip.packed, address.network.prefixlen
-    return struct.pack("BBBB", 2 if address.version == 4 else 3, prefix, False, len(packed)) + packed
-
-
 def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.Array:
     packed: list[bytes | None] = []
     for index, text in enumerate(array.to_pylist()):
@@ -211,7 +186,7 @@ def _each(array: pa.Array, pack: Callable[[str], bytes], complaint: str) -> pa.A
     return pa.array(packed, pa.binary())
 
 
-_FORMS: dict[str, Convert] = {"numeric": _numeric, "jsonb": _jsonb, "uuid": _uuid, "inet": _inet}
+_FORMS: dict[str, Convert] = {"numeric": _numeric, "jsonb": _jsonb, "uuid": _uuid}
 
 
 # ---------------------------------------------------------------------- arrays
@@ -314,18 +289,6 @@ _CREATED = {
 }
 
 
-_KINDS = {
-    "v": "a view",
-    "m": "a materialized view",
-    "f": "a foreign table, whose rows do not belong to the transaction here",
-    "S": "a sequence",
-    "i": "an index",
-    "I": "an index",
-    "c": "a composite type",
-    "t": "a TOAST table",
-}
-
-
 @dataclass(frozen=True)
 class Check:
     """A CHECK constraint and the columns that it reads."""
@@ -339,7 +302,6 @@ class Check:
 class PostgresTarget(targets.Target):
     """A table, or partitioned table, that rows go to."""
 
-    oid: int
     declarations: dict[str, str]
     always_identity: frozenset[str]
     checks: tuple[Check, ...]
@@ -367,13 +329,7 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
     Raises ConfigurationError if it is no table name, or there is no schema for it.
     """
     try:
-        parts, schema, name = row(
-            connection,
-            "SELECT parse_ident(%s), nspname::text, relname::text FROM (SELECT to_regclass(%s)::oid AS oid) AS named"
-            " LEFT JOIN (pg_class c JOIN pg_namespace n ON n.oid = relnamespace) ON c.oid = named.oid",
-            table,
-            table,
-        )
+        (parts,) = row(connection, "SELECT parse_ident(%s)", table)
     except (errors.InvalidParameterValue, errors.InvalidName, errors.FeatureNotSupported, errors.SyntaxError) as error:
         raise ConfigurationError(
             f"{table!r} is not a table name ({error.diag.message_primary}); write name or schema.name, with "
@@ -381,15 +337,12 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
         ) from error
     if len(parts) > 2:
         raise ConfigurationError(f"{table!r} has {len(parts)} parts; write name or schema.name")
-    if name is not None and len(parts) == 1:
-        found = [home for (home,) in connection.execute(HOMES, parts).fetchall()]
-        if len(found) > 1:
-            raise ambiguous(table, found)
-    if name is not None:
-        return schema, name
     if len(parts) == 2:
         return parts[0], parts[1]
-    (schema,) = row(connection, "SELECT current_schema()::text")
+    schemas = [schema for (schema,) in connection.execute(HOMES, parts).fetchall()]
+    if len(schemas) > 1:
+        raise ambiguous(table, schemas)
+    schema = schemas[0] if schemas else row(connection, "SELECT current_schema()::text")[0]
     if schema is None:
         raise ConfigurationError(f"table {table!r}: no schema of the search_path exists; write schema.name")
     return schema, parts[0]
@@ -397,82 +350,77 @@ def locate(connection: Connection, table: str) -> tuple[str, str]:
 
 def describe(connection: Connection, schema: str, name: str) -> PostgresTarget | None:
     """Read the target from the catalog; None if there is none. Raises ConfigurationError if it is not a table."""
-    found = connection.execute(
+    relation = connection.execute(
         "SELECT c.oid::bigint, relkind::text, relpersistence::text"
         " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s",
         [schema, name],
     ).fetchone()
-    if found is None:
+    if relation is None:
         return None
-    oid, kind, persistence = found
+    oid, kind, persistence = relation
     if kind not in "rp":
-        raise ConfigurationError(f"{schema}.{name} is {_KINDS.get(kind, 'not a table')}; rows can only go to a table")
+        what = "a view" if kind in "vm" else "no plain table"
+        raise ConfigurationError(f"{schema}.{name} is {what}; rows can only go to a table")
     if persistence == "t":
         raise ConfigurationError(f"{schema}.{name} is a temporary table; no other session can see it")
-    constraints = connection.defer(_CONSTRAINTS, {"oid": oid})
-    unwritable = connection.defer(_UNWRITABLE, {"oid": oid})
-    checks = connection.defer(
-        "SELECT conname::text, pg_get_expr(conbin, conrelid), ARRAY(SELECT attname::text FROM pg_attribute"
-        " WHERE attrelid = conrelid AND attnum = ANY(conkey)) FROM pg_constraint"
-        " WHERE conrelid = %s AND contype = 'c' AND convalidated AND NOT coalesce(0 >= ANY(conkey), false)"
-        " ORDER BY conname",
-        [oid],
-    )
-    references = connection.defer(
-        "SELECT format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint"
-        " WHERE contype = 'f' AND confrelid = %s AND conparentid = 0 ORDER BY 1",
-        [oid],
-    )
-    heirs = connection.defer(
-        "SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid"
-        " WHERE inhparent = %s AND NOT relispartition ORDER BY 1",
-        [oid],
-    )
+    facts = connection.defer(_FACTS, {"oid": oid})
+    checks = connection.defer(_CHECKS, [oid])
     indexes = connection.defer(_INDEXES, [oid])
     columns, declarations, always = _columns(connection, sql.Identifier(schema, name))
     uniques, special = _judged(indexes)
     special += [f"generated column {column.name}" for column in columns if column.generated]
+    about = {kind: tuple(text for of, text in facts if of == kind) for kind, _ in facts}
     return PostgresTarget(
         schema,
         name,
         columns,
         uniques,
-        (*special, *_firsts(constraints)),
-        _firsts(references),
-        oid=oid,
+        (*special, *about.get("judge", ())),
+        about.get("reference", ()),
         declarations=declarations,
         always_identity=always,
         checks=tuple(Check(check, expression, tuple(reads)) for check, expression, reads in checks),
-        unwritable=_firsts(unwritable),
-        heirs=_firsts(heirs),
+        unwritable=about.get("obstacle", ()),
+        heirs=about.get("heir", ()),
     )
 
 
-def _firsts(rows: Rows) -> tuple[str, ...]:
-    return tuple(row[0] for row in rows)
-
-
-_UNWRITABLE = """
-SELECT 'it has row-level security for this role: let the role pass it (BYPASSRLS)'
+_FACTS = """
+SELECT 'obstacle', 'it has row-level security for this role: let the role pass it (BYPASSRLS)'
  WHERE row_security_active(%(oid)s::oid)
 UNION ALL
-SELECT 'it has the rule ' || rulename || ', which COPY passes over: make it a trigger' FROM pg_rewrite
+SELECT 'obstacle', 'it has the rule ' || rulename || ', which COPY passes over: make it a trigger' FROM pg_rewrite
  WHERE ev_class = %(oid)s AND ev_type = '3' AND ev_enabled <> 'D'
 UNION ALL
-SELECT 'its partition ' || c.oid::regclass || ' is a foreign table, whose rows do not belong to the transaction here'
+SELECT 'obstacle',
+       'its partition ' || c.oid::regclass || ' is a foreign table, whose rows do not belong to the transaction here'
   FROM pg_partition_tree(%(oid)s::oid::regclass) JOIN pg_class c ON c.oid = relid WHERE relkind = 'f'
-"""
-_CONSTRAINTS = """
-SELECT 'constraint ' || conname FROM pg_constraint WHERE conrelid = %(oid)s
+UNION ALL
+SELECT 'judge', 'constraint ' || conname FROM pg_constraint WHERE conrelid = %(oid)s
    AND (contype IN ('f', 'x') OR contype = 'c' AND (NOT convalidated OR coalesce(0 >= ANY(conkey), false)))
 UNION ALL
-SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(oid)s AND NOT tgisinternal AND tgenabled <> 'D'
+SELECT 'judge', 'trigger ' || tgname FROM pg_trigger
+ WHERE tgrelid = %(oid)s AND NOT tgisinternal AND tgenabled <> 'D'
 UNION ALL
-SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(oid)s AND ev_enabled <> 'D'
+SELECT 'judge', 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(oid)s AND ev_enabled <> 'D'
 UNION ALL
-SELECT 'trigger or index of a partition' FROM pg_partitioned_table WHERE partrelid = %(oid)s
+SELECT 'judge', 'trigger or index of a partition' FROM pg_partitioned_table WHERE partrelid = %(oid)s
+UNION ALL
+SELECT 'reference', format('foreign key %%s of %%s', conname, conrelid::regclass) FROM pg_constraint
+ WHERE contype = 'f' AND confrelid = %(oid)s AND conparentid = 0
+UNION ALL
+SELECT 'heir', inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
+ WHERE inhparent = %(oid)s AND NOT relispartition
+ORDER BY 1, 2
 """
-"""What may refuse a row and is not judged by a staging table: what a partition has is not looked at."""
+"""What keeps rows out of the table at all; what may refuse a row and is not judged by a staging table (what a partition
+has is not looked at); what refers to it; and who inherits from it."""
+_CHECKS = """
+SELECT conname::text, pg_get_expr(conbin, conrelid),
+       ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = conrelid AND attnum = ANY(conkey))
+  FROM pg_constraint
+ WHERE conrelid = %s AND contype = 'c' AND convalidated AND NOT coalesce(0 >= ANY(conkey), false) ORDER BY conname
+"""
 
 
 # A domain by the type that it is of, an array by its element's; both may be there several times over. Modifiers are
@@ -492,7 +440,7 @@ SELECT attnum, CASE typtype WHEN 'd' THEN typbasetype ELSE typelem END,
 SELECT DISTINCT ON (attnum) attname::text, CASE WHEN element <> 0 THEN '_' ELSE '' END || b.typname,
        format_type(atttypid, atttypmod), NOT (attnotnull OR required),
        atthasdef OR attidentity <> '' OR t.typdefault IS NOT NULL, attgenerated <> '',
-       coalesce(e.typtype, b.typtype)::text, element::bigint, format_type(b.oid, modifier), t.typtype = 'd',
+       coalesce(e.typtype, b.typtype)::text, element::bigint, format_type(b.oid, modifier),
        CASE WHEN attcollation <> t.typcollation THEN format(' COLLATE %%I.%%I', nspname, collname) ELSE '' END,
        attidentity = 'a'
   FROM inner_type JOIN pg_attribute a USING (attnum) JOIN pg_type t ON t.oid = atttypid JOIN pg_type b ON b.oid = type
@@ -506,8 +454,8 @@ def _columns(
     connection: Connection, table: sql.Identifier
 ) -> tuple[tuple[PostgresColumn, ...], dict[str, str], frozenset[str]]:
     rows = connection.execute(_COLUMNS, [table.as_string()] * 2).fetchall()
-    columns = tuple(PostgresColumn(*row[:10]) for row in rows)
-    return columns, {row[0]: row[2] + row[10] for row in rows}, frozenset(row[0] for row in rows if row[11])
+    columns = tuple(PostgresColumn(*row[:9]) for row in rows)
+    return columns, {row[0]: row[2] + row[9] for row in rows}, frozenset(row[0] for row in rows if row[10])
 
 
 def lock(connection: Connection, target: PostgresTarget) -> None:
@@ -516,34 +464,11 @@ def lock(connection: Connection, target: PostgresTarget) -> None:
 
 
 def current(connection: Connection, target: PostgresTarget) -> PostgresTarget:
-    """The target with the columns that it has now. Raises ConfigurationError if it is no table any more."""
-    found = connection.defer(
-        "SELECT c.oid::bigint, relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
-        " WHERE nspname = %s AND relname = %s",
-        [target.schema, target.name],
-    )
+    """The target with the columns that it has now. Raises ConfigurationError if it is gone."""
     columns, declarations, always = _columns(connection, target.identifier)
-    oid, kind = found[0] if found else (0, "")
-    if kind not in tuple("rp"):
-        what = f"{_KINDS.get(kind, 'no table')} now" if found else "gone"
-        raise ConfigurationError(f"table {target.label} changed while the query ran: it is {what}")
-    return replace(target, oid=oid, columns=columns, declarations=declarations, always_identity=always)
-
-
-def changed(mismatch: SchemaMismatch, then: Iterable[PostgresColumn], now: Iterable[PostgresColumn]) -> SchemaMismatch:
-    """The same, with how the columns differ from what they were when the query looked at them first."""
-    before, after = ({column.name: column for column in columns} for columns in (then, now))
-    told = [f'column "{name}" is gone' for name in before if name not in after]
-    told += [f'column "{name}" is new' for name in after if name not in before]
-    for name in before:
-        if name in after and before[name] != after[name]:
-            a, b = (_declared(columns[name]) for columns in (before, after))
-            told.append(f'column "{name}" was {a} and is {b}')
-    return SchemaMismatch(f"{mismatch}. The table changed while the query ran: {', '.join(told)}")
-
-
-def _declared(column: PostgresColumn) -> str:
-    return column.declared + ("" if column.nullable else " NOT NULL") + (" with default" if column.has_default else "")
+    if not columns:
+        raise ConfigurationError(f"table {target.label} changed while the query ran: it is gone")
+    return replace(target, columns=columns, declarations=declarations, always_identity=always)
 
 
 _INDEXES = (
@@ -586,4 +511,4 @@ def missing_rights(
     if not usage:
         return [f"GRANT USAGE ON SCHEMA {place} TO {role}"]
     wanted = [f"CREATE ON SCHEMA {place}"] if create and not may_create else []
-    return [f"GRANT {one} TO {role}" for one in [*wanted, *missing]]
+    return [f"GRANT {right} TO {role}" for right in [*wanted, *missing]]

@@ -6,16 +6,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors
 
-from sinks.errors import SinkError
-from sinks.sql import errors as faults
 from sinks.sql.errors import Fault
+from sinks.sql.names import STAGING
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
@@ -53,6 +51,13 @@ _NOT_PREPARED = (
     'A trigger or rule of the table does what cannot be prepared: use strategy="staged". Row-level security: let the '
     "role pass it (BYPASSRLS)"
 )
+_MENDS: dict[type[psycopg.Error], str] = {
+    errors.UniqueViolation: "remove the row that has the same key, or drop the index",
+    errors.ExclusionViolation: "remove the row that is in the way, or drop the constraint",
+    errors.ForeignKeyViolation: "add the row that it points to, or drop the constraint",
+    errors.CheckViolation: "drop the constraint (it can come back as NOT VALID when the rows are in)",
+    errors.NotNullViolation: "let the column be NULL, or give it a default",
+}
 Rows = list[tuple[Any, ...]]
 
 
@@ -188,33 +193,17 @@ def used_by(engine: Engine, answer_seconds: float | None) -> None:
 
 def row(connection: Connection, query: str, *parameters: object) -> tuple[Any, ...]:
     """The row of a query that has one."""
-    found = connection.execute(query, parameters or None).fetchone()
-    assert found is not None
-    return found
+    answer = connection.execute(query, parameters or None).fetchone()
+    assert answer is not None
+    return answer
 
 
 # ---------------------------------------------------------------------- errors
-@contextmanager
-def explained(table: str, where: str, aliases: Mapping[str, str] | None = None) -> Iterator[None]:
-    """The server's errors as SinkErrors. `where` says who was writing; `aliases` has the name that the user knows of
-    each staging table."""
-    known, who = aliases or {}, f"table {table}: {where}"
-    with faults.explained(lambda error: fault(error, known), who):
-        try:
-            yield
-        except (errors.DuplicateTable, errors.UndefinedTable) as error:
-            found = isinstance(error, errors.DuplicateTable)
-            if not found and not any(name in (error.diag.message_primary or "") for name in known):
-                raise
-            state = "the name of its staging table in use" if found else "its staging table gone"
-            raise SinkError(f"{who} found {state}: {describe(error)}. {_ONE_DRIVER}") from error
-
-
-def fault(error: Exception, aliases: Mapping[str, str] | None = None) -> Fault | None:
+def fault(error: Exception) -> Fault | None:
     """None for a lost connection, and what is no error of the server."""
     if not isinstance(error, psycopg.Error):
         return None
-    text, state = describe(error, aliases), error.sqlstate or ""
+    text, state = describe(error), error.sqlstate or ""
     if isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected):
         index = _INDEX.search(error.diag.context or "")
         return Fault("blocked", text, f" on {index[1]}" if index else "", "; lock_timeout= of the sink is the limit")
@@ -224,13 +213,23 @@ def fault(error: Exception, aliases: Mapping[str, str] | None = None) -> Fault |
         return Fault("server", text, advice=_NOT_PREPARED)
     if isinstance(error, errors.InsufficientPrivilege):
         return Fault("right", text)
+    if isinstance(error, errors.DuplicateTable | errors.UndefinedTable) and STAGING.search(text):
+        state = "was there before" if isinstance(error, errors.DuplicateTable) else "is gone"
+        return Fault("server", f"its staging table {state}", advice=_ONE_DRIVER)
     if isinstance(error, errors.UndefinedTable):
         return Fault("gone", text)
     if isinstance(error, _CHANGED):
         return Fault("changed", text)
-    if state[:2] in ("22", "23") or isinstance(error, errors.RaiseException):
-        return Fault("refused", text, _position(error))
+    # a trigger raises what it likes
+    if state[:2] in ("22", "23") or isinstance(error, errors.RaiseException) or type(error) is psycopg.DatabaseError:
+        return Fault("refused", text, _position(error), _mend(error))
     return None if isinstance(error, psycopg.OperationalError) else Fault("other", text)
+
+
+def _mend(error: psycopg.Error) -> str:
+    if isinstance(error, errors.CheckViolation) and not error.diag.constraint_name:
+        return "; attach a partition that takes it"
+    return next((f"; {mend}" for kind, mend in _MENDS.items() if isinstance(error, kind)), "")
 
 
 def _position(error: psycopg.Error) -> str:
@@ -242,15 +241,12 @@ def _position(error: psycopg.Error) -> str:
         f'column "{column}"' if column else "",
         f'constraint "{diag.constraint_name}"' if diag.constraint_name else "",
     ]
-    found = ", ".join(part for part in parts if part)
-    return f" ({found})" if found else ""
+    position = ", ".join(part for part in parts if part)
+    return f" ({position})" if position else ""
 
 
-def describe(error: psycopg.Error, aliases: Mapping[str, str] | None = None) -> str:
+def describe(error: psycopg.Error) -> str:
     """Message, detail and hint of the server in one line."""
     diag = error.diag
     parts = [diag.message_primary or str(error).strip(), diag.message_detail, diag.message_hint]
-    text = "; ".join(" ".join(part.split()) for part in parts if part)
-    for name, known in (aliases or {}).items():
-        text = text.replace(name, known)
-    return text
+    return "; ".join(" ".join(part.split()) for part in parts if part)

@@ -14,20 +14,12 @@ from psycopg import sql
 
 from sinks.errors import BadValue
 from sinks.postgres.catalog import PostgresColumn
-from sinks.postgres.connection import Connection, Rows, explained
+from sinks.postgres.connection import Connection, Rows, fault
 from sinks.sql.backend import RowTransaction
 from sinks.sql.encoder import Encoder
+from sinks.sql.errors import explained
 from sinks.sql.options import APPEND, MergeOptions
 from sinks.transaction import Identity, TransactionContext
-
-_DEFERRED = """
-SELECT nspname::text, conname::text FROM pg_constraint c JOIN pg_namespace n ON n.oid = connamespace
-WHERE conrelid = %s::regclass AND condeferred
-  AND (contype IN ('p', 'u', 'x') OR contype = 'f' AND confrelid <> conrelid)
-"""
-"""Schema and name of constraints that judge rows at the end of a transaction, unless they are told to do so at once:
-keys, exclusions, and references to other tables. What a later row of the table may fix has to wait: its references to
-itself, and triggers."""
 
 
 class CopyEncoder(Encoder[PostgresColumn]):
@@ -86,7 +78,6 @@ class CopyTransaction(RowTransaction):
         super().__init__(context, identity)
         self.connection = connection
         self._table = table
-        self._aliases: dict[str, str] = {}
         self._give_back = give_back
         self._copying: AbstractContextManager[psycopg.Copy] | None = None
         self._sealed = False
@@ -95,15 +86,12 @@ class CopyTransaction(RowTransaction):
         self._under_savepoints = False
 
     def explained(self) -> AbstractContextManager[None]:
-        return explained(self._table, self.who, self._aliases)
+        return explained(fault, self._table, self.who)
 
-    def start(self, into: sql.Identifier, encoder: CopyEncoder, *, alias: str | None = None) -> None:
-        """Rows go into this table. `alias` is the name of it that errors must not show, if it is a staging table."""
-        if alias:
-            self._aliases[alias] = self._table
+    def start(self, into: sql.Identifier, encoder: CopyEncoder) -> None:
+        """Rows go into this table."""
         self._encoder = encoder
         columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in encoder.columns)
-        self._into = into
         self._statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)
 
     def _begin_copy(self) -> None:
@@ -126,8 +114,6 @@ class CopyTransaction(RowTransaction):
 
     def put(self, batch: pa.RecordBatch) -> None:
         data = self._encoder.whole(batch)
-        if not self._under_savepoints:
-            self._judge_now()
         self.connection.execute("SAVEPOINT tpc")
         self._under_savepoints = True
         try:
@@ -142,13 +128,6 @@ class CopyTransaction(RowTransaction):
         finally:
             if self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
                 self.connection.execute("RELEASE SAVEPOINT tpc")
-
-    def _judge_now(self) -> None:
-        """Let constraints that wait for the end of the transaction judge each COPY."""
-        found = self.connection.execute(_DEFERRED, [self._into.as_string(self.connection)]).fetchall()
-        if found:
-            names = sql.SQL(", ").join(sql.Identifier(*name) for name in found)
-            self.connection.execute(sql.SQL("SET CONSTRAINTS {} IMMEDIATE").format(names))
 
     def finish(self) -> int:
         """End the COPY; now every row is checked. Returns how many rows the server took."""

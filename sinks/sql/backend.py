@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -18,11 +17,11 @@ from sinks.errors import ConfigurationError, SchemaMismatch, SinkError
 from sinks.sql.encoder import mismatches
 from sinks.sql.errors import Fault, explained
 from sinks.sql.ledger import Ledger
-from sinks.sql.names import label, of_sink
+from sinks.sql.names import label
 from sinks.sql.options import MergeOptions
 from sinks.sql.server import LEDGER_COLUMNS, Row, Server, no_ledger
 from sinks.sql.target import Target
-from sinks.transaction import Fingerprint, Identity, TransactionContext, TransactionId
+from sinks.transaction import Fingerprint, Identity, TransactionContext
 
 logger = logging.getLogger(__name__)
 
@@ -114,20 +113,18 @@ class Backend(Server, ABC):
 
     DROPPED_TOGETHER: ClassVar[int] = 1
     """So many staging tables go in one transaction."""
+    MOVED_TOGETHER: ClassVar[int] = 1
+    """So many go into the target by one INSERT, at the end of which a row may refer to another one of them."""
     SORTS_TEXTS: ClassVar[bool] = True
     """Whether it sorts by all of a long text."""
     UNSEEN: ClassVar[str] = ""
     """What is added to "there is no table"."""
-    ADVICE: ClassVar[str] = ""
-    """What is added to "create it"."""
     CHECK: ClassVar[str] = "host, port, database, user, password and rights, and that the server runs"
     """What has to be looked at where the server cannot be reached, or lets nobody in."""
     TWO_PHASE: ClassVar[str] = ""
     """The name of the strategy in which each participant has a transaction of its own on the table."""
     KEY: ClassVar[str] = ""
     """What the ledger knows a two-phase transaction by, in its identity."""
-    MATCHING: ClassVar[str] = "WHERE EXISTS (SELECT 1 FROM {table} AS target WHERE {condition})"
-    """What follows FROM (…) AS staged for rows to which {table} AS target has one that meets {condition}."""
 
     # ------------------------------------------------------------------ the target
     @abstractmethod
@@ -158,10 +155,10 @@ class Backend(Server, ABC):
             raise ConfigurationError(f"cannot create table {label(schema, name)} at {self}: {fault.text}") from error
 
     def has_ledger(self, connection: Any, schema: str, name: str) -> bool:
-        found = self.describe(connection, schema, name)
-        if found and not (found.is_unique(("transaction_id",)) and set(LEDGER_COLUMNS) <= set(found.names)):
-            raise no_ledger(found.label)
-        return found is not None
+        table = self.describe(connection, schema, name)
+        if table and not (table.is_unique(("transaction_id",)) and set(LEDGER_COLUMNS) <= set(table.names)):
+            raise no_ledger(table.label)
+        return table is not None
 
     def definition(self, connection: Any, target: Any, field: pa.Field) -> str:
         """Name and type of a nullable column for ADD COLUMN. Raises SchemaMismatch."""
@@ -170,7 +167,10 @@ class Backend(Server, ABC):
     def problems(self, connection: Any, target: Any, ledger: str) -> Iterable[str]:
         """What else is in the way: the index that upserts need, the server, rights. Default: the index."""
         if self.merge.keys and not target.is_unique(self.merge.keys):
-            yield f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns"
+            yield (
+                f"upsert by ({', '.join(self.merge.keys)}) needs a unique index on just these columns, whole ones, "
+                "neither partial nor deferrable"
+            )
 
     def choose(self, connection: Any, target: Any) -> tuple[str, str]:
         """The strategy and the reason for it. Default: staging tables."""
@@ -228,10 +228,6 @@ class Backend(Server, ABC):
         """What the ledger knows a prepared transaction by."""
         return str(identity[self.KEY])
 
-    def owns(self, job: str, sink: str, name: str) -> bool:
-        """Whether the ledger can know a transaction of this job and sink by that name."""
-        return name.startswith(TransactionId.prefix(job)) and of_sink(name, sink)
-
     def evidence(self, transaction: Any) -> dict[str, object]:
         """What a committable carries beside the ledger's proof. `transaction_id` is needed where `key` is another."""
         return {}
@@ -282,10 +278,6 @@ class Backend(Server, ABC):
                     continue
                 logger.warning("staging tables in %s were moved and could not be dropped yet: %s", schema, fault.text)
 
-    def mend(self, target: Any, column: str, kind: str) -> str:
-        """The statement that gives a column such a type, for a person. Default: none."""
-        return ""
-
     def staging_columns(self, target: Any, batch: pa.Schema, extra: Callable[[pa.Field], Any]) -> list[Any]:
         """The target's columns that are written, keys as NOT NULL; and those that only the merge looks at, as `extra`
         makes them. Raises SchemaMismatch."""
@@ -300,14 +292,13 @@ class Backend(Server, ABC):
         ConfigurationError that says what was changed, and what to change back, if the rows of these staging tables
         cannot go into it as they are. What is new in the table may bind rows that the staging tables took, so it is a
         constraint."""
-        known, types = plan.target, sorted({one for columns in staged.values() for one in columns.items()})
+        known, types = plan.target, sorted({column for columns in staged.values() for column in columns.items()})
         written = self.merge.written(list(dict(types)), known.names)
         not_locked = self.lock(connection, plan, written)
         target: Target | None = self.describe(connection, known.schema, known.name)
         reasons = [f"it is gone: create it again as it was, columns {', '.join(known.names)}"]
         if target is not None:
-            mend = partial(self.mend, target)
-            reasons = [*target.unfit(written, types, mend), *target.no_index_for(self.merge.keys)]
+            reasons = [*target.unfit(written, types), *target.no_index_for(self.merge.keys)]
             reasons = reasons or [*self.changes_since(connection, plan, target, list(staged), written)]
             reasons = reasons or ([not_locked] if not_locked else [])
         if reasons or target is None:
@@ -330,8 +321,10 @@ class Backend(Server, ABC):
     def append(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str], rows: int) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction. Raises SinkError if there
         are not `rows` of them, the driver's error if the target refuses one."""
-        into, names = self.into(target, written), self.quoted(written)
-        moved = sum(self.execute(connection, f"{into} SELECT {names} FROM {table}") for table in staging)
+        into, names, moved = self.into(target, written), self.quoted(written), 0
+        for start in range(0, len(staging), self.MOVED_TOGETHER):
+            tables = self.union(staging[start : start + self.MOVED_TOGETHER], names)
+            moved += self.execute(connection, f"{into} {tables}")
         if moved != rows:  # by a trigger or rule of the target, or because somebody changed a staging table
             self.count(connection, staging, rows)
 
@@ -348,22 +341,13 @@ class Backend(Server, ABC):
         for name in names:
             self.execute(connection, f"DELETE FROM {self.quote(schema, name)}")
 
-    def explained(self, target: Any, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
-        """The server's errors as SinkErrors, with the target's name instead of a staging table's."""
-        return explained(self.fault, f"table {target.label}: {where}")
-
-    def refusal(self, error: Exception, target: Any, tables: Sequence[str]) -> str | None:
-        """What the server has against rows, or None if the error is about something else: to be asked again."""
-        fault = self.fault(error)
-        return f": {fault.text}" if fault and fault.kind in ("refused", "changed", "server") else None
+    def explained(self, target: Any, who: str) -> AbstractContextManager[None]:
+        """The server's errors as SinkErrors."""
+        return explained(self.fault, target.label, who)
 
     def shown(self, error: Exception, where: str) -> Exception:
         """An error of the driver as others may see it. Default: as it is."""
         return error
-
-    def one_at_a_time(self, connection: Any, job: str, sink: str) -> None:
-        """Wait for another driver that settles a checkpoint of this sink (as tokens). Default: the ledger's rows are
-        enough."""
 
     def sample(self, connection: Any, target: Any, staging: Sequence[str], written: Sequence[str]) -> None:
         """Try to insert one row, where that tells more than a look at the table did. Default: it does not."""
@@ -386,14 +370,14 @@ class Backend(Server, ABC):
 
     def count(self, connection: Any, staging: Sequence[str], rows: int) -> None:
         """Raise SinkError if the staging tables do not hold so many rows."""
-        found = 0
+        staged = 0
         for start in range(0, len(staging), _COUNTED_TOGETHER):
             counts = (f"SELECT count(*) AS n FROM {table}" for table in staging[start : start + _COUNTED_TOGETHER])
             ((some,),) = self.query(connection, f"SELECT sum(n) FROM ({' UNION ALL '.join(counts)}) counted")
-            found += int(some)
-        if found != rows:
+            staged += int(some)
+        if staged != rows:
             raise SinkError(
-                f"the staging tables hold {found} rows, and their tasks acknowledged {rows}: somebody changed one, or "
+                f"the staging tables hold {staged} rows, and their tasks acknowledged {rows}: somebody changed one, or "
                 "emptied the ledger after they were moved"
             )
 
@@ -451,7 +435,7 @@ class Backend(Server, ABC):
         if (
             not takes
             or target.referenced_by
-            or any(one.startswith(("trigger ", "rule ")) for one in target.constraints)
+            or any(judge.startswith(("trigger ", "rule ")) for judge in target.constraints)
         ):
             return None
         marker = f" AND taker.{self.quote(self.merge.delete_marker)} IS NOT TRUE" if self.merge.delete_marker else ""
@@ -485,18 +469,18 @@ def declarations(
     fields: Iterable[pa.Field], declare: Callable[[pa.Field], Declared]
 ) -> list[tuple[pa.Field, Declared]]:
     """Each field with the type that a created table has for it. Raises SchemaMismatch that names the column."""
-    found = []
+    declared = []
     for field in fields:
         try:
-            found.append((field, declare(field)))
+            declared.append((field, declare(field)))
         except SchemaMismatch as unfit:
             raise SchemaMismatch(f'column "{field.name}": {unfit}') from None
-    return found
+    return declared
 
 
 def by_table(rows: Iterable[Row]) -> StagedTypes:
     """Of rows of table, column and type."""
-    found: dict[str, dict[str, str]] = {}
+    tables: dict[str, dict[str, str]] = {}
     for table, column, kind in rows:
-        found.setdefault(table, {})[column] = kind
-    return found
+        tables.setdefault(table, {})[column] = kind
+    return tables

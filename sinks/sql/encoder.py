@@ -53,11 +53,9 @@ class Encoder(ABC, Generic[ColumnT]):
         """The rows of one batch, some thousands at a time. Raises SchemaMismatch unless it has the first one's
         columns."""
         if batch.schema.names != self._schema.names or batch.schema.types != self._schema.types:
-            found, wanted = (
-                ", ".join(f"{field.name} {field.type}" for field in x) for x in (batch.schema, self._schema)
-            )
+            now, before = (", ".join(f"{field.name} {field.type}" for field in x) for x in (batch.schema, self._schema))
             after = f"after row {self.rows} the batches have other columns than at the start"
-            raise SchemaMismatch(f"table {self.table}: {after}: {found}, not {wanted}")
+            raise SchemaMismatch(f"table {self.table}: {after}: {now}, not {before}")
         rows = min(self.rows_at_once, max(1, batch.num_rows * self.bytes_at_once // max(batch.nbytes, 1)))
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from sinks.errors import BadValue, ConfigurationError, SinkError, TransactionBlocked
+from sinks.sql.names import STAGING
 
 Kind: TypeAlias = Literal["blocked", "right", "gone", "changed", "server", "refused", "other"]
 
@@ -51,15 +52,18 @@ class Fault:
 
 
 @contextmanager
-def explained(fault: Callable[[Exception], Fault | None], who: str) -> Iterator[None]:
-    """The server's errors in this block as SinkErrors, where they are about rows, rights, locks or the set-up. `who`
-    names the table and says who was at work."""
+def explained(judge: Callable[[Exception], Fault | None], table: str, who: str) -> Iterator[None]:
+    """The server's errors in this block as SinkErrors, where they are about rows, rights, locks or the set-up. They
+    name the table in place of a staging table, and `who` was at work."""
     try:
         yield
     except SinkError:
         raise
     except Exception as error:
-        found = fault(error)
-        if found is None or (told := found.explained(who, error)) is None:
+        if (fault := judge(error)) is None:
             raise
-        raise told from error
+        fault = replace(fault, text=STAGING.sub(table, fault.text))
+        explanation = fault.explained(f"table {table}: {who}", error)
+        if explanation is None:
+            raise
+        raise explanation from error

@@ -8,7 +8,7 @@ from typing import Literal
 import pyarrow as pa
 
 from sinks.diagnosis import SchemaChange
-from sinks.sql.questions import MYSQL
+from sinks.sql.catalog_queries import MYSQL
 
 SchemaEvolution = Literal["none", "add"]
 STEPS: tuple[SchemaEvolution, ...] = ("none", "add")

@@ -40,31 +40,26 @@ class Ledger:
     @classmethod
     def find(cls, server: Server, connection: Any, schema: str, name: str) -> Self | None:
         """The table, if there is one, with its id. Raises ConfigurationError if it is something else than a ledger."""
-        found = cls(server, schema, name, "")._look(connection)
-        return found if found and found.id else None
+        if not server.has_ledger(connection, schema, name):
+            return None
+        ledger = cls(server, schema, name, "")
+        id = ledger._id(connection)
+        return replace(ledger, id=id) if id else None
 
     @classmethod
     def ensure(cls, server: Server, connection: Any, schema: str, name: str) -> Self:
         """Find the table or create it, or its id; safe against others that do the same. Outside a transaction."""
         new = cls(server, schema, name, uuid.uuid4().hex)
-        found = new._look(connection)
-        if found is None:
-            server.create_ledger(connection, schema, name)
-        if found is None or not found.id:
+        for table in (new, new.witness):
+            if not server.has_ledger(connection, schema, table.name):
+                server.create_ledger(connection, schema, table.name)
+        if not (id := new._id(connection)):
             with server.transaction(connection):
                 server.insert_missing(connection, new.table, [(cls.IDENTITY, True, "-", new.id, "-", 0, None, None)])
-            found = new._look(connection)
-        if found is None or not found.id:
+            id = new._id(connection)
+        if not id:
             raise ConfigurationError(f"the ledger table {new.label} could not be created")
-        if not server.has_ledger(connection, schema, new.witness.name):
-            server.create_ledger(connection, schema, new.witness.name)
-        return found
-
-    def _look(self, connection: Any) -> Self | None:
-        """The table with the id that it has now, "" if it has lost it; None if there is no table."""
-        if not self.server.has_ledger(connection, self.schema, self.name):
-            return None
-        return type(self)(self.server, self.schema, self.name, self._id(connection))
+        return replace(new, id=id)
 
     def _id(self, connection: Any) -> str:
         rows = self._query(connection, _ASK_ID, [self.IDENTITY])
@@ -194,18 +189,6 @@ class Ledger:
         both = {self.table: rows, self.witness.table: witnessed}
         return self.server.insert_both(connection, both) == 2 * len(rows)
 
-    def decide(
-        self,
-        connection: Any,
-        ids: Collection[str],
-        *,
-        committed: bool,
-        sums: Mapping[str, Fingerprint] | None = None,
-    ) -> bool:
-        """The same for transactions that the ledger knows by their own ids."""
-        names = {text: TransactionId.parse(text) for text in ids}
-        return self.insert(connection, names, committed=committed, sums=sums)
-
     def holding(self, connection: Any, job: str, sink: str, part: Part, key: Callable[[Identity], str]) -> Holding:
         """What it has of a sink's part of a checkpoint. `key` tells what it knows a transaction by."""
         template = (
@@ -213,20 +196,20 @@ class Ledger:
             " AND {lineage} = %s AND {checkpoint} = %s AND {committed} = %s"
         )
         mine = [token(job), token(sink), part.lineage, part.checkpoint_id, True]
-        found = {text: (rows, hashed) for text, rows, hashed in self._query(connection, template, mine)}
+        stored = {text: (rows, hashed) for text, rows, hashed in self._query(connection, template, mine)}
         keys = [key(committable.transaction) for committable in part.committables]
-        missing = [one for one in keys if one not in found]
+        missing = [key for key in keys if key not in stored]
         for committable in part.committables if missing else ():
             if reason := self.foreign(connection, committable.proof):
                 return Holding(remarks=(reason,))
         sums: Fingerprint | None = Fingerprint()
-        for rows, hashed in (found[one] for one in keys if one in found):
+        for rows, hashed in (stored[key] for key in keys if key in stored):
             sums = None if sums is None or rows is None else sums + Fingerprint(int(rows), int(hashed, 16))
         return Holding(
             sums,
-            differences=tuple(f"the ledger {self.label} does not say that {one} was committed" for one in missing),
+            differences=tuple(f"the ledger {self.label} does not say that {name} was committed" for name in missing),
             remarks=() if sums else ("the ledger has no counts of it: an older version wrote it",),
-            unexpected=tuple(sorted(found.keys() - {*keys, *map(key, part.given_up)})),
+            unexpected=tuple(sorted(stored.keys() - {*keys, *map(key, part.given_up)})),
         )
 
     def prune(self, connection: Any, checkpoint: Checkpoint, sink: str) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 
 from sinks.errors import SinkError
 from sinks.transaction import TransactionId, token
+
+STAGING = re.compile("tpc_[0-9a-f]{20}")
+"""Names of staging tables."""
 
 
 def staging_table(transaction_id: str) -> str:

@@ -47,9 +47,9 @@ class MergeOptions:
     def contradictions(self, strategy: str, two_phase: str) -> Iterable[str]:
         """What cannot be meant, told without asking the server. `two_phase` is the name of the strategy in which each
         participant has a transaction of its own on the table, which is for appends only."""
-        known = [one for one in ("auto", two_phase, "staged") if one]
+        known = [name for name in ("auto", two_phase, "staged") if name]
         if strategy not in known:
-            yield f"strategy={strategy!r} is not one of " + ", ".join(f'"{one}"' for one in known)
+            yield f"strategy={strategy!r} is not one of " + ", ".join(f'"{name}"' for name in known)
         if self.mode not in ("append", "upsert"):
             yield f'mode={self.mode!r} is not one of "append", "upsert"'
         if self.rounding not in ("refuse", "allow"):

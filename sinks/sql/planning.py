@@ -12,6 +12,7 @@ import pyarrow.types as at
 
 from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.spark_types import KINDS
 from sinks.sql.backend import Backend, Plan
 from sinks.sql.errors import explained
 from sinks.sql.evolution import SchemaEvolution, addition, lacking
@@ -20,20 +21,6 @@ from sinks.sql.names import label
 from sinks.sql.target import Target
 
 logger = logging.getLogger(__name__)
-
-_KINDS = (
-    pa.int64(),
-    pa.int32(),
-    pa.int16(),
-    pa.string(),
-    pa.float64(),
-    pa.bool_(),
-    pa.date32(),
-    pa.timestamp("us", "UTC"),
-    pa.timestamp("us"),
-    pa.binary(),
-    pa.decimal128(10, 2),
-)
 
 
 @dataclass(frozen=True)
@@ -105,7 +92,7 @@ class Planner:
         def due() -> list[SchemaChange]:
             return self._additions(connection, self._describe(connection, schema, name), batch)
 
-        with explained(self.backend.fault, f"sink {self.sink!r}, which alters table {label(schema, name)},"):
+        with explained(self.backend.fault, label(schema, name), f"sink {self.sink!r}, which alters it,"):
             for change in due():
                 logger.info("sink %r alters its table: %s", self.sink, change)
                 try:
@@ -173,15 +160,14 @@ class Planner:
         if target is None:
             return None
         name = next(iter([*self.backend.merge.keys, *target.names]))
-        schemas = [pa.schema([(name, kind)]) for kind in _KINDS]
+        schemas = [pa.schema([(name, kind)]) for kind in dict.fromkeys(KINDS.values())]
         schema = min(schemas, key=lambda schema: len(self.backend.mismatches(schema, target)))
         return schema, self._plan(connection, target)
 
     def find_ledger(self, connection: Any) -> tuple[str, Ledger | None]:
         """The schema of table and ledger, and the ledger if there is one."""
-        with self.backend.reading(connection):
-            schema, _ = self.locate(connection)
-            return schema, Ledger.find(self.backend, connection, schema, self.ledger)
+        schema, _ = self.locate(connection)
+        return schema, Ledger.find(self.backend, connection, schema, self.ledger)
 
     def ensure_ledger(self, connection: Any) -> Ledger:
         schema, _ = self.locate(connection)
@@ -204,8 +190,8 @@ class Planner:
     def _plan(self, connection: Any, target: Target) -> Plan:
         strategy, reason = self.backend.choose(connection, target)
         ledger = Ledger.ensure(self.backend, connection, target.schema, self.ledger)
-        told = logging.getLogger(type(self.backend).__module__)
-        told.info("sink %r writes to %s by strategy %s: %s", self.sink, target.label, strategy, reason)
+        log = logging.getLogger(type(self.backend).__module__)
+        log.info("sink %r writes to %s by strategy %s: %s", self.sink, target.label, strategy, reason)
         triggers = self.backend.triggers(connection, target.schema, target.name)
         return Plan(replace(target, triggers=triggers), ledger, strategy)
 
@@ -214,7 +200,7 @@ class Planner:
         if not self.create_table:
             raise ConfigurationError(
                 f"sink {self.sink!r}: there is no table {label(schema, name)} at {self.backend}{self.backend.UNSEEN}."
-                f" Create it, or let create_table=True do so{self.backend.ADVICE}"
+                " Create it, or let create_table=True do so"
             )
         if missing := [key for key in keys if key not in batch.names]:
             raise SchemaMismatch(f"sink {self.sink!r}: the batch has no column {', '.join(missing)}, named in keys")

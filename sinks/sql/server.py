@@ -9,13 +9,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
 from sinks.errors import ConfigurationError
 from sinks.resting import disconnect, rest, rested
-from sinks.sql.questions import MYSQL, TRIGGERS
+from sinks.sql.catalog_queries import MYSQL, TRIGGERS
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,6 @@ _WORDS = {"postgresql": 'text COLLATE "C"', "mysql": _ASCII, "mariadb": _ASCII}
 _TIMES = {"postgresql": "timestamptz", "mysql": "datetime", "mariadb": "datetime", "mssql": "datetime2"}
 
 
-E = TypeVar("E")
-
-
 class Server(ABC):
     """One database: lends connections and runs statements on them, in which %s stands for a parameter and %% for a
     percent sign; a statement without parameters is taken as it is. `dialect` is SQLAlchemy's name for the kind of
@@ -73,10 +70,6 @@ class Server(ABC):
     def transaction(self, connection: Any, *, undo: bool = False) -> AbstractContextManager[None]:
         """One READ COMMITTED transaction, durable when it ends, rolled back if anything is raised, with bounded lock
         waits. With `undo` it is rolled back in any case."""
-
-    def reading(self, connection: Any) -> AbstractContextManager[None]:
-        """Queries in this block share what each of them would need by itself. Default: they need nothing."""
-        return contextlib.nullcontext()
 
     def at_work(self, connection: Any) -> AbstractContextManager[None]:
         """Statements in this block may take long. Default: any may."""
@@ -227,8 +220,27 @@ class PooledServer(Server):
         self.give(connection)
 
     def take(self) -> Any:
-        """One out of the pool, which answers, or a new one."""
-        return self._reusable() or self._rested() or self.connect()
+        """One that is idle and answers, or a new one."""
+        for connection, since in self._pooled():
+            if self._answers(connection, time.monotonic() - since):
+                return connection
+        while self.RESTS and (connection := rested(self._place)) is not None:
+            if self._answers(connection, 0):
+                return connection
+        return self.connect()
+
+    def _pooled(self) -> Iterator[tuple[Any, float]]:
+        """Takes each out of the pool, for one thread only, with the moment from which on it was idle."""
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self._idle.pop()
+
+    def _answers(self, connection: Any, idle_seconds: float) -> bool:
+        with contextlib.suppress(Exception):
+            if self.answers(connection, idle_seconds):
+                return True
+        disconnect(connection)
+        return False
 
     def give(self, connection: Any) -> None:
         """Into the pool, unless that is full or the connection cannot be lent again."""
@@ -237,32 +249,12 @@ class PooledServer(Server):
         else:
             disconnect(connection)
 
-    def _reusable(self) -> Any | None:
-        while (found := _popped(self._idle)) is not None:
-            connection, since = found
-            if self._is_there(connection, time.monotonic() - since):
-                return connection
-        return None
-
-    def _is_there(self, connection: Any, rested: float) -> bool:
-        with contextlib.suppress(Exception):
-            if self.answers(connection, rested):
-                return True
-        disconnect(connection)
-        return False
-
     def close(self) -> None:
-        while (found := _popped(self._idle)) is not None:
+        for connection, _ in self._pooled():
             if self.RESTS and self._in_task:
-                rest(self._place, found[0])
+                rest(self._place, connection)
             else:
-                disconnect(found[0])
-
-    def _rested(self) -> Any | None:
-        while self.RESTS and (connection := rested(self._place)) is not None:
-            if self._is_there(connection, 0):
-                return connection
-        return None
+                disconnect(connection)
 
     @property
     def _place(self) -> tuple[object, ...]:
@@ -289,13 +281,6 @@ class PooledServer(Server):
         self.__dict__.update(state)
         self._idle = []
         self._in_task = True
-
-
-def _popped(entries: list[E]) -> E | None:
-    """The last one, of which each goes to one thread only."""
-    with contextlib.suppress(IndexError):
-        return entries.pop()
-    return None
 
 
 def is_trusted(connection: Any, rested: float) -> bool:

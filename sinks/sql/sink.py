@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +25,10 @@ from sinks.optional import (
     Validating,
 )
 from sinks.sql.backend import Backend, Plan, RowTransaction
+from sinks.sql.catalog_queries import weaknesses
 from sinks.sql.evolution import STEPS
+from sinks.sql.names import of_sink
 from sinks.sql.planning import Planner
-from sinks.sql.questions import weaknesses
 from sinks.sql.server import IDLE_CONNECTIONS
 from sinks.sql.strategies import StagingTables, TwoPhase
 from sinks.transaction import (
@@ -36,6 +38,7 @@ from sinks.transaction import (
     Fingerprint,
     Identity,
     TransactionContext,
+    TransactionId,
     token,
 )
 
@@ -130,7 +133,7 @@ class TableSink(
         return self._staged if _is_staged(identity) else self._two_phase
 
     def weaknesses(self) -> Sequence[str]:
-        with self._backend.lend() as connection, self._backend.reading(connection):
+        with self._backend.lend() as connection:
             ask = partial(self._backend.query, connection)
             return weaknesses(self._backend.dialect, ask, *self._planner.locate(connection))
 
@@ -171,49 +174,43 @@ class TableSink(
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Commit one participant. A staged one is moved without its siblings: right only if it is the last one."""
-        try:
-            if _is_staged(committable.transaction):
-                [outcome] = self._commit_staged([committable])
-                if isinstance(outcome, Exception):
-                    raise outcome
-                return outcome
-            try:
-                plan = self._planned()
-            except ConfigurationError as error:
-                return _not_the_same(error, "It was there when the rows were prepared")
-            return self._two_phase.commit(plan, committable)
-        except Exception as error:
-            self._look_again(error)
-            raise
+        [outcome] = self._commit([committable])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def commit_all(
         self, checkpoint: Checkpoint, committables: Sequence[Committable]
     ) -> Sequence[CommitOutcome | Exception]:
         """Commit a checkpoint; either strategy's participants. The staged ones become visible together."""
         staged = [c for c in committables if _is_staged(c.transaction)]
-        others = [c for c in committables if not _is_staged(c.transaction)]
+        prepared = [c for c in committables if not _is_staged(c.transaction)]
         # a few: those connections that the pool keeps; many: as many as it takes to be done soon
-        threads = min(self.COMMIT_THREADS, max(IDLE_CONNECTIONS, len(others) // 16))
-        outcomes = iter(commit_in_threads(self, others, threads)), iter(self._commit_staged(staged))
+        threads = min(self.COMMIT_THREADS, max(IDLE_CONNECTIONS, len(prepared) // 16))
+        outcomes = iter(commit_in_threads(self, prepared, threads)), iter(self._commit(staged))
         return [next(outcomes[_is_staged(c.transaction)]) for c in committables]
 
-    def _commit_staged(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
+    def _commit(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome | Exception]:
+        """All of one strategy."""
         if not committables:
             return []
+        strategy = self._strategy(committables[0].transaction)
         try:
-            try:
-                plan = self._planned()
-            except ConfigurationError as error:
-                kept = f"the rows are safe in {self._staged.kept(committables)}"
-                return [_not_the_same(error, f"If it was dropped or renamed, restore it: {kept}")] * len(committables)
-            return self._staged.commit_all(plan, committables)
+            plan = self._planned()
+        except ConfigurationError as error:  # waiting does not bring back what is not there
+            outcome = CommitOutcome.unknown(
+                f"{error}. {strategy.location(committables)}. If this is another database, a new one or an older copy, "
+                "point the sink at the one that has the rows, or restore it; then start the query again"
+            )
+            return [outcome] * len(committables)
         except Exception as error:
-            self._look_again(error)
             return [error] * len(committables)
-
-    def _look_again(self, error: Exception) -> None:
-        if (fault := self._backend.fault(error)) and fault.kind == "gone":
-            self._plan = None  # it is made anew before the next try
+        try:
+            return strategy.commit(plan, committables)
+        except Exception as error:
+            if (fault := self._backend.fault(error)) and fault.kind == "gone":
+                self._plan = None  # it is made anew before the next try
+            return [error] * len(committables)
 
     def purge(self, checkpoint: Checkpoint) -> None:
         """Now and then: prune the ledger."""
@@ -227,10 +224,10 @@ class TableSink(
             self._strategy(transaction).abort(connection, ledger, transaction)
 
     def owns(self, job: str, transaction: Identity) -> bool:
-        try:
-            return self._backend.owns(job, self.name, self._key(transaction))
-        except LookupError:
-            return False
+        with contextlib.suppress(LookupError):
+            key = self._key(transaction)
+            return key.startswith(TransactionId.prefix(job)) and of_sink(key, self.name)
+        return False
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
         with self._backend.lend() as connection:
@@ -251,7 +248,7 @@ class TableSink(
                     return plan.ledger.newest(connection, *mine, is_witnessed=True)
             except Exception:
                 logger.debug("sink %r looks for its ledger anew", self.name, exc_info=True)
-        with self._backend.lend() as connection, self._backend.reading(connection):
+        with self._backend.lend() as connection:
             _, ledger = self._planner.find_ledger(connection)
             return ledger.newest(connection, *mine) if ledger else {}
 
@@ -260,17 +257,17 @@ class TableSink(
         """As for every sink, with the table, rights and settings. May make the ledger, as the first batch would."""
         try:
             with self._backend.lend() as connection:
-                found = [*self._planner.diagnose(connection), *self._backend.findings(connection)]
+                findings = [*self._planner.diagnose(connection), *self._backend.findings(connection)]
         except Exception as error:
             what, _, fix = (self._backend.misconfigured(error) or f"{type(error).__name__}: {error}").partition(". ")
-            found = [Finding.error(what, fix)]
-        yield from found
-        if all(one.severity is not Severity.ERROR for one in found):
+            findings = [Finding.error(what, fix)]
+        yield from findings
+        if all(finding.severity is not Severity.ERROR for finding in findings):
             yield from super().diagnose(job)
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         """By the ledger."""
-        with self._backend.lend() as connection, self._backend.reading(connection):
+        with self._backend.lend() as connection:
             _, ledger = self._planner.find_ledger(connection)
             if ledger is None:
                 gone = f"the ledger {self._planner.ledger} is gone or was emptied"
@@ -278,7 +275,7 @@ class TableSink(
             return Audit([ledger.holding(connection, job, self.name, part, self._key) for part in parts])
 
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters:
-        with self._backend.lend() as connection, self._backend.reading(connection):
+        with self._backend.lend() as connection:
             target = self._backend.describe(connection, *self._planner.locate(connection))
             if target is None:
                 return DeadLetters(())
@@ -315,14 +312,6 @@ class TableSink(
     def __repr__(self) -> str:
         what = f"name={self.name!r}, table={self.table!r}, strategy={self.strategy!r}"
         return f"{type(self).__name__}({what}, server={str(self._backend)!r})"
-
-
-def _not_the_same(error: ConfigurationError, but: str) -> CommitOutcome:
-    """Waiting does not bring back what is not there."""
-    return CommitOutcome.unknown(
-        f"{error}. {but}. If this is another database, a new one or an older copy, point the sink at the one that has "
-        "the rows, or restore it; then start the query again"
-    )
 
 
 def _is_staged(identity: Identity) -> bool:

@@ -7,15 +7,15 @@ connection is handed to them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SinkError
 from sinks.progress import progress
 from sinks.sql.backend import Backend, NotDone, Plan, RowTransaction
 from sinks.sql.ledger import Ledger
-from sinks.sql.names import altered, columns_digest, label, of_sink, staging_table
+from sinks.sql.names import STAGING, altered, columns_digest, label, of_sink, staging_table
 from sinks.sql.target import Target
 from sinks.transaction import (
     Checkpoint,
@@ -75,23 +75,27 @@ class TwoPhase(Strategy):
         self.finish(transaction, plan)
         transaction.commit()
 
-    def commit(self, plan: Plan, committable: Committable) -> CommitOutcome:
-        ledger = plan.ledger
+    def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        """One, for which others do not wait."""
+        [committable] = committables
         with self.backend.lend() as connection:
             try:
-                if self.backend.end(connection, ledger, "COMMIT", committable.transaction, committable.proof):
-                    return CommitOutcome.COMMITTED
+                if self.backend.end(connection, plan.ledger, "COMMIT", committable.transaction, committable.proof):
+                    return [CommitOutcome.COMMITTED]
             except (ConfigurationError, NotDone) as refused:
-                return CommitOutcome.unknown(str(refused))
-            return self._outcome_of_gone(connection, plan, committable)
+                return [CommitOutcome.unknown(str(refused))]
+            return [self._outcome_of_gone(connection, plan, committable)]
+
+    def location(self, committables: Sequence[Committable]) -> str:
+        """Where the rows are, for a person who looks for them."""
+        return "It was there when the rows were prepared"
 
     def _outcome_of_gone(self, connection: Any, plan: Plan, committable: Committable) -> CommitOutcome:
         """Not prepared: committed, rolled back by somebody, or not prepared yet. The ledger tells, see there."""
         ledger = plan.ledger
         key = self.backend.key(committable.transaction)
-        with self.backend.reading(connection):
-            witnessed = key in ledger.witness.states(connection, [key])
-            committed = ledger.states(connection, [key]).get(key)
+        witnessed = key in ledger.witness.states(connection, [key])
+        committed = ledger.states(connection, [key]).get(key)
         if committed is None:
             proof = committable.proof
             reason = ledger.contradiction(connection, proof, witnessed=witnessed)
@@ -134,6 +138,16 @@ class SettledByOthers(Exception):
     """Somebody else settled a participant at the same time: ask again."""
 
 
+class Move(NamedTuple):
+    """Staged rows on their way into the target, which is locked: the staging tables, quoted, and the columns that they
+    have for it."""
+
+    connection: Any
+    target: Target
+    staging: Sequence[str]
+    written: Sequence[str]
+
+
 class StagingTables(Strategy):
     """Tasks commit their rows into staging tables; the driver moves a whole checkpoint in one transaction, which also
     writes the ledger. In between nothing is locked and no transaction is open.
@@ -142,47 +156,40 @@ class StagingTables(Strategy):
     rows are counted, and whoever moves a table without dropping it leaves it with another number of rows."""
 
     # ------------------------------------------------------------------ alike
-    def transfer(
-        self, connection: Any, target: Target, staging: Sequence[str], written: Sequence[str], rows: int
-    ) -> None:
+    def transfer(self, move: Move, rows: int) -> None:
         """Put the rows of all staging tables into the target, in the caller's transaction."""
-        with self.backend.at_work(connection):
+        with self.backend.at_work(move.connection):
             if self.merge.mode == "append":
-                self.backend.append(connection, target, staging, written, rows)
+                self.backend.append(*move, rows)
             else:
-                self.backend.count(connection, staging, rows)
-                self.backend.upsert(connection, target, staging, written)
-            self.backend.moved(connection, target, staging)
+                self.backend.count(move.connection, move.staging, rows)
+                self.backend.upsert(*move)
+            self.backend.moved(move.connection, move.target, move.staging)
 
-    def clashes(self, connection: Any, target: Target, staging: Sequence[str], written: Sequence[str]) -> None:
+    def clashes(self, move: Move) -> None:
         """Raise BadValue if the union of the rows breaks a unique index, as far as that can be told without writing."""
         if self.merge.mode == "upsert":
             if not self.merge.order_by:
-                rule = "two changes of one key in a batch, and no order_by="
-                self._twice(connection, target, staging, self.merge.keys, rule)
+                self._twice(move, self.merge.keys, "two changes of one key in a batch, and no order_by=")
             return
-        for unique in target.uniques:
-            if set(unique.columns) <= set(written):
+        for unique in move.target.uniques:
+            if set(unique.columns) <= set(move.written):
                 rule = f'unique index "{unique.name}"'
-                self._twice(connection, target, staging, unique.columns, rule)
-                self._taken(connection, target, staging, unique.columns, rule)
+                self._twice(move, unique.columns, rule)
+                self._taken(move, unique.columns, rule)
 
-    def _twice(
-        self, connection: Any, target: Target, staging: Sequence[str], columns: Sequence[str], rule: str
-    ) -> None:
-        if row := self.backend.twice(connection, target, staging, columns):
-            told = f"{_key(columns, row)} comes {row[-1]} times in the batch"
-            raise BadValue(f"table {target.label}: {rule}: {told}")
+    def _twice(self, move: Move, columns: Sequence[str], rule: str) -> None:
+        if row := self.backend.twice(move.connection, move.target, move.staging, columns):
+            clash = f"{_key(columns, row)} comes {row[-1]} times in the batch"
+            raise BadValue(f"table {move.target.label}: {rule}: {clash}")
 
-    def _taken(
-        self, connection: Any, target: Target, staging: Sequence[str], columns: Sequence[str], rule: str
-    ) -> None:
+    def _taken(self, move: Move, columns: Sequence[str], rule: str) -> None:
         names = ", ".join(f"staged.{self.backend.quote(column)}" for column in columns)
-        table = self.backend.quote(target.schema, target.name)
-        matching = self.backend.MATCHING.format(table=table, condition=self.backend.equal("target", "staged", columns))
-        staged = self.backend.union(staging, self.backend.quoted(columns))
-        for row in self.backend.query(connection, f"SELECT {names} FROM ({staged}) AS staged {matching} LIMIT 1"):
-            raise BadValue(f"table {target.label}: {rule}: {_key(columns, row)} is in the table already")
+        staged = f"({self.backend.union(move.staging, self.backend.quoted(columns))}) AS staged"
+        target = f"{self.backend.quote(move.target.schema, move.target.name)} AS target"
+        same = self.backend.equal("target", "staged", columns)
+        for row in self.backend.query(move.connection, f"SELECT {names} FROM {staged} JOIN {target} ON {same} LIMIT 1"):
+            raise BadValue(f"table {move.target.label}: {rule}: {_key(columns, row)} is in the table already")
 
     # ------------------------------------------------------------------ in the task
     def pre_commit(self, transaction: RowTransaction, plan: Plan) -> Committable:
@@ -196,10 +203,10 @@ class StagingTables(Strategy):
         rows, connection = self.finish(transaction, plan), transaction.connection
         name = staging_table(transaction.context.transaction_id)
         with transaction.explained():
-            target, [table], written = self._locked(connection, plan, [name])
+            move = self._locked(connection, plan, [name])
             if self.merge.mode == "upsert":
-                self.clashes(connection, target, [table], written)
-            self.transfer(connection, target, [table], written, rows)
+                self.clashes(move)
+            self.transfer(move, rows)
         transaction.commit()
         try:
             with self.backend.lend() as connection:
@@ -218,17 +225,16 @@ class StagingTables(Strategy):
             if not (tables := names_of(committables)):
                 return
             where = f"checkpoint {checkpoint.checkpoint_id}"
-            with self.backend.explained(plan.target, where, tables), self.backend.transaction(connection, undo=True):
-                target, staging, written = self._locked(connection, plan, tables, committables)
-                if self.merge.mode == "upsert" or target.judges:
-                    self.clashes(connection, target, staging, written)
-                    if self.backend.constraints(target, written):
-                        rows = sum(c.fingerprint.rows for c in committables)
-                        self.transfer(connection, target, staging, written, rows)
+            with self.backend.explained(plan.target, where), self.backend.transaction(connection, undo=True):
+                move = self._locked(connection, plan, tables, committables)
+                if self.merge.mode == "upsert" or move.target.judges:
+                    self.clashes(move)
+                    if self.backend.constraints(move.target, move.written):
+                        self.transfer(move, sum(c.fingerprint.rows for c in committables))
                         return
-                self.backend.sample(connection, target, staging, written)
+                self.backend.sample(*move)
 
-    def commit_all(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
+    def commit(self, plan: Plan, committables: Sequence[Committable]) -> list[CommitOutcome]:
         """Settle the participants of one checkpoint together: all become visible, or none does."""
         try:
             with self.backend.lend() as connection:
@@ -250,10 +256,10 @@ class StagingTables(Strategy):
                 return self.refused(committables, f"the user lacks a right: {fault.text}: grant it")
             if fault and fault.kind == "refused":
                 return self.refused(committables, f"{table} refuses rows: {fault.text}")
-            told = self.backend.shown(error, f"{table}: a checkpoint")
-            if told is error:
+            explanation = self.backend.shown(error, f"{table}: a checkpoint")
+            if explanation is error:
                 raise
-            raise told from None
+            raise explanation from None
         return [outcomes[_id(c)] for c in committables]
 
     def refused(self, committables: Sequence[Committable], reason: str) -> list[CommitOutcome]:
@@ -261,7 +267,7 @@ class StagingTables(Strategy):
         return [
             CommitOutcome.unknown(
                 f"{reason}. The checkpoint is complete and none of it is in the table; its rows are safe in "
-                f"{self.kept(committables)}, which must not be touched. Fix what is named and start the query "
+                f"{_tables(committables)}, which must not be touched. Fix what is named and start the query "
                 "again: it moves every row, once"
             )
         ] * len(committables)
@@ -269,8 +275,7 @@ class StagingTables(Strategy):
     def settle(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> dict[str, CommitOutcome]:
         """The outcomes by transaction id. What is lost is told by tombstones, and holds its siblings until the replay:
         an older change must not come after a newer one."""
-        ledger, one = plan.ledger, TransactionId.parse(_id(committables[0]))
-        self.backend.one_at_a_time(connection, one.job, one.sink)
+        ledger = plan.ledger
         by_id = {_id(c): c for c in committables}
         witnessed = ledger.witness.states(connection, list(by_id))
         states = ledger.states(connection, list(by_id))
@@ -294,11 +299,11 @@ class StagingTables(Strategy):
                 else:
                     lost.append(_id(c))
         if lost:
-            states |= self._decide(connection, ledger, lost, committed=False)
+            states |= self._decide(connection, ledger, lost)
 
         if intact and not outcomes and all(states.values()):
             sums = {text: c.fingerprint for text, c in by_id.items()}
-            states |= self._decide(connection, ledger, intact, committed=True, sums=sums)
+            states |= self._decide(connection, ledger, intact, sums)
             self.move(connection, plan, [c for c in undecided if _id(c) in intact])
 
         return {text: outcomes.get(text) or self._outcome(ledger, text, states.get(text)) for text in by_id}
@@ -314,15 +319,11 @@ class StagingTables(Strategy):
         )
 
     def _decide(
-        self,
-        connection: Any,
-        ledger: Ledger,
-        ids: Collection[str],
-        *,
-        committed: bool,
-        sums: Mapping[str, Fingerprint] | None = None,
+        self, connection: Any, ledger: Ledger, ids: Sequence[str], sums: Mapping[str, Fingerprint] | None = None
     ) -> dict[str, bool]:
-        if not ledger.decide(connection, ids, committed=committed, sums=sums):
+        """With `sums` they are committed, and lost without."""
+        names, committed = {text: TransactionId.parse(text) for text in ids}, sums is not None
+        if not ledger.insert(connection, names, committed=committed, sums=sums):
             raise SettledByOthers(f"somebody else settled one of {sorted(ids)} at the same time")
         return dict.fromkeys(ids, committed)
 
@@ -330,7 +331,7 @@ class StagingTables(Strategy):
         """Make the loss final with a tombstone, and remove what is staged."""
         text = identity["transaction_id"]
         with self.backend.transaction(connection):
-            ledger.decide(connection, [text], committed=False)
+            ledger.insert(connection, {text: TransactionId.parse(text)}, committed=False)
         if ledger.states(connection, [text]).get(text):
             raise CommittedError(f"{text} is committed: the ledger {ledger.label} has its row")
         self.backend.drop(connection, ledger.schema, self._existing(connection, ledger.schema, [text]))
@@ -338,25 +339,24 @@ class StagingTables(Strategy):
     def in_doubt(self, connection: Any, schema: str, ledger: Ledger | None, job: str, sink: str) -> Iterator[Identity]:
         """What is staged and was not moved."""
         prefix = TransactionId.prefix(job)
-        found = self.backend.staged(connection, schema, prefix)
-        staged = [text for text in found if text.startswith(prefix) and of_sink(text, sink)]
+        tagged = self.backend.staged(connection, schema, prefix)
+        staged = [text for text in tagged if text.startswith(prefix) and of_sink(text, sink)]
         states = ledger.states(connection, staged) if ledger and staged else {}
         moved = sorted(text for text in staged if states.get(text))
         if moved:
             self.tidy(connection, schema, moved)  # a reader was in the way then
         return (identity_of(schema, text) for text in staged if text not in moved)
 
-    def kept(self, committables: Sequence[Committable]) -> str:
-        tables = [str(c.transaction["table"]) for c in committables]
-        more = f" and {len(tables) - 1} more, one for each partition" if len(tables) > 1 else ""
-        return f"the staging table{'s' if more else ''} {tables[0]}{more}"
+    def location(self, committables: Sequence[Committable]) -> str:
+        """Where the rows are, for a person who looks for them."""
+        return f"If it was dropped or renamed, restore it: the rows are safe in {_tables(committables)}"
 
     def move(self, connection: Any, plan: Plan, committables: Sequence[Committable]) -> None:
         """Put their rows into the target, in the caller's transaction."""
         target, tables = plan.target, names_of(committables)
         try:
-            target, staging, written = self._locked(connection, plan, tables, committables)
-            self.transfer(connection, target, staging, written, sum(c.fingerprint.rows for c in committables))
+            move = self._locked(connection, plan, tables, committables)
+            self.transfer(move, sum(c.fingerprint.rows for c in committables))
         except (ConfigurationError, BadValue) as error:
             raise TargetRefuses(str(error)) from error
         except SinkError as error:
@@ -364,10 +364,11 @@ class StagingTables(Strategy):
                 raise
             raise Doubtful(f"table {target.label}: {error}") from error
         except Exception as error:
-            reason = self.backend.refusal(error, target, tables)
-            if reason is None:
+            fault = self.backend.fault(error)
+            if fault is None or fault.kind not in ("refused", "changed", "server"):
                 raise
-            raise TargetRefuses(f"table {target.label} refuses rows{reason}") from error
+            text = STAGING.sub(target.label, fault.text)
+            raise TargetRefuses(f"table {target.label} refuses rows{fault.at}: {text}{fault.advice}") from error
         self.backend.mark_moved(connection, plan.target.schema, tables)
 
     def tidy(self, connection: Any, schema: str, ids: Sequence[str]) -> None:
@@ -378,14 +379,9 @@ class StagingTables(Strategy):
         return sorted(self.backend.existing(connection, schema, [staging_table(text) for text in ids]))
 
     def _locked(
-        self,
-        connection: Any,
-        plan: Plan,
-        tables: Sequence[str],
-        committables: Sequence[Committable] = (),
-    ) -> tuple[Target, list[str], list[str]]:
-        """The target, locked; the staging tables, quoted; and the columns that they have for it. Raises SinkError if
-        one of `committables` has other columns than its task gave it."""
+        self, connection: Any, plan: Plan, tables: Sequence[str], committables: Sequence[Committable] = ()
+    ) -> Move:
+        """Raises SinkError if one of `committables` has other columns than its task gave it."""
         staged = self.backend.staged_types(connection, plan.target.schema, tables)
         for committable in committables:
             there = staged.get(staging_table(committable.transaction["transaction_id"]), {})
@@ -394,12 +390,18 @@ class StagingTables(Strategy):
         target = self.backend.locked(connection, plan, staged)
         self.backend.judge_triggers(connection, target.schema, target.name, plan.target.require_meant)
         quoted = [self.backend.quote(target.schema, name) for name in tables]
-        return target, quoted, self.merge.written(list(staged.get(tables[0], ())), target.names)
+        return Move(connection, target, quoted, self.merge.written(list(staged.get(tables[0], ())), target.names))
 
 
 def _moving(plan: Plan, committables: Sequence[Committable]) -> str:
     rows = sum(committable.fingerprint.rows for committable in committables)
     return f"move {rows:,} rows of {len(committables):,} participants into {plan.target.label}"
+
+
+def _tables(committables: Sequence[Committable]) -> str:
+    tables = [str(c.transaction["table"]) for c in committables]
+    more = f" and {len(tables) - 1} more, one for each partition" if len(tables) > 1 else ""
+    return f"the staging table{'s' if more else ''} {tables[0]}{more}"
 
 
 def _id(committable: Committable) -> str:

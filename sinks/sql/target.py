@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,38 +12,6 @@ import pyarrow as pa
 from sinks.arrow.convert import Convert
 from sinks.errors import TargetChanged
 from sinks.sql.names import label
-
-_SIZES = {
-    **{name: ("integer", size) for size, name in enumerate(("tinyint", "smallint", "mediumint", "int", "bigint"))},
-    "integer": ("integer", 3),
-    **dict.fromkeys(("real", "float"), ("float", 32)),
-    **dict.fromkeys(("double", "double precision"), ("float", 64)),
-}
-_TYPE = re.compile(
-    rf"({'|'.join(sorted(_SIZES, key=len, reverse=True))}|decimal|numeric|varchar|character varying)"
-    r"(?:\((\d+)(?:, ?(\d+))?\))?(?: (.*))?"
-)
-
-
-def holds(now: str, then: str) -> bool:
-    """Whether a column of the type `now` takes, as they are, all values that were written for the type `then`."""
-    wide, narrow = _room(now.lower()), _room(then.lower())
-    return now == then or (
-        wide is not None
-        and narrow is not None
-        and wide[0] == narrow[0]
-        and all(a >= b for a, b in zip(wide[1], narrow[1], strict=True))
-    )
-
-
-def _room(declared: str) -> tuple[tuple[str, str | None], tuple[int, ...]] | None:
-    """The kind of type with what follows it (`unsigned`, a collation), and what it has room for: digits before and
-    behind the point, characters. None for a type that has no wider one."""
-    name, length, scale, more = match.groups() if (match := _TYPE.fullmatch(declared)) else ("", "", "", "")
-    if name in _SIZES:
-        kind, size = _SIZES[name]
-        return None if length and kind == "float" else ((kind, more), (size,))  # an integer's is of its display
-    return ((name, more), (int(length) - int(scale or 0), int(scale or 0))) if length else None
 
 
 @dataclass(frozen=True)
@@ -68,9 +35,9 @@ class Column(ABC):
         `rounding`. Raises Unfit."""
 
     @property
-    def holding(self) -> tuple[str, ...]:
-        """Its type as staging tables show it, or several: each takes the values that the column takes."""
-        return (self.in_sql,)
+    def staged_as(self) -> str:
+        """Its type as staging tables show it."""
+        return self.in_sql
 
 
 @dataclass(frozen=True)
@@ -122,14 +89,9 @@ class Target:
         """Whether upserts can go by these keys."""
         return any(set(unique.columns) == set(keys) and unique.arbiter for unique in self.uniques)
 
-    def unfit(
-        self,
-        written: Sequence[str],
-        staged: Iterable[tuple[str, str]] = (),
-        fix: Callable[[str, str], str] = lambda column, kind: "",
-    ) -> Iterator[str]:
+    def unfit(self, written: Sequence[str], staged: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
         """Why rows of the columns `written` cannot go in as they are, and what to change back. `staged`: columns with
-        the types that their staging tables have; `fix`: the statement that gives a column such a type."""
+        the types that their staging tables have."""
         now = {column.name: column for column in self.columns}
         for name in written:
             if name not in now:
@@ -138,10 +100,9 @@ class Target:
                 yield f'its column "{name}" is generated now: make it a plain one again'
         for name, kind in staged:
             column = now.get(name) if name in written else None
-            if column and not column.generated and not any(holds(now, kind) for now in column.holding):
-                statement = fix(name, kind)
-                how = f" ({statement};), and again when the rows are in" if statement else ""
-                yield f'its column "{name}" was {kind} and is {column.holding[0]}: change it back{how}'
+            if column and not column.generated and column.staged_as != kind:
+                again = "change it back, and again when the rows are in"
+                yield f'its column "{name}" was {kind} and is {column.staged_as}: {again}'
         for column in self.columns:
             if column.name not in written and not (column.nullable or column.has_default or column.generated):
                 yield f'its column "{column.name}" is NOT NULL, and the rows have none: give it a default'

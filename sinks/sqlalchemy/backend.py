@@ -20,12 +20,12 @@ from sqlalchemy.types import SchemaType, TypeEngine
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
 from sinks.sql import target as targets
 from sinks.sql.backend import Backend, Plan, RowTransaction, StagedTypes
+from sinks.sql.catalog_queries import HOMES, MYSQL
 from sinks.sql.encoder import Values
 from sinks.sql.engine import LOCK_SECONDS, make_engine, parse
 from sinks.sql.errors import Fault
 from sinks.sql.names import label, staging_table
 from sinks.sql.options import MergeOptions
-from sinks.sql.questions import HOMES, MYSQL
 from sinks.sql.server import LEDGER_COLUMNS, PERCENT_ENCODED, LedgerRow, Row, ambiguous, no_ledger
 from sinks.sql.strategies import identity_of
 from sinks.sqlalchemy.types import SqlAlchemyColumn, declared
@@ -433,8 +433,8 @@ class SqlAlchemyBackend(Backend):
         names, schema = (name.rpartition(".")[2] for name in staging), target.schema or None
         return [sa.table(name, *map(sa.column, columns), schema=schema) for name in names]
 
-    def explained(self, target: SqlAlchemyTarget, where: str, tables: Sequence[str]) -> AbstractContextManager[None]:
-        return self.in_words(f"table {target.label}: {where}")
+    def explained(self, target: SqlAlchemyTarget, who: str) -> AbstractContextManager[None]:
+        return self.in_words(f"table {target.label}: {who}")
 
     # ------------------------------------------------------------------ staging tables
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:

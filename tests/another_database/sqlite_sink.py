@@ -82,7 +82,7 @@ class SqliteTransaction(RowTransaction):
                 self.connection.execute(f"CREATE TEMPORARY TABLE tpc_rows ({self._definitions})")
 
     def explained(self) -> AbstractContextManager[None]:
-        return self._backend.explained(self._target, self.who, ())
+        return self._backend.explained(self._target, self.who)
 
     def encode(self, batch: pa.RecordBatch) -> object:
         return self._values.of(batch)

@@ -151,7 +151,7 @@ def test_a_branch_that_its_session_still_holds_is_asked_again_not_lost(db: Obser
     sink.write(transaction, rows_of(1))
     transaction.finish()
     ledger, name = sink._planned().ledger, transaction.context.transaction_id
-    ledger.decide(transaction.connection, [name], committed=True)
+    ledger.insert(transaction.connection, {name: TransactionId.parse(name)}, committed=True)
     committable = Committable(transaction.identity, proof=ledger.proof())
     branch = xa.xid(transaction.identity, db.schema)
 

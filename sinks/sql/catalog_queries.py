@@ -1,5 +1,5 @@
-"""What several ask of PostgreSQL and MySQL: what runs for each row, and what lets them lose what they have answered as
-committed."""
+"""Queries of the catalogs of PostgreSQL and MySQL: what runs for each row, and what lets a server lose what it has
+answered as committed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _MYSQL_TABLE = (
     " FROM information_schema.tables WHERE table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) AND table_name = %s"
     " AND engine <> 'InnoDB'"
 )
-_QUESTIONS = {
+_WEAKNESSES = {
     "postgresql": (_POSTGRES, _POSTGRES_TABLE),
     "mysql": (_MYSQL, _MYSQL_TABLE),
     "mariadb": (_MYSQL, _MYSQL_TABLE),
@@ -90,11 +90,11 @@ _QUESTIONS = {
 
 
 def weaknesses(
-    database: str, ask: Callable[[str, Sequence[str]], Sequence[Sequence[object]]], schema: str, table: str
+    database: str, query: Callable[[str, Sequence[str]], Sequence[Sequence[object]]], schema: str, table: str
 ) -> list[str]:
     """Sentences about the server and the table, which need not exist; none of a kind of database that is not known
-    here. `schema` may be "" for the one that the database takes. `ask` runs a query with its %s parameters."""
-    of_server, of_table = _QUESTIONS.get(database, ((), ""))
-    rows = [row for question in of_server for row in ask(question, ())]
-    rows += ask(of_table, (schema, table)) if of_table else ()
+    here. `schema` may be "" for the one that the database takes. `query` runs a statement with its %s parameters."""
+    of_server, of_table = _WEAKNESSES.get(database, ((), ""))
+    rows = [row for statement in of_server for row in query(statement, ())]
+    rows += query(of_table, (schema, table)) if of_table else ()
     return [str(sentence) for (sentence,) in rows]
