@@ -70,7 +70,7 @@ def test_messages_of_a_checkpoint(sink: PostgresSink, monkeypatch: pytest.Monkey
     monkeypatch.setattr(psycopg.ClientCursor, "execute", counting(psycopg.ClientCursor.execute))
     monkeypatch.setattr(psycopg.ClientCursor, "copy", counting(psycopg.ClientCursor.copy))
     assert write(sink, 1) == COMMITTED
-    assert len(sent) <= {"prepared": 6, "staged": 29}[sink.strategy], "\n".join(sent)
+    assert len(sent) <= {"prepared": 6, "staged": 28}[sink.strategy], "\n".join(sent)
 
 
 def test_connections_that_the_server_has_closed_are_not_used(db: Observer, sink: PostgresSink) -> None:
