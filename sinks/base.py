@@ -173,6 +173,7 @@ class TwoPhaseCommitSink(ABC, Generic[Transaction]):
         """Called when all rows of this sink in `checkpoint` are visible. Delete proofs, of commits and aborts, of this
         job, lineage and sink for checkpoints before `checkpoint.oldest_retained`, and what dead tasks of those
         checkpoints left. Only a driver that was superseded long ago could still ask for them, and UNKNOWN stops it.
+        At the same time tasks of newer checkpoints pre-commit, and another driver may ask `committed_checkpoints`.
         Never called for a checkpoint without rows of this sink, so the newest committed one stays for
         `committed_checkpoints`. Default: nothing, and proofs stay for ever."""
 

@@ -22,6 +22,7 @@ class Ability(Enum):
     EMPTY = "pre-commit a transaction of no rows (in a job, none is without)"
     NULLS = "store null in `name` and `amount`"
     NEGATIVE_ZERO = "tell -0.0 from 0.0"
+    DEAD_TASKS = "remove in `purge` what dead tasks left (the system has something else for that)"
     TELL_OPEN = "tell an open transaction from a pre-committed one, nor abort it while its task writes"
 
 
@@ -52,6 +53,7 @@ class Clause(Enum):
     )
     WRITE_INVISIBLE = "write", "rows must stay invisible"
     PRE_COMMIT = "pre_commit", "makes the transaction durable but invisible"
+    PRE_COMMIT_ABORTED = "pre_commit", "raises if an abort has left its proof meanwhile"
     PRE_COMMIT_EMPTY = "pre_commit", "a transaction of no rows is one like any other"
     IDENTITY = "pre_commit", "returns the identity: a dict of JSON values, exactly what `in_doubt` lists"
     DURABLE = "pre_commit", "the task may die at any moment after; any other process can commit or abort it"
@@ -100,6 +102,8 @@ class Clause(Enum):
     IN_DOUBT_RESOLVED = "in_doubt", "lists nothing that is committed, aborted or rolled back"
     IN_DOUBT_READS = "in_doubt", "changes nothing"
     PURGE = "purge", "removes proofs before `oldest_retained` of this job, lineage and sink, and nothing else"
+    PURGE_LEFTOVERS = "purge", "removes what dead tasks of checkpoints before `oldest_retained` left"
+    PURGE_BESIDE = "purge", "disturbs no `pre_commit` and no `committed_checkpoints` at the same time"
     # ------------------------------------------------------------------ memory, operators
     MEMORY = "committed_checkpoints", "by lineage the newest checkpoint that has committed rows, of this job and sink"
     MEMORY_DIRECTLY = "committed_checkpoints", "at-least-once mode leaves no trace in it"

@@ -202,13 +202,12 @@ class SinkConformance(SinkContract):
         assert memory == here, Clause.MEMORY.broken(f"it tells {here}, and {memory} in another process")
 
     def test_a_task_killed_at_any_line_of_pre_commit(self, sink: Sink, tmp_path: Path) -> None:
-        """A sweep aborts what it left in doubt, and the next attempt writes the same rows."""
-        first = self.begun(sink)
-        self.write(sink, first, rows(0, 4))
+        """A sweep aborts what it left in doubt, and the next attempt writes the same rows. A purge removes the rest."""
+        first = self.written(sink, rows(0, 4))
         stops = lines(sink, lambda: sink.snapshot_state(first), self.stops)
         self.rollback(sink, first, Clause.ROLLBACK_AFTER)
         self.close(sink)
-        tables: list[pa.Table] = []
+        before, tables = self.leftovers(sink), list[pa.Table]()
         for stop in stops:
             when = f"when a task was killed at {stop}"
             tables.append(rows(10 * len(tables), 4))
@@ -219,6 +218,12 @@ class SinkConformance(SinkContract):
             again = self.pre_committed(sink, tables[-1], clause=Clause.TASK_DIES, slot=0)
             self.commit(sink, again, clause=Clause.TASK_DIES, when=f"of the next attempt, {when}")
             self.expect_rows(sink, Clause.TASK_DIES, f"{when}, after the next attempt", *tables)
+        if type(sink).purge is not Sink.purge and Ability.DEAD_TASKS not in self.cannot:
+            self.commit(sink, self.pre_committed(sink, rows(900, 1), checkpoint=1))
+            with Clause.PURGE.kept("purge"):
+                sink.purge(Checkpoint(self.job, LINEAGE, 1, oldest_retained=1))
+            when = "after tasks were killed at lines of pre_commit, a sweep and a purge"
+            self.expect_no_leftovers(sink, when, before, Clause.PURGE_LEFTOVERS)
 
     @together
     def test_a_driver_killed_at_any_line_of_commit(self, sink: Sink, tmp_path: Path, count: int) -> None:

@@ -6,13 +6,16 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from sinks.base import Sink
-from sinks.testing.clauses import Clause
+from sinks.testing.clauses import Ability, Clause
 from sinks.testing.kit import LINEAGE, SinkTests, closed_later, copy_of, forget, rows
 from sinks.testing.lines import Stop, at, lines, watched
 from sinks.transaction import Checkpoint, CommitOutcome, CommitState, Committable
@@ -21,30 +24,30 @@ COMMITTED, HELD = CommitOutcome.COMMITTED, CommitOutcome.HELD
 _BLOCKED = 0.1  # seconds until one that waits for the other is let wait
 
 
-class Beside:
-    """A call in a thread, begun while another is stopped; that goes on when this has ended or waits."""
+def meet(sink: Sink, stop: Stop, call: Callable[[], Any], other: Callable[[], Any]) -> tuple[Any, Any]:
+    """What two calls answer, or raise. The first is stopped at a line of the sink, and goes on when the other, in a
+    thread, has ended or waits for it."""
+    answers: list[Any] = [None, None]
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._answer: Any = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
+    def run(number: int, of: Callable[[], Any]) -> None:
         try:
-            self._answer = self._call()
+            answers[number] = of()
         except Exception as error:
             forget(error)
-            self._answer = error
+            answers[number] = error
 
-    def start(self) -> None:
-        self._thread.start()
-        self._thread.join(_BLOCKED)
+    thread = threading.Thread(target=run, args=(1, other), daemon=True)
 
-    def join(self) -> Any:
-        """What the call answered or raised; None if it was not begun."""
-        if self._thread.ident is not None:
-            self._thread.join()
-        return self._answer
+    def begin() -> None:
+        thread.start()
+        thread.join(_BLOCKED)
+
+    with watched(sink, at(stop.number, begin)):
+        run(0, call)
+    if thread.ident is None:  # it did not come to that line
+        thread.start()
+    thread.join()
+    return answers[0], answers[1]
 
 
 def together(test: Any) -> Any:
@@ -205,9 +208,9 @@ class Faults(SinkTests):
             one, two = self.participants(sink, tables)
             driver = copy_of(sink)
             driver.open()
-            answers = self._beside(driver, stop, [two], [one])
+            answers = meet(driver, stop, partial(self.ask, driver, one), partial(self.ask, driver, two))
             self.close(driver)
-            self._all_committed(sink, answers, [two, one], f"beside another that is stopped at {stop}")
+            self._all_committed(sink, [*chain(*answers)], [one, two], f"beside another that is stopped at {stop}")
             done += tables
         self.expect_rows(sink, Clause.THREADS, "after commits side by side", *done)
         self.expect_doubts(sink, Clause.THREADS, "after commits side by side")
@@ -222,22 +225,12 @@ class Faults(SinkTests):
             driver.open()
             other.open()
             when = f"by two drivers, one stopped at {stop},"
-            answers = self._beside(driver, stop, made, made, other)
+            answers = meet(driver, stop, partial(self.ask, driver, *made), partial(self.ask, other, *made))
             self.close(driver)
             self.close(other)
-            self._all_committed(sink, answers, [*made, *made], when)
+            self._all_committed(sink, [*chain(*answers)], [*made, *made], when)
             done += tables
             self.expect_rows(sink, Clause.THREADS, when, *done)
-
-    def _beside(
-        self, driver: Sink, stop: Stop, those: list[Committable], these: list[Committable], other: Sink | None = None
-    ) -> list[Any]:
-        """The answers of the other, which is asked for those while the driver is stopped at a line, and of the driver,
-        which is asked for these."""
-        beside = Beside(lambda: self.ask(other or driver, *those))
-        with watched(driver, at(stop.number, beside.start)):
-            answers = self.ask(driver, *these)
-        return [*(beside.join() or [None] * len(those)), *answers]
 
     def _all_committed(self, sink: Sink, answers: list[Any], asked: list[Committable], when: str) -> None:
         """Or asked again, if none has said so of one."""
@@ -251,7 +244,10 @@ class Faults(SinkTests):
         tables = [rows(10 * p, 2) for p in range(self.many)]
         made = self.participants(sink, tables)
         self.expect_doubts(sink, Clause.IN_DOUBT, f"with {self.many} pre-committed", *made)
-        self.commit(sink, *made, clause=Clause.THREADS, when=f"by commit_all of {self.many}")
+        when = f"by commit_all of {self.many}"
+        with Clause.THREADS.kept(when):
+            answers = list(sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made))
+        self._all_committed(sink, answers, made, when)
         self.expect_rows(sink, Clause.THREADS, f"after commit_all of {self.many}", *tables)
 
     def test_other_threads_call_the_same_sink(self, sink: Sink) -> None:
@@ -266,10 +262,8 @@ class Faults(SinkTests):
                 driver.abort(one.transaction)
                 self.commit(driver, two, clause=Clause.THREADS)
 
-        answer = Beside(sweep)
-        answer.start()
-        if isinstance(error := answer.join(), AssertionError):
-            raise error
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(sweep).result()
         self.close(driver)
         self.expect_rows(sink, Clause.THREADS, "after a sweep in another thread", rows(10, 2))
 
@@ -301,26 +295,108 @@ class Faults(SinkTests):
             made, driver, other = self.participants(sink, tables), copy_of(sink), copy_of(sink)
             driver.open()
             other.open()
-            beside = Beside(lambda: _aborted(other, made[-1]))  # noqa: B023
-            with watched(driver, at(stop.number, beside.start)):
-                answer = self.ask(driver, *made)[-1]
-            aborted = beside.join()
+            (*_, answer), aborted = meet(
+                driver, stop, partial(self.ask, driver, *made), partial(other.abort, made[-1].transaction)
+            )
             self.close(driver)
             self.close(other)
-            both = answer == COMMITTED and aborted == "aborted"
+            both = answer == COMMITTED and aborted is None
             assert not both, Clause.ABORT_OR_COMMIT.broken(
                 f"while a commit is stopped at {stop}, an abort returns, and so does the commit, with COMMITTED"
             )
             finals = self.outcomes(sink, *made, clause=Clause.ABORT_OR_COMMIT)
             expected = {CommitState.COMMITTED} if answer == COMMITTED else set(CommitState)
-            expected -= {CommitState.COMMITTED} if aborted == "aborted" else set()
+            expected -= {CommitState.COMMITTED} if aborted is None else set()
             assert finals[-1].state in expected, Clause.ABORT_OR_COMMIT.broken(
-                f"commit answered {answer}, abort at {stop} {aborted!r}, and commit again {finals[-1]}"
+                f"stopped at {stop}, commit answered {answer}; an abort then {aborted or 'returned'}; commit again "
+                f"answers {finals[-1]}"
             )
             done += [table for table, final in zip(tables, finals, strict=True) if final == COMMITTED]
             self.expect_rows(sink, Clause.ABORT_OR_COMMIT, f"with an abort while a commit is stopped at {stop}", *done)
 
+    def test_an_abort_beside_a_pre_commit(self, sink: Sink) -> None:
+        """Another driver aborts the transaction before its task pre-commits, or while it is stopped at any line."""
+        self.needs(Ability.SIDE_BY_SIDE)
+        self.needs(Ability.TELL_OPEN)
+        trial = self.written(sink, rows(0, 2))
+        stops, done = lines(sink, lambda: sink.snapshot_state(trial), 2 * self.stops), list[pa.Table]()
+        self.rollback(sink, trial, Clause.ROLLBACK_AFTER)
+        for stop in stops:
+            context, table = self.context(sink), rows(100 * stop.number, 2)
+            unseen, driver, task = self.never_seen(sink, context), copy_of(sink), copy_of(sink)
+            self.open(driver)
+            transaction = self.written(task, table, context)
+            abort = partial(driver.abort, unseen.transaction)
+            committable, _ = meet(task, stop, partial(self.sealed, task, transaction, 2), abort)
+            if isinstance(committable, Exception):
+                self.rollback(task, transaction, Clause.ROLLBACK_AFTER)
+                continue
+            listed = committable.transaction in self.doubts(driver)
+            (outcome,) = self.outcomes(driver, committable, clause=Clause.PRE_COMMIT_ABORTED)
+            final = outcome == COMMITTED or (outcome.state is CommitState.LOST and (listed or stop.number))
+            assert final, Clause.PRE_COMMIT_ABORTED.broken(
+                f"after an abort at {stop}, pre_commit returns {committable.transaction}; then `in_doubt` "
+                f"{'lists it' if listed else 'does not list it'}, and commit answers {outcome}"
+            )
+            done += [table] * (outcome == COMMITTED)
+        self.expect_rows(sink, Clause.PRE_COMMIT_ABORTED, "after aborts beside pre_commit", *done)
+        self.sweep(sink, Clause.PRE_COMMIT_ABORTED, "after aborts beside pre_commit")
 
-def _aborted(sink: Sink, committable: Committable) -> str:
-    sink.abort(committable.transaction)
-    return "aborted"
+    def _purge(self, sink: Sink, done: list[pa.Table]) -> tuple[Sink, Callable[[], None]]:
+        """A driver that has something to purge, and its purge. `done` gets what is visible."""
+        if type(sink).purge is Sink.purge:
+            pytest.skip("this sink does not override `purge`")
+        first = 10 * len(done)
+        for checkpoint in (first, first + 1):
+            done.append(rows(10 * checkpoint, 2))
+            self.commit(sink, self.pre_committed(sink, done[-1], checkpoint=checkpoint))
+        self.abort(sink, self.pre_committed(sink, rows(0, 1), checkpoint=first))
+        driver = copy_of(sink)
+        self.open(driver)
+        return driver, partial(driver.purge, Checkpoint(self.job, LINEAGE, first + 1, oldest_retained=first + 1))
+
+    @pytest.mark.parametrize("stopped", ["purge", "pre_commit"])
+    def test_a_purge_beside_a_pre_commit(self, sink: Sink, stopped: str) -> None:
+        """Of a task of a newer checkpoint. One is stopped at any line, and the other goes ahead."""
+        self.needs(Ability.SIDE_BY_SIDE)
+        done, trial = list[pa.Table](), self.written(sink, rows(0, 1), checkpoint=10**6)
+        self._purge(sink, done)[1]()  # from now on each has as much to remove
+        driver, purge = self._purge(sink, done)
+        asked, call = (driver, purge) if stopped == "purge" else (sink, partial(sink.snapshot_state, trial))
+        stops = lines(asked, call, 2 * self.stops)
+        self.rollback(sink, trial, Clause.ROLLBACK_AFTER)
+        for stop in stops:
+            driver, purge = self._purge(sink, done)
+            task, table, newer = copy_of(sink), rows(100 * len(done) + 50, 2), 10 * len(done)
+            if stopped == "purge":
+                work = partial(self.pre_committed, task, table, None, Clause.PURGE_BESIDE, checkpoint=newer)
+                _, committable = meet(driver, stop, purge, work)
+            else:
+                transaction = self.written(task, table, checkpoint=newer)
+                seal = partial(self.sealed, task, transaction, 2, clause=Clause.PURGE_BESIDE)
+                committable, _ = meet(task, stop, seal, purge)
+            if isinstance(committable, Exception):
+                raise committable
+            when = f"with {stopped} stopped at {stop}"
+            self.expect_doubts(sink, Clause.PURGE_BESIDE, when, committable)
+            self.commit(sink, committable, clause=Clause.PURGE_BESIDE, when=when)
+            done.append(table)
+            self.expect_rows(sink, Clause.PURGE_BESIDE, when, *done)
+
+    @pytest.mark.parametrize("stopped", ["purge", "committed_checkpoints"])
+    def test_a_purge_beside_committed_checkpoints(self, sink: Sink, stopped: str) -> None:
+        """It answers as before, or raises. One is stopped at any line, and the other goes ahead."""
+        done: list[pa.Table] = []
+        self._purge(sink, done)[1]()
+        driver, purge = self._purge(sink, done)
+        ask: Callable[[], Any] = partial(driver.committed_checkpoints, self.job)
+        for stop in lines(driver, purge if stopped == "purge" else ask, 2 * self.stops):
+            driver, purge = self._purge(sink, done)
+            starting, memory = copy_of(sink), self.memory(sink)
+            self.open(starting)
+            ask = partial(starting.committed_checkpoints, self.job)
+            answer = meet(driver, stop, purge, ask)[1] if stopped == "purge" else meet(starting, stop, ask, purge)[0]
+            for told in (answer, self.memory(sink)):
+                assert told == memory or isinstance(told, Exception), Clause.PURGE_BESIDE.broken(
+                    f"with {stopped} stopped at {stop}, committed_checkpoints is {told}, and was {memory}"
+                )

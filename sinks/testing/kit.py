@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from sinks.base import Sink, TwoPhaseCommitSink
+from sinks.base import Sink, TwoPhaseCommitSink, commit_in_threads
 from sinks.optional import Auditable
 from sinks.testing.clauses import Ability, Clause
 from sinks.transaction import (
@@ -210,6 +210,19 @@ class SinkTests:
             with clause.kept(f"write of {batch.num_rows} rows"):
                 sink.write(transaction, batch)
 
+    def written(
+        self,
+        sink: Sink,
+        table: pa.Table,
+        context: TransactionContext | None = None,
+        clause: Clause = Clause.WRITE,
+        **parts: Any,
+    ) -> Any:
+        """An open transaction with these rows."""
+        transaction = self.begun(sink, context or self.context(sink, table.schema, **parts))
+        self.write(sink, transaction, table, clause)
+        return transaction
+
     def sealed(
         self, sink: Sink, transaction: Any, count: int, subtask: int = 0, clause: Clause = Clause.PRE_COMMIT
     ) -> Committable:
@@ -232,8 +245,7 @@ class SinkTests:
     ) -> Committable:
         """What a task does, up to its ack."""
         context = context or self.context(sink, table.schema, **parts)
-        transaction = self.begun(sink, context)
-        self.write(sink, transaction, table, Clause.WRITE if clause is Clause.PRE_COMMIT else clause)
+        transaction = self.written(sink, table, context, Clause.WRITE if clause is Clause.PRE_COMMIT else clause)
         committable = self.sealed(sink, transaction, table.num_rows, parts.get("subtask", 0), clause)
         self.close(sink)
         checkpoint = Checkpoint(context.job, context.lineage, context.checkpoint_id)
@@ -287,7 +299,8 @@ class SinkTests:
         return answers
 
     def ask(self, sink: Sink, *committables: Committable) -> list[Any]:
-        """The same, of an open sink; and what is raised, for each."""
+        """The same, of an open sink; and what is raised, for each. Requests to the system do not overlap: that has
+        tests of its own, and would look different each time."""
 
         def of(committable: Committable) -> Checkpoint:
             return _checkpoints.get(_text(committable.transaction), Checkpoint(self.job, LINEAGE, 0))
@@ -296,7 +309,10 @@ class SinkTests:
         for checkpoint, group in itertools.groupby(committables, of):
             asked = list(group)
             try:
-                answers += sink.notify_checkpoint_complete(checkpoint, asked)
+                if type(sink).commit_all is Sink.commit_all:
+                    answers += commit_in_threads(sink, asked, threads=1)
+                else:
+                    answers += sink.notify_checkpoint_complete(checkpoint, asked)
             except Exception as error:
                 answers += [error] * len(asked)
         return answers

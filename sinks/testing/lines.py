@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from sinks.base import TwoPhaseCommitSink
 from sinks.optional import OPTIONAL
 
-AtLine = Callable[[int, FrameType], None]
+AtLine = Callable[[int, FrameType, int], None]
+"""Gets the number of the line, from 0, the frame, and the line before in that frame."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Stop:
 
 @contextmanager
 def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
-    """Calls `at_line(n, frame)` before the n-th line (from 0) that this thread executes in the modules of the sink's
-    classes, and in those beside them if they are in a package. A `try:` does nothing, and the end of a `with` block is
+    """Calls `at_line` before each line that this thread executes in the modules of the sink's classes, and in those
+    beside them if they are in a package. A `try:` does nothing, and the end of a `with` block is
     no line: an error there would leave the block without its `__exit__`."""
     own = _own_code(sink)
     numbers = itertools.count()
@@ -54,10 +55,11 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
         def in_frame(frame: FrameType, event: str, arg: object) -> Any:
             nonlocal before
             line = frame.f_lineno
-            leaves = line < before and line in structure.heads
-            if event == "line" and not leaves and line not in structure.tries:
-                at_line(next(numbers), frame)
-            before = line
+            if line not in structure.tries:
+                leaves = line < before and line in structure.heads
+                if event == "line" and not leaves:
+                    at_line(next(numbers), frame, before)
+                before = line
             return in_frame
 
         return in_frame
@@ -71,14 +73,17 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
 
 
 def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, *, failing: bool = False) -> list[Stop]:
-    """Where `call` can be stopped: the first time that it comes to each line and the last, or the first alone, or
-    `most` of these that are spread evenly. `failing`: only where an error is followed by what cleans up."""
+    """Where `call` can be stopped with something done since the stop before: the first time that it comes to each line
+    and the last, or `most` of these that are spread evenly. `failing`: only where an error is followed by what cleans
+    up."""
     first: dict[tuple[str, int], Stop] = {}
     last: dict[tuple[str, int], Stop] = {}
     own = _own_code(sink)
 
-    def seen(number: int, frame: FrameType) -> None:
+    def seen(number: int, frame: FrameType, before: int) -> None:
         code = frame.f_code
+        if number and before not in _structure(code.co_filename).deeds:
+            return
         stop = Stop(number, code.co_filename, frame.f_lineno, code.co_name, _cleans_up(frame, own))
         if not (failing and stop.cleans_up):
             first.setdefault((stop.file, stop.line), stop)
@@ -86,24 +91,19 @@ def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, 
 
     with watched(sink, seen):
         call()
-    stops = sorted({*first.values(), *last.values()}, key=_number)
-    stops = stops if len(stops) <= most else sorted(first.values(), key=_number)
-    step = max(1.0, len(stops) / most)
-    return [stops[int(n * step)] for n in range(min(most, len(stops)))]
+    stops = sorted({*first.values(), *last.values()}, key=lambda stop: stop.number)
+    count = min(most, len(stops))
+    return [stops[round(n * (len(stops) - 1) / max(1, count - 1))] for n in range(count)]
 
 
 def at(number: int, hook: Callable[[], object]) -> AtLine:
     """Calls `hook` at the line of this number."""
 
-    def at_line(n: int, frame: FrameType) -> None:
+    def at_line(n: int, frame: FrameType, before: int) -> None:
         if n == number:
             hook()
 
     return at_line
-
-
-def _number(stop: Stop) -> int:
-    return stop.number
 
 
 class _Structure(NamedTuple):
@@ -114,6 +114,8 @@ class _Structure(NamedTuple):
     tries: frozenset[int]
     finals: frozenset[int]
     """Of `finally` blocks, and those that release a lock."""
+    deeds: frozenset[int]
+    """That call something, set an attribute or an item, or yield."""
 
 
 @functools.cache
@@ -123,15 +125,23 @@ def _structure(file: str) -> _Structure:
         nodes = list(ast.walk(ast.parse("".join(source))))
     except SyntaxError:  # not Python
         nodes = []
-    heads, tries, finals = set[int](), set[int](), set[int]()
+    heads, tries, finals, deeds = set[int](), set[int](), set[int](), set[int]()
     for node in nodes:
         if isinstance(node, ast.With | ast.AsyncWith):
             heads.update(range(node.lineno, max(node.lineno + 1, node.body[0].lineno)))
         if isinstance(node, ast.Try):
             tries.add(node.lineno)
-            finals.update(*(range(one.lineno, (one.end_lineno or one.lineno) + 1) for one in node.finalbody))
+            finals.update(*map(_lines_of, node.finalbody))
+        if isinstance(node, ast.Call | ast.Yield | ast.YieldFrom | ast.Await):
+            deeds.update(_lines_of(node))
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            deeds.update(_lines_of(node))
     finals.update(n for n, text in enumerate(source, 1) if re.fullmatch(r"\s*[\w.\[\]]+\.release\(\)\s*", text))
-    return _Structure(frozenset(heads), frozenset(tries), frozenset(finals))
+    return _Structure(frozenset(heads), frozenset(tries), frozenset(finals), frozenset(deeds | heads))
+
+
+def _lines_of(node: ast.stmt | ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _cleans_up(frame: FrameType | None, own: Callable[[str], bool]) -> bool:

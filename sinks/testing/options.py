@@ -51,7 +51,7 @@ class Options(SinkTests):
         stopped = {stop.number: stop for stop in stops}
         partly: list[str] = []
 
-        def look(number: int, frame: object) -> None:
+        def look(number: int, *_: object) -> None:
             if number in stopped and (count := self.seen(sink).total() - len(trial)) not in (0, 6):
                 partly.append(f"at {stopped[number]}, {count} of 6 rows are visible")
 

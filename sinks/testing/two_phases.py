@@ -105,7 +105,7 @@ class TwoPhases(SinkTests):
     def _undisturbed(self, sink: Sink, clause: Clause, what: str, call: Callable[[], None]) -> None:
         driver = closed_later(copy_of(sink))  # stays open
         self.open(driver)
-        self.sealed(sink, self._written(sink, 0), 2)
+        self.sealed(sink, self.written(sink, rows(0, 2)), 2)
         before = len(list(driver.in_doubt(self.job)))
         call()
         after = len(list(driver.in_doubt(self.job)))
@@ -113,15 +113,10 @@ class TwoPhases(SinkTests):
             f"{before} transactions were in doubt, and {after} when a copy of the sink was {what}"
         )
         if Ability.SIDE_BY_SIDE not in self.cannot:
-            transaction = self._written(sink, 1)
+            transaction = self.written(sink, rows(10, 2), subtask=1)
             call()
             with clause.kept(f"pre_commit of a transaction that was open when a copy of the sink was {what}"):
                 sink.snapshot_state(transaction)
-
-    def _written(self, sink: Sink, subtask: int) -> Any:
-        transaction = self.begun(sink, subtask=subtask)
-        self.write(sink, transaction, rows(10 * subtask, 2))
-        return transaction
 
     def test_the_identity_is_a_dict_of_json_values(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))

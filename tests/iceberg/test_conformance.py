@@ -19,7 +19,10 @@ class Table(SinkTests):
     buckets = 0
     bad: ClassVar = {"id": None}
     types = tuple(SAMPLES)
-    cannot: ClassVar = {Ability.DIRECTLY: "each task would make a commit of the table"}
+    cannot: ClassVar = {
+        Ability.DIRECTLY: "each task would make a commit of the table",
+        Ability.DEAD_TASKS: "remove_orphan_files does",
+    }
 
     @pytest.fixture
     def sink(self, tmp_path: Path) -> IcebergSink:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sinks import Checkpoint, CommitOutcome, Committable, Identity, TransactionContext
 from sinks.audit import Audit, Holding, Part
@@ -317,6 +318,24 @@ class KeepsTheNameInTheObject(Shelf):
         with contextlib.suppress(FileNotFoundError):
             self.path(self.current, "ready").rename(self.path(self.current, "done"))
         return COMMITTED
+
+
+@breaks(Clause.THREADS, "many_commit_at_once")
+@breaks(Clause.THREADS, BESIDE)
+class TakesOneRequestAtATime(Shelf):
+    """As a service that mixes up what overlaps."""
+
+    busy: ClassVar[list[str]] = []
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        if self.busy:
+            return CommitOutcome.unknown(f"busy with {self.busy}")
+        self.busy.append(committable.transaction["name"])
+        try:
+            time.sleep(0.001)
+            return super().commit(committable)
+        finally:
+            self.busy.clear()
 
 
 @breaks(Clause.THREADS, "two_drivers_commit_the_same")
@@ -693,6 +712,85 @@ class PurgesIntoAFileOnTheWay(_Purges):
         on_the_way.touch()
         super().purge(checkpoint)
         on_the_way.unlink()
+
+
+@breaks(Clause.PURGE_LEFTOVERS, "a_task_killed_at_any_line_of_pre_commit")
+class PurgesProofsAlone(_Purges):
+    pass
+
+
+@breaks(Clause.PURGE_BESIDE, "a_purge_beside_a_pre_commit", stopped="pre_commit")
+class PurgesWhatIsBeingSealed(Shelf):
+    """Takes it for what a dead task left."""
+
+    def pre_commit(self, transaction: Handle) -> Identity | Committable:
+        transaction.file.close()
+        sealing = self.path(transaction.name, "open").rename(self.path(transaction.name, "sealing"))
+        sealing.rename(self.path(transaction.name, "ready"))
+        return {"name": transaction.name}
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        super().purge(checkpoint)
+        for path in self.folder.glob("*.sealing"):
+            path.unlink()
+
+
+@breaks(Clause.PURGE_BESIDE, "a_purge_beside_a_pre_commit", stopped="purge")
+class WritesItsListAnewWhenItPurges(Shelf):
+    def pre_commit(self, transaction: Handle) -> Identity | Committable:
+        identity = super().pre_commit(transaction)
+        with (self.folder / "list").open("a") as file:
+            file.write(f"{transaction.name}\n")
+        return identity
+
+    def listed(self) -> list[str]:
+        file = self.folder / "list"
+        return file.read_text().split() if file.exists() else []
+
+    def in_doubt(self, job: str) -> Iterable[Identity]:
+        listed = self.listed()
+        return [identity for identity in super().in_doubt(job) if identity["name"] in listed]
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        super().purge(checkpoint)
+        ready = [name for name in self.listed() if self.path(name, "ready").exists()]
+        (self.folder / "list").write_text("".join(f"{name}\n" for name in ready))
+
+
+@breaks(Clause.PURGE_BESIDE, "a_purge_beside_committed_checkpoints", stopped="purge")
+class RemovesAllMarksAndSetsTheNewest(Shelf):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        outcome = super().commit(committable)
+        if outcome == COMMITTED:
+            self.path(committable.transaction["name"], "mark").touch()
+        return outcome
+
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        marks = [TransactionId.parse(path.stem) for path in self.paths(job, "mark")]
+        return {name.lineage: name.checkpoint for name in sorted(marks, key=lambda name: name.checkpoint)}
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        super().purge(checkpoint)
+        marks = sorted(self.paths(checkpoint.job, "mark"), key=lambda path: TransactionId.parse(path.stem).checkpoint)
+        for path in marks:
+            path.unlink()
+        marks[-1].touch()
+
+
+@breaks(Clause.PURGE_BESIDE, "a_purge_beside_committed_checkpoints", stopped="committed_checkpoints")
+class TakesAFileThatIsGoneForNoMemory(Shelf):
+    def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
+        newest = max(self.folder.glob("memory-*"), default=self.folder)
+        if not newest.exists():
+            return {}
+        return super().committed_checkpoints(job)
+
+    def purge(self, checkpoint: Checkpoint) -> None:
+        super().purge(checkpoint)
+        older = list(self.folder.glob("memory-*"))
+        (self.folder / f"memory-{checkpoint.checkpoint_id:09}").touch()
+        for path in older:
+            path.unlink()
 
 
 @breaks(Clause.ABORT_UNSEEN, "abort_of_what_was_never_seen_is_no_error_and_no_commit")

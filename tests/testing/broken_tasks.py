@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import unicodedata
@@ -472,6 +473,22 @@ class PreCommitsOneBatchOnly(Shelf):
         if early.exists():
             early.write_bytes(self.path(transaction.name, "ready").read_bytes())
         return identity
+
+
+@breaks(Clause.PRE_COMMIT_ABORTED, "an_abort_beside_a_pre_commit")
+class TakesARefusalForSuccess(Shelf):
+    """An abort bars the way of an open transaction, whose task believes that its answer got lost."""
+
+    def abort(self, transaction: Identity) -> None:
+        super().abort(transaction)
+        name = transaction["name"]
+        with contextlib.suppress(FileNotFoundError):
+            self.path(name, "open").rename(self.path(name, "gone"))
+
+    def pre_commit(self, transaction: Handle) -> Identity | Committable:
+        with contextlib.suppress(FileNotFoundError):
+            return super().pre_commit(transaction)
+        return {"name": transaction.name}
 
 
 @breaks(Clause.PRE_COMMIT, "a_transaction_of_no_rows")

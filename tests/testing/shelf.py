@@ -165,6 +165,12 @@ class Shelf(
             newest[name.lineage] = max(name.checkpoint, newest.get(name.lineage, 0))
         return newest
 
+    def purge(self, checkpoint: Checkpoint) -> None:
+        for path in [*self.paths(checkpoint.job, "open"), *self.paths(checkpoint.job, "gone")]:
+            name = TransactionId.find(path.stem)
+            if name.lineage == checkpoint.lineage and name.checkpoint < checkpoint.oldest_retained:
+                path.unlink(missing_ok=True)
+
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
         for one in committables:
             assert self.path(one.transaction["name"], "ready").exists()

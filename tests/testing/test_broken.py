@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sinks.testing import Clause, SinkContract
+from tests.testing.broken_drivers import TakesOneRequestAtATime
 from tests.testing.catalogue import Broken, catalogue
 from tests.testing.shelf import Kit
 
@@ -25,6 +27,13 @@ def test_it_is_caught_by_its_clause(broken: Broken, tmp_path: Path) -> None:
     assert message.startswith(broken.clause.broken("").partition("\n")[0]), message
     assert re.search(r"\n +seen: .", message), message
     assert re.search(r"\n +contract: docstring of \w+\S*, \S+(base|optional).py:\d+", message), message
+
+
+@pytest.mark.parametrize(
+    "test", [Kit.test_several_participants_commit_together, Kit.test_what_is_unknown_keeps_no_sibling_from_its_outcome]
+)
+def test_requests_that_overlap_fail_in_the_tests_of_that_alone(test: Callable[..., None], tmp_path: Path) -> None:
+    test(Kit(), TakesOneRequestAtATime(tmp_path))
 
 
 def test_every_clause_is_broken() -> None:
