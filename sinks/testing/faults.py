@@ -112,8 +112,7 @@ class Faults(SinkTests):
 
     def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, sink: Sink) -> None:
         before = self.leftovers(sink)
-        transaction = self.begun(sink)
-        self.write(sink, transaction, rows(0, 5))
+        transaction = self.written(sink, rows(0, 5))
         committable = self.sealed(sink, transaction, 5)
         self.rollback(sink, transaction, Clause.ROLLBACK_AFTER)
         self.sweep(sink, Clause.ROLLBACK_AFTER, "after pre_commit, then rollback")
@@ -130,14 +129,12 @@ class Faults(SinkTests):
             else:
                 sink.snapshot_state(transaction)
 
-        first = self.begun(sink)
-        self.write(sink, first, rows(0, 2))
+        first = self.written(sink, rows(0, 2))
         stops = lines(sink, lambda: fails(first), 2 * self.stops, failing=True)
         self.rollback(sink, first, Clause.ROLLBACK_AFTER)
         before = self.leftovers(sink)
         for stop in stops:
-            transaction = self.begun(sink)
-            self.write(sink, transaction, rows(0, 2))
+            transaction = self.written(sink, rows(0, 2))
             try:
                 with watched(sink, at(stop.number, self._fail)):
                     fails(transaction)

@@ -65,8 +65,7 @@ class Options(SinkTests):
     def test_commit_directly_makes_rows_visible_now(self, sink: Sink) -> None:
         self.needs(Ability.DIRECTLY)
         before = self.leftovers(sink)
-        transaction = self.begun(sink, exactly_once=False)
-        self.write(sink, transaction, rows(0, 5))
+        transaction = self.written(sink, rows(0, 5), exactly_once=False)
         with Clause.DIRECTLY.kept("the end of a transaction in at-least-once mode"):
             commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
         self.close(sink)

@@ -169,8 +169,7 @@ class Outcomes(SinkTests):
         before that is committed. It may fail; what it pre-commits is aborted."""
         self.needs(Ability.SIDE_BY_SIDE)
         zombie = copy_of(sink)
-        paused = self.begun(zombie, slot=0, generation=1)
-        self.write(zombie, paused, rows(0, 2))
+        paused = self.written(zombie, rows(0, 2), slot=0, generation=1)
         if until == "pre_commit":
             self.write(zombie, paused, rows(2, 2))
         committable = self.pre_committed(sink, rows(100, 4), slot=0, generation=2)

@@ -112,50 +112,6 @@ class TableSuite:
         with pytest.raises(CommittedError):
             sink.abort(committable.transaction)
 
-    def test_in_doubt_lists_the_identities_of_the_committables(self, db: Database, sink: TableSink) -> None:
-        committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(3)]
-        listed = list(sink.in_doubt("job"))
-        assert sorted(map(str, listed)) == sorted(str(dict(one.transaction)) for one in committables)
-        sink.commit_all(checkpoint(), committables)
-        assert list(sink.in_doubt("job")) == []
-
-    def test_commit_twice_is_committed_and_writes_once(self, db: Database, sink: TableSink) -> None:
-        committables = [pre_commit(sink, rows_of(1))]
-        for _ in range(2):
-            assert sink.commit_all(checkpoint(), committables) == [COMMITTED]
-            assert db.ids() == [1]
-        assert sink.commit(committables[0]) == COMMITTED
-        assert db.ids() == [1]
-
-    def test_another_process_commits_after_a_crash(self, db: Database, sink: TableSink) -> None:
-        committable = Committable.from_json(pre_commit(sink, rows_of(1)).to_json())
-        restarted = self.make(db, check=None, strategy=sink.strategy)
-        assert restarted.commit_all(checkpoint(), [committable]) == [COMMITTED]
-        assert db.ids() == [1]
-
-    def test_abort_removes_and_may_be_repeated(self, db: Database, sink: TableSink) -> None:
-        committable = pre_commit(sink, rows_of(1))
-        for _ in range(2):
-            sink.abort(committable.transaction)
-            assert db.pending() == 0
-            assert db.visible() == []
-        assert sink.commit(committable).state is CommitState.LOST
-
-    def test_abort_after_commit_is_told(self, db: Database, sink: TableSink) -> None:
-        committable = pre_commit(sink, rows_of(1))
-        sink.commit_all(checkpoint(), [committable])
-        with pytest.raises(CommittedError, match="is committed"):
-            sink.abort(committable.transaction)
-        assert db.ids() == [1]
-
-    def test_rollback_after_a_pre_commit_whose_answer_was_lost(self, db: Database, sink: TableSink) -> None:
-        transaction = sink.begin_transaction(context(sink))
-        sink.write(transaction, rows_of(1))
-        sink.pre_commit(transaction)
-        assert db.pending() == 1
-        sink.rollback(transaction)
-        assert db.pending() == 0
-
     def test_two_drivers_commit_at_once(self, db: Database, sink: TableSink) -> None:
         committables = [pre_commit(sink, rows_of(n), subtask=n) for n in range(8)]
         other = self.make(db, strategy=sink.strategy)
@@ -176,10 +132,6 @@ class TableSuite:
         assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 8
         assert db.ids() == list(range(8))
         assert db.pending() == 0
-
-    def test_an_empty_batch_is_a_participant_too(self, db: Database, sink: TableSink) -> None:
-        assert sink.commit_all(checkpoint(), [pre_commit(sink, rows_of())]) == [COMMITTED]
-        assert db.visible() == []
 
     def test_at_least_once_writes_at_once_and_leaves_no_trace(self, db: Database, sink: TableSink) -> None:
         transaction = sink.begin_transaction(context(sink))

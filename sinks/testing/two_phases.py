@@ -65,8 +65,7 @@ class TwoPhases(SinkTests):
     # ------------------------------------------------------------------ the two phases
     def test_written_rows_are_invisible_and_not_in_doubt(self, sink: Sink) -> None:
         self.expect_doubts(copy_of(sink), Clause.IN_DOUBT, "on an empty target, before `check`")
-        transaction = self.begun(sink)
-        self.write(sink, transaction, rows(0, 5))
+        transaction = self.written(sink, rows(0, 5))
         self.expect_rows(copy_of(sink), Clause.WRITE_INVISIBLE, "before pre_commit")
         driver, answered = copy_of(sink), False
         for identity in () if {Ability.TELL_OPEN, Ability.SIDE_BY_SIDE} & {*self.cannot} else self.doubts(driver):
@@ -173,12 +172,10 @@ class TwoPhases(SinkTests):
         """In the same object, and of others whose names begin with the same."""
         kept, task, is_open = self.pre_committed(sink, rows(100, 2), slot=0, task_attempt=10), copy_of(sink), None
         if not {Ability.SIDE_BY_SIDE, Ability.TELL_OPEN} & {*self.cannot}:
-            is_open = self.begun(task, subtask=1)
-            self.write(task, is_open, rows(10, 2))
+            is_open = self.written(task, rows(10, 2), subtask=1)
         before = self.leftovers(sink)
         for count in (0, 5):
-            transaction = self.begun(sink, slot=1, task_attempt=1, round=count)
-            self.write(sink, transaction, rows(0, count))
+            transaction = self.written(sink, rows(0, count), slot=1, task_attempt=1, round=count)
             self.rollback(sink, transaction)
             self.close(sink)
             self.expect_no_leftovers(sink, f"after rollback of {count} rows", before)
