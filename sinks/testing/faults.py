@@ -221,7 +221,7 @@ class Faults(SinkTests):
             made, driver, other = self.participants(sink, tables), copy_of(sink), copy_of(sink)
             driver.open()
             other.open()
-            when = f"by two drivers, one stopped at {stop},"
+            when = f"by two drivers, one stopped at {stop}"
             answers = meet(driver, stop, partial(self.ask, driver, *made), partial(self.ask, other, *made))
             self.close(driver)
             self.close(other)
