@@ -316,7 +316,7 @@ class Faults(SinkTests):
         self.needs(Ability.SIDE_BY_SIDE)
         self.needs(Ability.TELL_OPEN)
         trial = self.written(sink, rows(0, 2))
-        stops, done = lines(sink, lambda: sink.snapshot_state(trial), 2 * self.stops), list[pa.Table]()
+        stops, done = lines(sink, lambda: sink.snapshot_state(trial), self.stops), list[pa.Table]()
         self.rollback(sink, trial, Clause.ROLLBACK_AFTER)
         for stop in stops:
             context, table = self.context(sink), rows(100 * stop.number, 2)

@@ -31,8 +31,6 @@ class Stop:
     file: str
     line: int
     function: str
-    cleans_up: bool
-    """Whether an error here would skip what has to be done after any error, so that a lock stays locked."""
 
     def __str__(self) -> str:
         text = linecache.getline(self.file, self.line).strip()
@@ -74,8 +72,8 @@ def watched(sink: TwoPhaseCommitSink[Any], at_line: AtLine) -> Iterator[None]:
 
 def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, *, failing: bool = False) -> list[Stop]:
     """Where `call` can be stopped with something done since the stop before: the first time that it comes to each line
-    and the last, or `most` of these that are spread evenly. `failing`: only where an error is followed by what cleans
-    up."""
+    and the last, or `most` of these that are spread evenly. `failing`: not where an error would skip what cleans up
+    after any error, so that a lock stays locked."""
     first: dict[tuple[str, int], Stop] = {}
     last: dict[tuple[str, int], Stop] = {}
     own = _own_code(sink)
@@ -84,10 +82,11 @@ def lines(sink: TwoPhaseCommitSink[Any], call: Callable[[], object], most: int, 
         code = frame.f_code
         if number and before not in _structure(code.co_filename).deeds:
             return
-        stop = Stop(number, code.co_filename, frame.f_lineno, code.co_name, _cleans_up(frame, own))
-        if not (failing and stop.cleans_up):
-            first.setdefault((stop.file, stop.line), stop)
-            last[stop.file, stop.line] = stop
+        if failing and _cleans_up(frame, own):
+            return
+        stop = Stop(number, code.co_filename, frame.f_lineno, code.co_name)
+        first.setdefault((stop.file, stop.line), stop)
+        last[stop.file, stop.line] = stop
 
     with watched(sink, seen):
         call()

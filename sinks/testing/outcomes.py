@@ -308,7 +308,38 @@ class Outcomes(SinkTests):
         if outcome.state is CommitState.LOST:
             self._stays_lost(sink, context, Clause.ABORT_UNSEEN)
 
-    # ------------------------------------------------------------------ proofs
+    # ------------------------------------------------------------------ memory, proofs
+    def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
+        """Nobody can tell (None) before the first commit, if the system keeps nothing by itself."""
+        if type(sink).committed_checkpoints is Sink.committed_checkpoints:
+            pytest.skip("this sink does not override `committed_checkpoints`: its system keeps no memory")
+
+        def expect(expected: Mapping[str, int], when: str, job: str = self.job, of: Sink = sink) -> None:
+            told = self.memory(of, job) or {}
+            assert told == expected, Clause.MEMORY.broken(f"{when}, it tells {told} instead of {expected}")
+
+        expect({}, "on an empty target")
+        one, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2))
+        expect({}, "after pre_commit")
+        self.abort(sink, other)
+        expect({}, "after abort")
+        self.commit(sink, one)
+        if self.memory(sink) is None:
+            pytest.skip("this sink's system keeps no memory of committed checkpoints")
+        expect({LINEAGE: 9}, "with checkpoint 9 visible")
+        expect({}, "with another job's checkpoint visible", "conformance-2")
+        expect({}, "with another sink's checkpoint visible", of=self.sibling(sink))
+        again = self.pre_committed(sink, rows(5, 5), subtask=1, checkpoint=10)
+        self.abort(sink, again)
+        expect({LINEAGE: 9}, "after an abort of checkpoint 10")
+        self.commit(sink, self.pre_committed(sink, rows(20, 1), checkpoint=10))
+        expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible")
+        self.commit(sink, self.pre_committed(sink, rows(30, 1), lineage="feedbeef", checkpoint=100))
+        told = dict(self.memory(sink) or {})
+        assert told in ({"feedbeef": 100}, {LINEAGE: 10, "feedbeef": 100}), Clause.MEMORY.broken(
+            f"with checkpoint 100 of another lineage visible, too, it tells {told}"
+        )
+
     def test_purge_removes_nothing_that_is_still_asked_for(self, sink: Sink) -> None:
         other = self.sibling(sink)
         about: list[dict[str, Any]] = [
@@ -439,37 +470,6 @@ class Outcomes(SinkTests):
         self.expect_rows(anew, Clause.MADE_ANEW, when, rows(10, 2), rows(20, 2))
         here, there = self.memory(sink), self.memory(anew)
         assert here == there, Clause.MADE_ANEW.broken(f"{when}, committed_checkpoints are {there}, not {here}")
-
-    def test_committed_checkpoints_are_those_that_are_visible(self, sink: Sink) -> None:
-        """Nobody can tell (None) before the first commit, if the system keeps nothing by itself."""
-        if type(sink).committed_checkpoints is Sink.committed_checkpoints:
-            pytest.skip("this sink does not override `committed_checkpoints`: its system keeps no memory")
-
-        def expect(expected: Mapping[str, int], when: str, job: str = self.job, of: Sink = sink) -> None:
-            told = self.memory(of, job) or {}
-            assert told == expected, Clause.MEMORY.broken(f"{when}, it tells {told} instead of {expected}")
-
-        expect({}, "on an empty target")
-        one, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2))
-        expect({}, "after pre_commit")
-        self.abort(sink, other)
-        expect({}, "after abort")
-        self.commit(sink, one)
-        if self.memory(sink) is None:
-            pytest.skip("this sink's system keeps no memory of committed checkpoints")
-        expect({LINEAGE: 9}, "with checkpoint 9 visible")
-        expect({}, "with another job's checkpoint visible", "conformance-2")
-        expect({}, "with another sink's checkpoint visible", of=self.sibling(sink))
-        again = self.pre_committed(sink, rows(5, 5), subtask=1, checkpoint=10)
-        self.abort(sink, again)
-        expect({LINEAGE: 9}, "after an abort of checkpoint 10")
-        self.commit(sink, self.pre_committed(sink, rows(20, 1), checkpoint=10))
-        expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible")
-        self.commit(sink, self.pre_committed(sink, rows(30, 1), lineage="feedbeef", checkpoint=100))
-        told = dict(self.memory(sink) or {})
-        assert told in ({"feedbeef": 100}, {LINEAGE: 10, "feedbeef": 100}), Clause.MEMORY.broken(
-            f"with checkpoint 100 of another lineage visible, too, it tells {told}"
-        )
 
     def test_settings_that_changed_before_the_commit(self, sink: Sink) -> None:
         others = self.set_otherwise(sink)
