@@ -5,7 +5,7 @@ all else on that way; only with a limit of 2147483647 bytes it does not (`Batche
 to 4.3). Here the JVM compares each row by itself with its share of a record batch, which costs next to nothing and
 bounds the batch as well. A larger row travels without its contents and without a hash, so that its task refuses it with
 `LargeRow`; from then on, as long as the coordinator lives, Spark's bound is used. It is used too after a batch of few
-rows, for which Spark takes longer to plan the comparison than to sum up.
+rows: the comparison takes a projection more and twenty questions to the JVM in each batch, however small.
 """
 
 from __future__ import annotations
