@@ -94,7 +94,7 @@ def test_what_a_driver_says_that_it_does(job: Job) -> None:
         store.sign(store.newest_generation(), 5, 1000.0)
         key = storage.list(f"{storage.list('')[0].partition('/')[0]}/alive")[-1]
         put(storage, key, altered(storage, key, {"now": {"doing": 5, "in_doubt": {"a": "b"}, "checkpoint": []}}))
-        assert "runs as far as storage tells" in job.cli("status").output
+        assert "runs, or has died since its last sign of life" in job.cli("status").output
         now = CheckpointStatistics("orders", 3, triggered_at=1000, phases={"prepare": 0.5}).to_json()
         put(storage, key, altered(storage, key, {"now": {"doing": ["sink x: commit"], "checkpoint": now}}))
         said = job.cli("status").stderr

@@ -326,7 +326,7 @@ def test_the_books_as_metrics(job: Job, telemetry: InMemoryMetricReader) -> None
 
         class Waits(CheckpointListener):
             def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:
-                if step is Step.COMMITTED:
+                for _ in range(2 if step is Step.COMMITTED else 0):  # the first may have been begun before
                     coordinator.statistics.balance = None
                     eventually(lambda: coordinator.statistics.balance is not None)
 
