@@ -21,7 +21,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from kafka.errors import KafkaConnectionError, KafkaError, UnknownTopicOrPartitionError, for_code
+from kafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 
 from sinks.errors import BadValue, ConfigurationError
 from sinks.kafka.cluster import Cluster, Place
@@ -423,7 +429,10 @@ class TransactionalProducer:
         return max(0.0, min([0.1, *(partition.due_at - now for partition in self._partitions.values())]))
 
     def _late(self) -> Exception:
-        return RuntimeError(f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time")
+        late: Exception = KafkaTimeoutError(
+            f"{self.sent - self.delivered} of {self.sent} records were not acknowledged in time"
+        )
+        return late
 
     def _send(self) -> None:
         """Whatever may be sent now."""

@@ -281,12 +281,14 @@ class Round:
         name = "set-back " + " and ".join(parts)
         self._result.faults[name] += 1
         self._refusal = "none"
-        self._start(min(self._done() + 2, batches), [])
-        deadline = time.monotonic() + self._tier.quiet
-        while self._drivers:
-            if time.monotonic() > deadline:
-                self._drivers[0].kill("stuck after a set-back")
-            self._attend()
+        deadline, doubts = time.monotonic() + self._tier.quiet, -1
+        while self._result.errors["InDoubtError"] != doubts:  # the sink orders changes otherwise than the rows need
+            doubts = self._result.errors["InDoubtError"]
+            self._start(min(self._done() + 2, batches), [])
+            while self._drivers:
+                if time.monotonic() > deadline:
+                    self._drivers[0].kill("stuck after a set-back")
+                self._attend()
         refusal, self._refusal = self._refusal, ""
         if refusal != "none":
             self._result.refused[f"{name}: {refusal}"] += 1

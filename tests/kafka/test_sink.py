@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from confluent_kafka.serialization import SerializationContext
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from sinks.errors import BadValue, CommittedError, ConfigurationError, SchemaMismatch, SinkError
 from sinks.kafka import KafkaSink, producer
@@ -517,7 +517,7 @@ def test_an_abort_with_requests_under_way(
         killed = begun(sink, texts("killed"))
         with monkeypatch.context() as deaf:
             deaf.setattr(killed, "_hear", lambda timeout: time.sleep(timeout))
-            with pytest.raises(RuntimeError, match="not acknowledged in time"):
+            with pytest.raises(KafkaTimeoutError, match="not acknowledged in time"):
                 killed.flush(0.2)
             next_one = pre_commit(sink, texts("next")) if overtaken else None
             killed.abort(60)
