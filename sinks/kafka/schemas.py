@@ -10,7 +10,7 @@ import pyarrow as pa
 from sinks.dead_letters import Refusal
 from sinks.diagnosis import Finding, SchemaDiff
 from sinks.kafka.columns import key_type, value_type
-from sinks.kafka.serialization.schema import STEPS, SchemaEvolution
+from sinks.kafka.serialization import STEPS, SchemaEvolution
 from sinks.transaction import Committable
 
 if TYPE_CHECKING:
@@ -45,14 +45,11 @@ class Schemas:
             self.problems.append("key_subject belongs to key_format='avro'")
         self._columns: list[Values] = []
         if registry and not self.problems:
-            from sinks.kafka.serialization.avro_encoding import Avro
             from sinks.kafka.serialization.values import Keys, Values
 
             for column, kind in (("key", Keys), ("value", Values)):
                 if column in formats:
-                    where = str(subjects[column])
-                    made = kind(sink, Avro(), registry, where, evolution, timeout)
-                    self._columns.append(made)
+                    self._columns.append(kind(sink, registry, str(subjects[column]), evolution, timeout))
 
     def __bool__(self) -> bool:
         return bool(self._columns)
@@ -82,14 +79,14 @@ class Schemas:
     @property
     def named(self) -> dict[str, Any]:
         """The schemas of a transaction, for its proof."""
-        return {one.proof: one.chosen.named for one in self._columns}
+        return {one.proof: one.writer.named for one in self._columns}
 
     def encoded(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Refusal]]:
         """Columns of bytes, and the rows that a schema does not take."""
         refused = list[Refusal]()
         for one in self._columns:
             at = batch.schema.get_field_index(one.column)
-            made, bad = one.chosen.encoded(batch.column(at))
+            made, bad = one.writer.encoded(batch.column(at))
             batch, refused = batch.set_column(at, one.column, made), [*refused, *bad]
         return batch, refused
 

@@ -38,7 +38,7 @@ from sinks.kafka.memory import Mark
 from sinks.kafka.options import IGNORED, client_options, consumer_options, is_ignored, option_problems, producer_options
 from sinks.kafka.producer import TransactionalProducer
 from sinks.kafka.schemas import Schemas
-from sinks.kafka.serialization.schema import SchemaEvolution
+from sinks.kafka.serialization import SchemaEvolution
 from sinks.optional import (
     Auditable,
     DeadLettering,

@@ -23,7 +23,6 @@ from pyspark.sql import SparkSession
 from coordinator import CheckpointCoordinator, CheckpointListener, Step
 from sinks.errors import BadValue, ConfigurationError, SchemaMismatch
 from sinks.kafka import KafkaSink
-from sinks.kafka.serialization import avro_encoding
 from sinks.kafka.serialization.avro import essence, merged
 from sinks.kafka.serialization.encoding import Writer
 from sinks.testing import KILLED, Driver, Hooked
@@ -38,7 +37,6 @@ from tests.kafka.reading import read, settled
 from tests.kafka.subject import AnyRegistry, Subject, rows
 from tests.kafka.test_crashes import At, run
 
-FORMAT = avro_encoding.Avro()
 NOTE = {"name": "note", "type": ["null", "string"], "default": None}
 ID, WIDE_ID, NAME = (
     {"name": n, "type": ["null", t], "default": None} for n, t in (("id", "int"), ("id", "long"), ("name", "string"))
@@ -140,11 +138,11 @@ def test_slices_and_days_that_python_has_not() -> None:
     array = pa.array([{"day": None, "tags": [("x", n)]} for n in range(0, 5000, 1000)], kind)
     far = pa.StructArray.from_arrays([pa.array([10**7, -(10**7)], pa.int32()).cast(pa.date32())], names=["day"])
     schema = merged(None, far.type, "r").text
-    encoded, refused = Writer(FORMAT, 7, schema).encoded(far)
+    encoded, refused = Writer(7, schema).encoded(far)
     assert [value.as_py()[:5] for value in encoded] == [b"\0\0\0\0\7"] * 2
     assert refused == []
-    whole, _ = Writer(FORMAT, 7, merged(None, kind, "r").text).encoded(array)
-    part, _ = Writer(FORMAT, 7, merged(None, kind, "r").text).encoded(array.slice(2, 2))
+    whole, _ = Writer(7, merged(None, kind, "r").text).encoded(array)
+    part, _ = Writer(7, merged(None, kind, "r").text).encoded(array.slice(2, 2))
     assert part.to_pylist() == whole.to_pylist()[2:4]
 
 
@@ -169,7 +167,7 @@ def test_a_schema_made_by_hand_is_used_as_it_is() -> None:
     found = merged(registered, STRUCT, "ignored")
     assert (found.text, found.changes, found.unfit) == (registered, (), ())
     column = pa.array([{"id": 1, "price": Decimal("1.50")}, {"id": None, "price": Decimal("2.00")}], STRUCT)
-    encoded, refused = Writer(FORMAT, 1, registered).encoded(column)
+    encoded, refused = Writer(1, registered).encoded(column)
     assert [one.row for one in refused] == [1]
     assert "id" in refused[0].error
     assert encoded[0].as_py() == b"\0\0\0\0\1" + b"\x04\0\x96" + b"\x02" + b"\x06web" + b"\0"
@@ -180,7 +178,7 @@ def test_a_null_struct_of_fields_that_may_not_be_null() -> None:
     field = pa.field("v", pa.timestamp("us", "UTC"), nullable=False)
     inner = pa.StructArray.from_arrays([pa.array([5, None], field.type)], fields=[field], mask=pa.array([False, True]))
     column = pa.StructArray.from_arrays([inner], fields=[pa.field("s", inner.type)])
-    encoded, refused = Writer(FORMAT, 1, merged(None, column.type, "r").text).encoded(column)
+    encoded, refused = Writer(1, merged(None, column.type, "r").text).encoded(column)
     assert (refused, encoded.null_count) == ([], 0)
 
 
@@ -192,7 +190,7 @@ def test_what_the_rows_lack_at_any_depth_is_its_default_and_decimals_keep_their_
     found = merged(registered, kind, "")
     assert (found.text, found.changes, found.unfit) == (registered, (), ())
     given = [{"in": {"id": 3}, "price": Decimal("-1234.56")}, {"in": None, "price": None}]
-    encoded, refused = Writer(FORMAT, 1, registered).encoded(pa.array(given, kind))
+    encoded, refused = Writer(1, registered).encoded(pa.array(given, kind))
     assert refused == []
     first, second = (
         fastavro.schemaless_reader(BytesIO(one.as_py()[5:]), json.loads(registered), None) for one in encoded
@@ -204,13 +202,13 @@ def test_what_the_rows_lack_at_any_depth_is_its_default_and_decimals_keep_their_
 def test_a_column_that_the_schema_has_no_place_for_is_not_left_out() -> None:
     column = pa.array([{"id": 1, "note": "kept", "name": "a"}])
     with pytest.raises(SchemaMismatch, match="the schema number 7 does not take the rows: add the field note"):
-        Writer(FORMAT, 7, text({**ID, "type": "long"}, NAME)).encoded(column)
+        Writer(7, text({"name": "id", "type": "long"}, NAME)).encoded(column)
 
 
 def test_null_is_not_written_as_false() -> None:
     """As fastavro would without validation."""
     column = pa.array([{"flag": None}, {"flag": False}], pa.struct([("flag", pa.bool_())]))
-    encoded, [refused] = Writer(FORMAT, 1, text({"name": "flag", "type": "boolean"})).encoded(column)
+    encoded, [refused] = Writer(1, text({"name": "flag", "type": "boolean"})).encoded(column)
     assert refused.row == 0
     assert encoded.to_pylist() == [None, b"\0\0\0\0\1\0"]
 
@@ -220,7 +218,7 @@ def test_a_map_with_a_key_twice_is_a_bad_row() -> None:
     column = pa.array(
         [{"m": [("a", 1), ("a", 2)]}, {"m": [("a", 1)]}], pa.struct([("m", pa.map_(pa.string(), pa.int32()))])
     )
-    encoded, [refused] = Writer(FORMAT, 1, merged(None, column.type, "r").text).encoded(column)
+    encoded, [refused] = Writer(1, merged(None, column.type, "r").text).encoded(column)
     assert (refused.row, refused.error_class, encoded[0].as_py()) == (0, "ValidationError", None)
 
 
@@ -232,7 +230,7 @@ def test_a_short_name_of_two_types_stands_for_neither() -> None:
     of = {name: pa.struct([("id", kind)]) for name, kind in (("x", pa.int32()), ("y", pa.int64()), ("z", pa.int32()))}
     assert merged(registered, pa.struct(list(of.items())), "").unfit == ()
     [reason] = merged(registered.replace("a.In", "In"), pa.struct(list(of.items())), "").unfit
-    assert "column 'z'" in reason
+    assert "UnknownType('In')" in reason
 
 
 @pytest.mark.parametrize(
@@ -500,7 +498,7 @@ def test_what_the_schema_does_not_take_is_a_bad_row(subject: Avro, kafka: KafkaS
 def test_text_that_is_no_utf8_is_a_bad_row_and_the_others_are_written() -> None:
     texts = pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string())
     column = pa.StructArray.from_arrays([texts], names=["name"])
-    encoded, [refused] = Writer(FORMAT, 1, text(NAME)).encoded(column)
+    encoded, [refused] = Writer(1, text(NAME)).encoded(column)
     assert [value and value[6:] for value in encoded.to_pylist()] == [b"\x02a", None, b"\x02c"]
     assert (refused.row, refused.error_class) == (1, "UnicodeDecodeError")
 

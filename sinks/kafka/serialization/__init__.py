@@ -1,1 +1,7 @@
-"""Values of Kafka records as a schema registry's readers expect them. See docs/schema-registry.md"""
+"""Values and keys in Avro, by the schemas of a registry."""
+
+from typing import Literal
+
+SchemaEvolution = Literal["none", "add", "widen"]
+STEPS: tuple[SchemaEvolution, ...] = ("none", "add", "widen")
+"""Each does what those before it do."""

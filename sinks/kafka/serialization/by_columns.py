@@ -1,4 +1,4 @@
-"""What Avro makes of columns of plain types, all rows at once: `Format.at_once`."""
+"""Records of Avro from columns of plain types, all rows at once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.types as t
 
 from sinks.arrow.types import is_bytes, is_text
 from sinks.kafka.row_bytes import Bytes, Numbers, Part, lengths_of, varints
+from sinks.kafka.serialization.avro import Schema, null_first
 
 Parts: TypeAlias = "list[Part | pa.Array]"
 Mask = npt.NDArray[np.bool_]
@@ -20,12 +20,27 @@ class RowByRow(Exception):
     """Such columns are not written at once."""
 
 
+def record(schema: Schema, rows: pa.StructArray, where: Mask) -> Parts:
+    """These rows as fastavro writes them. Raises RowByRow for other types, and if a row is to be refused."""
+    columns = {field.name: column for field, column in zip(rows.type, rows.flatten(), strict=True)}
+    parts: Parts = []
+    for field in schema["fields"]:
+        column = columns.get(field["name"])
+        if column is not None:
+            parts += _union(field["type"], column, where)
+        elif null_first(field["type"]) and field.get("default") is None:
+            parts.append(_only(where, 0))
+        else:
+            raise RowByRow
+    return parts
+
+
 def valid(column: pa.Array) -> Mask:
-    found: Mask = column.is_valid().to_numpy(zero_copy_only=False)
-    return found
+    mask: Mask = column.is_valid().to_numpy(zero_copy_only=False)
+    return mask
 
 
-def only(where: Mask, part: Part) -> Part:
+def _only(where: Mask, part: Part) -> Part:
     """Of these rows alone."""
     if where.all():
         return part
@@ -34,38 +49,56 @@ def only(where: Mask, part: Part) -> Part:
     return Bytes(part.bytes, part.lengths * where)
 
 
-def whole_numbers(column: pa.Array) -> Numbers:
-    """Of booleans, integers, days and times in microseconds; 0 of null."""
-    if t.is_timestamp(column.type) and column.type.unit != "us":
+def _union(schema: Schema, column: pa.Array, where: Mask) -> Parts:
+    if not isinstance(schema, list):
+        if not valid(column)[where].all():
+            raise RowByRow
+        return _value(schema, column, where)
+    null = schema.index("null") if len(schema) == 2 and "null" in schema else -1
+    if null < 0:
         raise RowByRow
-    if t.is_date32(column.type):
-        column = column.cast(pa.int32())
-    elif not (t.is_boolean(column.type) or t.is_signed_integer(column.type) or t.is_timestamp(column.type)):
-        raise RowByRow
-    found: Numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
-    return found
+    there = where & valid(column)
+    branch = np.where(there, 2 * (1 - null), 2 * null).astype(np.uint8)
+    which = Bytes(branch[None], np.ones(len(column), np.int64))
+    return [_only(where, which), *_value(schema[1 - null], column, there)]
 
 
-def floats(column: pa.Array, kind: pa.DataType) -> Bytes:
+def _value(schema: Schema, column: pa.Array, where: Mask) -> Parts:
+    kind = schema["type"] if isinstance(schema, dict) else schema
+    if kind == "record":
+        return record(schema, column, where)
+    if kind in ("int", "long"):
+        return [_only(where, varints(_integers(column)))]
+    if kind == "boolean":
+        return [_only(where, Bytes(_integers(column).astype(np.uint8)[None], np.ones(len(column), np.int64)))]
+    if kind in ("float", "double"):
+        return [_only(where, _floats(column, pa.float32() if kind == "float" else pa.float64()))]
+    if kind in ("string", "bytes"):
+        data = _bytes(column)
+        return [_only(where, varints(np.maximum(lengths_of(data), 0))), data]
+    raise RowByRow
+
+
+def _integers(column: pa.Array) -> Numbers:
+    """0 of null."""
+    numbers: Numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
+    return numbers
+
+
+def _floats(column: pa.Array, kind: pa.DataType) -> Bytes:
     """As they are in memory."""
-    if not t.is_floating(column.type):
-        raise RowByRow
     numbers = column.cast(kind).fill_null(0).to_numpy()
     data = numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(len(numbers), -1)
     return Bytes(np.ascontiguousarray(data.T), np.full(len(numbers), data.shape[1], np.int64))
 
 
-def text(column: pa.Array) -> Parts:
-    """How many bytes, and these."""
+def _bytes(column: pa.Array) -> pa.Array:
+    if not (is_text(column.type) or is_bytes(column.type)):
+        raise RowByRow
+    data = column.cast(pa.binary())
     if is_text(column.type):
-        data = column.cast(pa.binary())
         try:
             data.cast(pa.string())  # a text of Spark may be no UTF-8
         except pa.ArrowInvalid:
             raise RowByRow from None
-    elif is_bytes(column.type):
-        data = column.cast(pa.binary())
-    else:
-        raise RowByRow
-    lengths = np.maximum(lengths_of(data), 0)
-    return [varints(lengths), data]
+    return data

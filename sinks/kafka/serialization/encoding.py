@@ -1,22 +1,29 @@
-"""From Arrow to Confluent's wire format, in tasks."""
+"""From Arrow to Avro in Confluent's wire format, in tasks."""
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
+from sinks.arrow.types import is_list, is_text
 from sinks.dead_letters import Refusal
 from sinks.errors import SchemaMismatch
+from sinks.extras import needs_extra
 from sinks.kafka.row_bytes import rows_of
-from sinks.kafka.serialization.by_columns import RowByRow
-from sinks.kafka.serialization.schema import Format
+from sinks.kafka.serialization.avro import Schema, hash_of, merged, nullable, parsed
+from sinks.kafka.serialization.by_columns import RowByRow, record, valid
+
+with needs_extra("avro"):
+    import fastavro.validation
 
 logger = logging.getLogger(__name__)
 
@@ -29,116 +36,168 @@ _AGREES: dict[tuple[str, pa.DataType], bool] = {}
 """Whether the first rows of a schema and type were the same bytes at once and row by row."""
 
 
+class ValidationError(ValueError):
+    """A row that its schema does not take."""
+
+
 @dataclass(frozen=True)
 class Writer:
     """A registered schema, as tasks need it."""
 
-    format: Format
     schema_id: int
     text: str
 
     @property
     def named(self) -> dict[str, Any]:
         """For a record of what was written with it."""
-        return {"id": self.schema_id, "hash": self.format.hash_of(self.text)}
+        return {"id": self.schema_id, "hash": hash_of(self.text)}
 
     def encoded(self, column: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
         """A value for each row, null for a null one, and which rows the schema does not take; those are null too.
 
         Raises SchemaMismatch for columns that it has no place for: rows that were kept may be of an earlier query."""
-        merged = self.format.merged(self.text, column.type, "")
-        if lacking := [*merged.unfit, *(change.statement for change in merged.changes)]:
+        fit = merged(self.text, column.type)
+        if lacking := [*fit.unfit, *(change.statement for change in fit.changes)]:
             raise SchemaMismatch(f"the schema number {self.schema_id} does not take the rows: {'; '.join(lacking)}")
         known = self.text, column.type
-        at_once = self._at_once(column) if _AGREES.get(known, True) else None
+        rows = with_integers(column)
+        at_once = self._at_once(rows) if _AGREES.get(known, True) else None
         if at_once is not None and known in _AGREES:
             return at_once, []
-        made, refused = self._row_by_row(column)
-        if at_once is not None and made.null_count < len(made):
-            _AGREES[known] = not refused and at_once.equals(made)
+        values, refused = self._row_by_row(rows)
+        if at_once is not None and values.null_count < len(values):
+            _AGREES[known] = not refused and at_once.equals(values)
             if not _AGREES[known]:
                 logger.warning("rows of %s are written one by one: all at once, they would be other bytes", column.type)
-        return made, refused
+        return values, refused
 
     @property
     def _prefix(self) -> bytes:
         return MAGIC + self.schema_id.to_bytes(4, "big")
 
-    def _at_once(self, column: pa.StructArray) -> pa.Array | None:
-        if column.nbytes > _MOST_BYTES:
+    def _at_once(self, rows: pa.StructArray) -> pa.Array | None:
+        if rows.nbytes > _MOST_BYTES:
             return None
         try:
-            parts = self.format.at_once(self.text, column)
+            parts = record(_physical(self.text), rows, valid(rows))
         except RowByRow:
             return None
-        made = rows_of(len(column), [*self._prefix, *parts]).cast(pa.large_binary())
-        return pc.if_else(column.is_valid(), made, None) if column.null_count else made
+        values = rows_of(len(rows), [*self._prefix, *parts]).cast(pa.large_binary())
+        return pc.if_else(rows.is_valid(), values, None) if rows.null_count else values
 
-    def _row_by_row(self, column: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
-        encode, prefix = self.format.encoder(self.text, column.type), self._prefix
-        out, refused = BytesIO(), list[Refusal]()
-        ends, valid = np.zeros(len(column) + 1, np.int64), np.ones(len(column), bool)
-        for at, row in enumerate(_rows(column)):
-            start = ends[at]
-            if row is None:
-                valid[at] = False
-            else:
-                try:
-                    if isinstance(row, Exception):
-                        raise row
+    def _row_by_row(self, rows: pa.StructArray) -> tuple[pa.LargeBinaryArray, list[Refusal]]:
+        schema, prefix, plain = _physical(self.text), self._prefix, _plain(rows.type) or _same
+        strict = _refuses_null(schema)
+        values, refused = list[bytes | None](), list[Refusal]()
+        try:
+            given = rows.to_pylist()
+        except ValueError:  # Python cannot hold one of them (text that is no UTF-8)
+            given = list(rows)
+        for at, row in enumerate(given):
+            value = None
+            try:
+                row = plain(row.as_py() if isinstance(row, pa.Scalar) else row)
+                if strict and row is not None:
+                    _validate(row, schema)
+                if row is not None:
+                    out = BytesIO()
                     out.write(prefix)
-                    encode(row, out)
-                except Exception as error:
-                    out.seek(start)
-                    out.truncate()
-                    valid[at] = False
-                    refused.append(Refusal(at, type(error).__name__, str(error)))
-            ends[at + 1] = out.tell()
-        validity = pa.array(valid).buffers()[1] if not valid.all() else None
-        buffers = [validity, pa.py_buffer(ends), pa.py_buffer(out.getbuffer())]
-        return pa.Array.from_buffers(pa.large_binary(), len(column), buffers), refused
+                    fastavro.schemaless_writer(out, schema, row, disable_tuple_notation=True)
+                    value = out.getvalue()
+            except Exception as error:
+                refused.append(Refusal(at, type(error).__name__, str(error)))
+            values.append(value)
+        return pa.array(values, pa.large_binary()), refused
 
 
-def _rows(column: pa.StructArray) -> list[Any]:
-    """Dicts, in which days and times are the integers that Arrow has for them, in microseconds, and maps are lists of
-    pairs; None; and, for what Python cannot hold (text that is no UTF-8), the exception that says so."""
-    numbers = column.cast(_retyped(column.type, exact=True)).cast(_retyped(column.type, exact=False))
+def _validate(row: Any, schema: Schema) -> None:
     try:
-        return list(numbers.to_pylist())
-    except ValueError:
-        return [_row(numbers, at) for at in range(len(numbers))]
+        fastavro.validation.validate(row, schema, raise_errors=True)
+    except fastavro.validation.ValidationError as error:
+        raise ValidationError("; ".join(map(str, error.errors))) from error
 
 
-def _row(column: pa.StructArray, at: int) -> Any:
-    try:
-        return column[at].as_py()
-    except ValueError as error:
-        return error
+@cache
+def _physical(text: str) -> Schema:
+    """For rows `with_integers`: of all logical types only decimals stay."""
+
+    def stripped(part: dict[str, Any]) -> dict[str, Any]:
+        keep = part.get("logicalType") == "decimal"
+        return {name: value for name, value in part.items() if keep or name != "logicalType"}
+
+    return parsed(json.dumps(json.loads(text, object_hook=stripped)))[0]
 
 
-def _retyped(kind: pa.DataType, *, exact: bool) -> pa.DataType:
-    """The type with times in microseconds (`exact`), or as the integers that Arrow has for them."""
+def _refuses_null(schema: Schema) -> bool:
+    """Whether rows have to be validated: a null where none may be would be written as false."""
+    if isinstance(schema, list):
+        return any(map(_refuses_null, schema))
+    if not isinstance(schema, dict):
+        return False
+    inner = [field["type"] for field in schema.get("fields", ())]
+    inner += [schema[part] for part in ("items", "values") if part in schema]
+    return not all(map(nullable, inner)) or any(map(_refuses_null, inner))
 
-    def again(inner: pa.DataType) -> pa.DataType:
-        return _retyped(inner, exact=exact)
+
+def with_integers(column: pa.StructArray) -> pa.StructArray:
+    """With days and times as the integers that Avro has for them, in microseconds."""
+    return column.cast(_retyped(column.type, _in_microseconds)).cast(_retyped(column.type, _as_integer))
+
+
+def _retyped(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    def again(field: pa.Field) -> pa.Field:
+        return field.with_type(_retyped(field.type, change)).with_nullable(True)  # a null struct has null fields
 
     if t.is_struct(kind):
-        return pa.struct(
-            [field.with_type(again(field.type)).with_nullable(True) for field in kind]
-        )  # null in a null one
-    if t.is_list(kind):
-        return pa.list_(kind.value_field.with_type(again(kind.value_type)))
-    if t.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(again(kind.value_type)))
+        return pa.struct([again(field) for field in kind])
+    if is_list(kind):
+        return (pa.list_ if t.is_list(kind) else pa.large_list)(again(kind.value_field))
     if t.is_map(kind):
-        key, item = (field.with_type(again(field.type)) for field in (kind.key_field, kind.item_field))
-        return pa.map_(key, item)
+        return pa.map_(_retyped(kind.key_type, change), again(kind.item_field))
+    return change(kind)
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
     if t.is_date(kind):
-        return pa.date32() if exact else pa.int32()
+        return pa.date32()
     if t.is_time(kind):
-        return pa.time64("us") if exact else pa.int64()
-    if t.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz) if exact else pa.int64()
+        return pa.time64("us")
     if t.is_duration(kind):
-        return pa.duration("us") if exact else pa.int64()
-    return kind
+        return pa.duration("us")
+    return pa.timestamp("us", kind.tz) if t.is_timestamp(kind) else kind
+
+
+def _as_integer(kind: pa.DataType) -> pa.DataType:
+    return pa.int32() if t.is_date(kind) else pa.int64() if t.is_temporal(kind) else kind
+
+
+def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """From a value as Arrow gives it, where maps are lists of pairs, to what fastavro takes; None if that is alike."""
+    if t.is_struct(kind):
+        inner = {field.name: plain for field in kind if (plain := _plain(field.type))}
+        if inner:
+            return _unless_none(lambda row: row | {name: plain(row[name]) for name, plain in inner.items()})
+    elif is_list(kind):
+        if each := _plain(kind.value_type):
+            return _unless_none(lambda values: list(map(each, values)))
+    elif t.is_map(kind):
+        key, item = _plain(kind.key_type) or _same, _plain(kind.item_type) or _same
+        if is_text(kind.key_type):
+            return _unless_none(lambda pairs: {key: item(value) for key, value in _once(pairs)})
+        return _unless_none(lambda pairs: [{"key": key(k), "value": item(v)} for k, v in pairs])
+    return None
+
+
+def _once(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Raises ValidationError for a key that comes twice: readers would see one of the entries."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValidationError("a map has a key twice")
+    return pairs
+
+
+def _unless_none(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else change(value)
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -15,6 +15,8 @@ with needs_extra("avro"):
 
 Answer = TypeVar("Answer")
 
+KIND = "AVRO"
+"""As registries call it."""
 _NOT_FOUND = 404
 _CONFLICT = 409
 _RETRIES = {"max.retries": 2, "retries.wait.ms": 200, "retries.max.wait.ms": 2000}
@@ -27,12 +29,12 @@ class RefusedSchema(Exception):
 class Registry:
     """Answers what the registry has now: nothing is cached for longer than this object lives. A context manager."""
 
-    def __init__(self, settings: Mapping[str, Any], subject: str, kind: str, timeout: float) -> None:
+    def __init__(self, settings: Mapping[str, Any], subject: str) -> None:
         """`settings` are SchemaRegistryClient's. Raises ConfigurationError where the client refuses them."""
-        self.subject, self._kind = subject, kind
+        self.subject = subject
         self.url = re.sub("//[^/@]*@", "//", str(settings.get("url", "")))
         try:
-            self._client = SchemaRegistryClient({**_RETRIES, "timeout": timeout, **settings})
+            self._client = SchemaRegistryClient({**_RETRIES, **settings})
         except (TypeError, ValueError, OSError) as error:
             raise ConfigurationError(f"schema_registry: {error}") from error
 
@@ -44,56 +46,49 @@ class Registry:
 
     def latest(self) -> RegisteredSchema | None:
         """The subject's newest version."""
-        return self._ask(lambda: self._client.get_latest_version(self.subject), "the latest version")
+        return self._ask("for the latest version", lambda: self._client.get_latest_version(self.subject))
 
     def first(self) -> RegisteredSchema | None:
         """The subject's oldest version."""
-        numbers = self._ask(lambda: self._client.get_versions(self.subject), "the versions")
+        numbers = self._ask("for the versions", lambda: self._client.get_versions(self.subject))
         if not numbers:
             return None
-        return self._ask(lambda: self._client.get_version(self.subject, min(numbers)), "a version")
+        return self._ask("for a version", lambda: self._client.get_version(self.subject, min(numbers)))
 
     def schema(self, schema_id: int) -> Schema | None:
         """The one that has this number, in whatever subject."""
-        return self._ask(lambda: self._client.get_schema(schema_id), f"the schema {schema_id}")
+        return self._ask(f"for the schema {schema_id}", lambda: self._client.get_schema(schema_id))
 
     def compatibility(self) -> str:
         """How far versions of the subject may differ: its own rule, or the registry's."""
-        own = self._ask(lambda: self._client.get_compatibility(self.subject), "the compatibility")
-        return str(own or self._ask(self._client.get_compatibility, "the compatibility") or "NONE")
+        what = "for the compatibility"
+        own = self._ask(what, lambda: self._client.get_compatibility(self.subject))
+        return str(own or self._ask(what, self._client.get_compatibility) or "NONE")
 
     def takes(self, text: str) -> bool:
         """Whether the registry finds this schema compatible with the subject's latest version."""
-        answer = self._ask(
-            lambda: self._client.test_compatibility(self.subject, Schema(text, self._kind)),
-            "whether a schema is compatible",
-        )
-        return answer is not False
+        schema = Schema(text, KIND)
+        what = "whether a schema is compatible"
+        return self._ask(what, lambda: self._client.test_compatibility(self.subject, schema)) is not False
 
     def register(self, text: str) -> int:
         """The number of the schema, which is the same for one that is registered already. Raises `RefusedSchema`."""
-        try:
-            return self._client.register_schema(self.subject, Schema(text, self._kind))
-        except SchemaRegistryError as error:
-            if error.http_status_code == _CONFLICT:
-                raise RefusedSchema(error.error_message) from error
-            raise self._failed("to register a schema", error) from error
-        except Exception as error:
-            raise self._failed("to register a schema", error) from error
+        schema = Schema(text, KIND)
+        schema_id = self._ask("to register a schema", lambda: self._client.register_schema(self.subject, schema))
+        if schema_id is None:
+            raise RefusedSchema("it has no such subject")
+        return schema_id
 
-    def _ask(self, question: Callable[[], Answer], what: str) -> Answer | None:
+    def _ask(self, what: str, question: Callable[[], Answer]) -> Answer | None:
         """None for what is not there."""
         try:
             return question()
-        except SchemaRegistryError as error:
-            if error.error_code // 100 == _NOT_FOUND:  # 40401 and so on; a wrong address has 404 alone, or -1
-                return None
-            raise self._failed(f"for {what}", error) from error
-        except Exception as error:  # of the HTTP client, which may be one of two
-            raise self._failed(f"for {what}", error) from error
-
-    def _failed(self, doing: str, error: Exception) -> ConfigurationError:
-        return ConfigurationError(
-            f"the schema registry at {self.url}, subject {self.subject!r}, cannot be asked {doing}: {error!r}. Check "
-            "that it runs, the address with its path, and the user"
-        )
+        except Exception as error:  # of the registry, or of the HTTP client, which may be one of two
+            if isinstance(error, SchemaRegistryError) and error.http_status_code == _CONFLICT:
+                raise RefusedSchema(error.error_message) from error
+            if isinstance(error, SchemaRegistryError) and error.error_code // 100 == _NOT_FOUND:
+                return None  # 40401 and so on; a wrong address has 404 alone, or -1
+            raise ConfigurationError(
+                f"the schema registry at {self.url}, subject {self.subject!r}, cannot be asked {what}: {error!r}. "
+                "Check that it runs, the address with its path, and the user"
+            ) from error

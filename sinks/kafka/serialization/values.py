@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.types as t
 
 from sinks.arrow.types import is_list
-from sinks.diagnosis import Finding, SchemaDiff
+from sinks.diagnosis import Finding, SchemaChange, SchemaDiff
 from sinks.errors import ConfigurationError, SchemaMismatch
+from sinks.kafka.serialization import STEPS, SchemaEvolution
+from sinks.kafka.serialization.avro import Merged, hash_of, merged, shown
 from sinks.kafka.serialization.encoding import Writer
-from sinks.kafka.serialization.registry import RefusedSchema, Registry
-from sinks.kafka.serialization.schema import STEPS, Format, Merged, SchemaEvolution, change
+from sinks.kafka.serialization.registry import KIND, RefusedSchema, Registry
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import RegisteredSchema, Schema
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Plan:
-    """`version` and `schema_id` are of the subject's latest schema, 0 if it has none."""
+    """How a subject's schema comes to take the rows. `version`, `schema_id` and `before` are of the schema that it has:
+    0 and None if it has none."""
 
     version: int
     schema_id: int
@@ -35,28 +37,33 @@ class _Plan:
 
     @property
     def steps(self) -> set[str]:
-        first = {"add"} if self.before is None else set[str]()
-        return first | {change.step for change in self.merged.changes}
+        return {"add"} if self.before is None else {change.step for change in self.merged.changes}
+
+    @property
+    def changes(self) -> str:
+        return "; ".join(change.statement for change in self.merged.changes)
+
+    @property
+    def shown(self) -> str:
+        if self.before is None:
+            return "no schema"
+        return f"version {self.version}, schema {self.schema_id}: {shown(self.before)}"
 
 
 class Values:
-    """Of one sink. `writer` is the schema of the batch that `evolve` was last told of."""
+    """The column `value` of one sink."""
 
     column, proof = "value", "schema"
     """`proof`: where a committable names the schema."""
 
     def __init__(
-        self,
-        sink: str,
-        format: Format,
-        registry: str | Mapping[str, Any],
-        subject: str,
-        evolution: SchemaEvolution,
-        timeout: float,
+        self, sink: str, registry: str | Mapping[str, Any], subject: str, evolution: SchemaEvolution, timeout: float
     ) -> None:
-        self.sink, self.format, self.subject, self.evolution, self.timeout = sink, format, subject, evolution, timeout
-        self.settings = {"url": registry} if isinstance(registry, str) else dict(registry)
-        self.writer: Writer | None = None
+        self.subject = subject
+        self._where = f"sink {sink!r}: subject {subject!r}"
+        self._settings = {"timeout": timeout, **({"url": registry} if isinstance(registry, str) else registry)}
+        self._allowed = STEPS[1 : STEPS.index(evolution) + 1]
+        self._writer: Writer | None = None
 
     def check(self, value: pa.DataType, used: Mapping[int, str]) -> None:
         """Raise ConfigurationError if `evolve` would, or if the registry gives another schema than ours for the numbers
@@ -79,31 +86,28 @@ class Values:
                     schema_id = registry.register(text)
                 except RefusedSchema as refused:
                     raise self._incompatible(plan, f"{registry.compatibility()}; it says: {refused}") from refused
-                changes = "; ".join(change.statement for change in plan.merged.changes) or "its first version"
-                logger.info("sink %r: subject %r has schema %d now: %s", self.sink, self.subject, schema_id, changes)
-            self._require_same(registry, {schema_id: self.format.hash_of(text)})
-        self.writer = Writer(self.format, schema_id, text)
+                logger.info("%s has schema %d now: %s", self._where, schema_id, plan.changes or "its first version")
+            self._require_same(registry, {schema_id: hash_of(text)})
+        self._writer = Writer(schema_id, text)
 
     def diff(self, value: pa.DataType) -> SchemaDiff:
         with self._registry() as registry:
             plan = self._plan(registry, value)
-            notes = [f"subject {self.subject} at {registry.url}: {self._version(plan)}"]
-            unfit = list(plan.merged.unfit)
+            notes = [f"subject {self.subject} at {registry.url}: {plan.shown}"]
+            changes, unfit = plan.merged.changes, list(plan.merged.unfit)
             if plan.steps and not unfit:
-                notes.append(f"new schema: {self.format.shown(plan.merged.text)}")
-                if plan.before is not None:
-                    takes = registry.takes(plan.merged.text)
-                    rule = registry.compatibility()
-                    said = "compatible" if takes else "not compatible"
-                    notes.append(f"the registry calls it {said} with the latest version (compatibility {rule})")
+                notes.append(f"new schema: {shown(plan.merged.text)}")
+                if plan.before is None:
+                    first = f"register the first version of {self.subject}"
+                    changes = (SchemaChange("", first, "add", locks="nothing"),)
+                else:
+                    takes, rule = registry.takes(plan.merged.text), registry.compatibility()
+                    verdict = "compatible" if takes else "not compatible"
+                    notes.append(f"the registry calls it {verdict} with the latest version (compatibility {rule})")
                     if not takes:
                         unfit.append(f"the registry refuses the new schema, by its compatibility {rule}")
-        changes = plan.merged.changes
-        if plan.before is None and not unfit:
-            changes = (change("", "add", f"register the first version of {self.subject}"),)
-        allowed = self._allowed()
-        told = tuple(replace(each, automatic=each.step in allowed) for each in changes)
-        return SchemaDiff(told, tuple(unfit), tuple(notes))
+        automatic = (replace(change, automatic=change.step in self._allowed) for change in changes)
+        return SchemaDiff(tuple(automatic), tuple(unfit), tuple(notes))
 
     def diagnose(self) -> Iterable[Finding]:
         with self._registry() as registry:
@@ -112,103 +116,84 @@ class Values:
         yield Finding.ok(f"the schema registry answers: subject {self.subject!r} has {has}, compatibility {rule}")
 
     @property
-    def chosen(self) -> Writer:
-        """By `evolve`."""
-        if self.writer is None:
-            raise RuntimeError(f"sink {self.sink!r}: no schema was chosen: evolve() comes before a transaction")
-        return self.writer
+    def writer(self) -> Writer:
+        """The schema that the last `evolve` chose."""
+        if self._writer is None:
+            raise RuntimeError(f"{self._where}: no schema was chosen: evolve() comes before a transaction")
+        return self._writer
 
     # ------------------------------------------------------------------ the parts
     def _registry(self) -> Registry:
-        return Registry(self.settings, self.subject, self.format.kind, self.timeout)
+        return Registry(self._settings, self.subject)
 
-    def _allowed(self) -> tuple[str, ...]:
-        return STEPS[1 : STEPS.index(self.evolution) + 1]
-
-    def _taken(self, registry: Registry) -> RegisteredSchema | None:
-        """The version that is written."""
+    def _written(self, registry: Registry) -> RegisteredSchema | None:
+        """The version that values are written with."""
         return registry.latest()
 
     def _plan(self, registry: Registry, value: pa.DataType) -> _Plan:
         if not t.is_struct(value):
             raise SchemaMismatch(
-                f"sink {self.sink!r}: column `{self.column}` is {value}, and must be a struct for {self.format.name}"
+                f"{self._where}: column `{self.column}` is {value}, and must be a struct for Avro"
                 + ("; without one, all other columns become its fields" if self.column == "value" else "")
             )
-        latest = self._taken(registry)
-        if latest is None:
+        registered = self._written(registry)
+        if registered is None:
             return _Plan(0, 0, None, self._merged(None, value))
-        if _kind(latest.schema) != self.format.kind:
+        if _kind(registered.schema) != KIND:
             raise ConfigurationError(
-                f"sink {self.sink!r}: subject {self.subject!r} has schemas of {latest.schema.schema_type}, not "
-                f"{self.format.name}: give another `subject`"
+                f"{self._where} has schemas of {registered.schema.schema_type}, not Avro: give another `subject`"
             )
-        text = str(latest.schema.schema_str)
-        if latest.schema.references:
+        if registered.schema.references:
             raise ConfigurationError(
-                f"sink {self.sink!r}: the schema of subject {self.subject!r} refers to other subjects, which is not "
-                "supported: register it with these types written out"
+                f"{self._where}: its schema refers to other subjects, which is not supported: register it with these "
+                "types written out"
             )
-        return _Plan(latest.version or 0, latest.schema_id or 0, text, self._merged(text, value))
-
-    def _hash(self, schema: Schema) -> str:
-        """One of another format has none that ours have."""
-        return self.format.hash_of(str(schema.schema_str)) if _kind(schema) == self.format.kind else ""
+        text = str(registered.schema.schema_str)
+        return _Plan(registered.version or 0, registered.schema_id or 0, text, self._merged(text, value))
 
     def _merged(self, registered: str | None, value: pa.StructType) -> Merged:
-        merged = self.format.merged(registered, value, _record_name(self.subject))
-        problem = "" if merged.unfit else self.format.problem_of(merged.text)
-        return replace(merged, unfit=(problem,)) if problem else merged
+        return merged(registered, value, _record_name(self.subject))
 
     def _require_allowed(self, plan: _Plan) -> None:
-        where = f"sink {self.sink!r}: subject {self.subject!r} has {self._version(plan)}"
         if plan.merged.unfit:
-            raise SchemaMismatch(f"{where}. These rows do not fit: {'; '.join(plan.merged.unfit)}")
-        if not plan.steps <= set(self._allowed()):
-            needed = "widen" if "widen" in plan.steps else "add"
-            what = "; ".join(change.statement for change in plan.merged.changes) or "it needs a first version"
             raise SchemaMismatch(
-                f"{where}. For these rows: {what}. Register this schema, or set schema_evolution={needed!r} and the "
-                f"sink does: {self.format.shown(plan.merged.text)}"
+                f"{self._where} has {plan.shown}. These rows do not fit: {'; '.join(plan.merged.unfit)}"
+            )
+        if not plan.steps <= set(self._allowed):
+            needed = "widen" if "widen" in plan.steps else "add"
+            raise SchemaMismatch(
+                f"{self._where} has {plan.shown}. For these rows: {plan.changes or 'it needs a first version'}. "
+                f"Register this schema, or set schema_evolution={needed!r} and the sink does: {shown(plan.merged.text)}"
             )
 
     def _incompatible(self, plan: _Plan, rule: str) -> SchemaMismatch:
-        what = "; ".join(change.statement for change in plan.merged.changes)
         return SchemaMismatch(
-            f"sink {self.sink!r}: the schema registry does not take what these rows need into subject "
-            f"{self.subject!r}: {what}. Its compatibility is {rule}. Drop or cast the columns, let the subject have "
-            "another compatibility, or write to another subject and topic"
+            f"{self._where}: the schema registry does not take what these rows need: {plan.changes}. Its compatibility "
+            f"is {rule}. Drop or cast the columns, let the subject have another compatibility, or write to another "
+            "subject and topic"
         )
-
-    def _version(self, plan: _Plan) -> str:
-        if plan.before is None:
-            return "no schema"
-        return f"version {plan.version}, schema {plan.schema_id}: {self.format.shown(plan.before)}"
 
     def _require_same(self, registry: Registry, used: Mapping[int, str]) -> None:
         for schema_id, wanted in used.items():
-            found = registry.schema(schema_id)
-            if found is None or self._hash(found) != wanted:
-                now = "no schema" if found is None else f"another schema, {found.schema_str}"
+            schema = registry.schema(schema_id)
+            if schema is None or _kind(schema) != KIND or hash_of(str(schema.schema_str)) != wanted:
+                now = "no schema" if schema is None else f"another schema, {schema.schema_str}"
                 raise ConfigurationError(
-                    f"sink {self.sink!r}: records of subject {self.subject!r} are written with the schema number "
-                    f"{schema_id}, and the registry at {registry.url} has {now} under it: it was set back, or is "
-                    "another registry, and readers cannot read these records, or read them wrongly. Nothing of this "
-                    "batch was written. Restore the registry, or register the schema under its number (mode IMPORT); "
-                    "if nobody needs these records, delete the topic and create it anew"
+                    f"{self._where} has records with the schema number {schema_id}, and the registry at {registry.url} "
+                    f"has {now} under it: it was set back, or is another registry, and readers cannot read these "
+                    "records, or read them wrongly. Nothing of this batch was written. Restore the registry, or "
+                    "register the schema under its number (mode IMPORT); if nobody needs these records, delete the "
+                    "topic and create it anew"
                 )
 
 
 class Keys(Values):
-    """Equal keys have to be equal bytes for as long as the topic lives, or they change their partition, and compaction
-    keeps both. So the schema is the subject's first version, which nothing changes, and stays the one that the topic's
-    records have."""
+    """The column `key`. Equal keys have to be equal bytes for as long as the topic lives, or they change their
+    partition, and compaction keeps both. So the schema is the subject's first version, which nothing changes, and stays
+    the one that the topic's records have."""
 
     column, proof = "key", "key_schema"
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._used: tuple[int, ...] = ()
+    _used: tuple[int, ...] = ()
 
     def check(self, value: pa.DataType, used: Mapping[int, str]) -> None:
         self._used = tuple(used)
@@ -216,27 +201,25 @@ class Keys(Values):
 
     def evolve(self, value: pa.DataType) -> None:
         super().evolve(value)
-        if self.writer:
-            self._used = (self.writer.schema_id,)
+        self._used = (self.writer.schema_id,)
 
-    def _taken(self, registry: Registry) -> RegisteredSchema | None:
+    def _written(self, registry: Registry) -> RegisteredSchema | None:
         return registry.first()
 
     def _merged(self, registered: str | None, value: pa.StructType) -> Merged:
         merged = super()._merged(registered, value)
         other = [f"column {name!r} is a map, whose entries come in any order" for name in _maps(value, "key")]
-        if registered is not None:
-            other += [f"{change.statement}: a key's schema is never changed" for change in merged.changes]
+        other += [f"{change.statement}: a key's schema is never changed" for change in merged.changes]
         unfit = [f"{each}, so equal keys would be other bytes" for each in other]
-        return replace(merged, changes=(), unfit=(*merged.unfit, *unfit)) if unfit else merged
+        return replace(merged, changes=(), unfit=(*merged.unfit, *unfit))
 
     def _require_allowed(self, plan: _Plan) -> None:
         super()._require_allowed(plan)
         if plan.before is not None and self._used and plan.schema_id not in self._used:
             raise ConfigurationError(
-                f"sink {self.sink!r}: subject {self.subject!r} has {self._version(plan)} first, and the topic's keys "
-                f"are written with the schema number {self._used[0]}: equal keys would be other bytes. Restore the "
-                "subject's first version, or write to another topic"
+                f"{self._where} has {plan.shown} first, and the topic's keys are written with the schema number "
+                f"{self._used[0]}: equal keys would be other bytes. Restore the subject's first version, or write to "
+                "another topic"
             )
 
 
@@ -251,7 +234,7 @@ def _maps(kind: pa.DataType, path: str) -> Iterator[str]:
 
 
 def _kind(schema: Schema) -> str:
-    return schema.schema_type or "AVRO"  # as registries do that knew no other
+    return schema.schema_type or KIND  # registries that know no other leave it out
 
 
 def _record_name(subject: str) -> str:
