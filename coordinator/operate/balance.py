@@ -97,21 +97,21 @@ class Balance:
         )
 
     def differences_by_sink(self) -> dict[str, int]:
-        found = {sink: len(texts) for sink, texts in self.differences.items()}
+        counts = {sink: len(texts) for sink, texts in self.differences.items()}
         for line in self.lines:
-            found[line.sink] = found.get(line.sink, 0) + len(line.differences)
-        return found
+            counts[line.sink] = counts.get(line.sink, 0) + len(line.differences)
+        return counts
 
     def unknown_by_sink(self) -> dict[str, int]:
         """Checkpoints with only the record to go by."""
-        found = dict.fromkeys(self.differences, 0)
+        counts = dict.fromkeys(self.differences, 0)
         for line in self.lines:
             unknown = line.verdict is Verdict.UNKNOWN or bool(self.unknown.get(line.sink))
-            found[line.sink] = found.get(line.sink, 0) + unknown
-        return found
+            counts[line.sink] = counts.get(line.sink, 0) + unknown
+        return counts
 
     def totals(self) -> dict[str, dict[str, int | None]]:
-        """By sink, over all checkpoints; None if it is of one of them."""
+        """By sink, over all checkpoints; None where a checkpoint has None."""
         return {
             sink: {name: _total([getattr(line, name) for line in self.lines if line.sink == sink]) for name in COLUMNS}
             for sink in dict.fromkeys(line.sink for line in self.lines)
@@ -136,21 +136,23 @@ def _total(values: Sequence[int | None]) -> int | None:
 # ---------------------------------------------------------------------- facts
 @dataclass(frozen=True)
 class Answer:
-    """What a sink has told: of those checkpoints that it was asked about, its holding. `why` it was not, of others."""
+    """A sink's `holdings` of the checkpoints that it was asked about, and `why` it was not asked about the others."""
 
     holdings: Mapping[int, Holding]
     why: Mapping[int, str]
     audit: Audit
     memory: Mapping[str, int] | None = None
-    """As `TwoPhaseCommitSink.committed_checkpoints` tells it."""
+    """The answer of `TwoPhaseCommitSink.committed_checkpoints`."""
 
     def beside(self, sink: str, before: History, after: History) -> Answer:
         """With what it has that storage does not know, as read `after` it, or lacks of what storage had `before`."""
         ahead = of_sink(sink, self.memory, [Complete(rounds) for rounds in after])
         behind = of_sink(sink, self.memory, [Complete(rounds) for rounds in before])
-        found = [ahead] if ahead.ahead else [] if behind.agrees or behind.ahead else [behind]
-        told = [f"its newest checkpoint is {memory.shown}, {memory.verdict} (docs/runbook.md)" for memory in found]
-        return replace(self, audit=replace(self.audit, differences=(*self.audit.differences, *told)))
+        deviating = [ahead] if ahead.ahead else [] if behind.agrees or behind.ahead else [behind]
+        differences = [
+            f"its newest checkpoint is {memory.shown}, {memory.verdict} (docs/runbook.md)" for memory in deviating
+        ]
+        return replace(self, audit=replace(self.audit, differences=(*self.audit.differences, *differences)))
 
 
 def take_balance(
@@ -244,17 +246,17 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
             f"{read:,} row(s) came to the sink, and its transactions acknowledged {written.rows:,}"
             + (f" beside {dead_lettered:,} dead letters" if dead_lettered else "")
         )
-    kept, present = (holding.fingerprint, holding.rows) if holding else (None, None)
-    if kept and kept.rows != written.rows:
-        differences.append(f"the system's ledger has {kept.rows:,} row(s), and the record {written.rows:,}")
-    elif kept and kept.hash != written.hash:
+    ledger, present = (holding.fingerprint, holding.rows) if holding else (None, None)
+    if ledger and ledger.rows != written.rows:
+        differences.append(f"the system's ledger has {ledger.rows:,} row(s), and the record {written.rows:,}")
+    elif ledger and ledger.hash != written.hash:
         differences.append("the system's ledger and the record have as many rows, but not the same: the hashes differ")
-    committed = kept.rows if kept else written.rows
+    committed = ledger.rows if ledger else written.rows
     if present is not None and present != committed:
         changed = "fewer: rows were deleted or changed" if present < committed else "more"
         differences.append(f"{present:,} of {committed:,} row(s) are there as they were written, {changed}")
     verdict = Verdict.DIFFERS if differences else Verdict.BALANCED
-    if not differences and kept is None and present is None and (part.committables or read):
+    if not differences and ledger is None and present is None and (part.committables or read):
         verdict = Verdict.UNKNOWN
     return Line(
         record.checkpoint_id,
@@ -265,7 +267,7 @@ def _line(sink: str, rounds: tuple[Record, ...], answer: Answer | None) -> Line:
         read,
         written.rows + given_up,
         given_up,
-        kept.rows if kept else None,
+        ledger.rows if ledger else None,
         present,
         verdict,
         tuple(differences),

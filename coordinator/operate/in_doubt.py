@@ -103,9 +103,9 @@ def _look_once(store: CheckpointStore, sinks: Mapping[str, Sink], claimed: int |
             except Exception as error:
                 errors[name] = reason(error)
             advance(1)
-    found = [about.transaction for abouts in listed.values() for about in abouts]
+    listed_transactions = [about.transaction for abouts in listed.values() for about in abouts]
     generation = store.newest_generation()
-    history = store.history(worth_reading({}, found, store.lineage))
+    history = store.history(worth_reading({}, listed_transactions, store.lineage))
     if claimed is not None and generation != claimed:
         raise Superseded(f"a driver of job {store.job!r} (generation {generation}) has started just now")
     retained = [Complete(rounds) for rounds in reversed(history)]

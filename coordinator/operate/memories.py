@@ -31,9 +31,9 @@ class Memory:
 def side_by_side(store: CheckpointStore, sinks: Mapping[str, Sink], location: str | None) -> Iterator[Memory]:
     """Storage is asked last but for the checkpointLocation, which a driver that runs writes after it."""
     asked = {name: _ask(store.job, sink) for name, sink in sinks.items()}
-    told = {name: answer for name, answer in asked.items() if not isinstance(answer, Exception)}
+    memories = {name: answer for name, answer in asked.items() if not isinstance(answer, Exception)}
     store.follow_newest_claim()
-    history = [Complete(rounds) for rounds in store.history(worth_reading(told, (), store.lineage))]
+    history = [Complete(rounds) for rounds in store.history(worth_reading(memories, (), store.lineage))]
     newest = history[-1].checkpoint_id if history else -1
     yield Memory("storage", newest, "" if history else "holds no checkpoint of this job")
     if location is not None:
@@ -55,7 +55,7 @@ def set_back(store: CheckpointStore, sinks: Mapping[str, Sink]) -> list[str]:
 
 
 def of_sink(sink: str, memory: Mapping[str, int] | None, history: Sequence[Complete]) -> Memory:
-    """`history`: the retained complete checkpoints, oldest first, as storage told them after the sink was asked."""
+    """`history`: the retained complete checkpoints, oldest first, as storage had them after the sink was asked."""
     name = f"sink {sink}"
     if memory is None:
         return Memory(name, None, "cannot tell: it keeps no memory, has none yet, or it has expired")

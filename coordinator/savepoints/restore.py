@@ -54,7 +54,7 @@ def restore_savepoint(
     with opened_savepoint(uri) as (source, id), opened(storage) as target:
         savepoint = load(source, id)
         _verify(source, savepoint)
-        kept = _kept_sinks(savepoint, sinks, allow_non_restored)
+        required = _required_sinks(savepoint, sinks, allow_non_restored)
         store = CheckpointStore(target, job or savepoint.job)
         location = open_location(checkpoint_location)
         lineage = _marked(location, savepoint, store)
@@ -77,13 +77,14 @@ def restore_savepoint(
             for path, content in _files(source, savepoint):
                 location.write(path, iter(partial(content.read, _PIECE), b""))
                 advance(1)
-        store.begin_lineage(_base(savepoint, store.job, lineage, kept, allow_later_checkpoints), allow)
+        store.begin_lineage(_base(savepoint, store.job, lineage, required, allow_later_checkpoints), allow)
         logger.info("job %s: restored %s into %s, lineage %s", store.job, savepoint.uri, location.uri, lineage)
         return savepoint
 
 
-def _base(savepoint: Savepoint, job: str, lineage: str, kept: Sequence[str], later: bool) -> Record:
-    """`later`: the sinks may have rows of any lineage and checkpoint."""
+def _base(savepoint: Savepoint, job: str, lineage: str, required: Sequence[str], later: bool) -> Record:
+    """The record that the new lineage begins with. `required`: the sinks that the job must have. `later`: the sinks may
+    have rows of any lineage and checkpoint."""
     record = savepoint.record
     remembered = {
         committable.sink for committable in Complete(savepoint.records).named.values() if committable.remembered
@@ -92,7 +93,7 @@ def _base(savepoint: Savepoint, job: str, lineage: str, kept: Sequence[str], lat
         record,
         job=job,
         lineage=lineage,
-        partitions={name: record.partitions.get(name, 0) for name in kept},
+        partitions={name: record.partitions.get(name, 0) for name in required},
         rows={name: rows for name, rows in record.rows.items() if name in remembered},
         committables=(),
         restored_from=savepoint.id,
@@ -125,7 +126,7 @@ def _verify(storage: CheckpointStorage, savepoint: Savepoint) -> None:
 
 
 def _files(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[tuple[str, IO[bytes]]]:
-    """Each can be read until the next one is asked for."""
+    """Paths and contents of the saved files. A content can be read until the next file is asked for."""
     try:
         with tarfile.open(mode="r|", fileobj=Joined(_chunks(storage, savepoint))) as tar:
             for entry in tar:
@@ -150,7 +151,7 @@ def _chunks(storage: CheckpointStorage, savepoint: Savepoint) -> Iterator[bytes]
         yield chunk
 
 
-def _kept_sinks(savepoint: Savepoint, sinks: Iterable[str] | None, allow_non_restored: bool) -> list[str]:
+def _required_sinks(savepoint: Savepoint, sinks: Iterable[str] | None, allow_non_restored: bool) -> list[str]:
     """Names of the savepoint's sinks that the restored job must have."""
     if sinks is None:
         return [] if allow_non_restored else sorted(savepoint.sinks)

@@ -126,16 +126,16 @@ class FileStorage(CheckpointStorage):
 
     @contextmanager
     def _folders(self, key: str, *, make: bool = False) -> Iterator[Sequence[int]]:
-        """Descriptors of the directory and of those down to the one that the key is in."""
+        """Descriptors of the storage's directory and of each below it, down to the key's own."""
         if make:  # somebody may have deleted it
             self._root.mkdir(0o700, parents=True, exist_ok=True)
-        with ExitStack() as opened:
-            folders = [opened.enter_context(_opened(self._root))]
+        with ExitStack() as stack:
+            folders = [stack.enter_context(_directory(self._root))]
             for name in key.split("/")[:-1]:
                 if make:
                     with suppress(FileExistsError):
                         os.mkdir(name, 0o700, dir_fd=folders[-1])
-                folders.append(opened.enter_context(_opened(name, folders[-1])))
+                folders.append(stack.enter_context(_directory(name, folders[-1])))
             yield folders
 
     @contextmanager
@@ -153,8 +153,8 @@ def _name(key: str) -> str:
 
 
 @contextmanager
-def _opened(path: Path | str, within: int | None = None) -> Iterator[int]:
-    """The descriptor of a directory. Only one that is not `within` another may be a link."""
+def _directory(path: Path | str, within: int | None = None) -> Iterator[int]:
+    """The descriptor of an open directory. A link is refused where the directory is `within` another."""
     no_link = 0 if within is None else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | no_link, dir_fd=within)
     try:
@@ -171,7 +171,7 @@ def _below(folder: int, prefix: str) -> Iterator[str]:
             if entry.is_dir(follow_symlinks=False):
                 if not prefix and not os.access(entry.name, os.R_OK | os.X_OK, dir_fd=folder, effective_ids=True):
                     continue  # another account's job or savepoint
-                with suppress(FileNotFoundError), _opened(entry.name, folder) as below:
+                with suppress(FileNotFoundError), _directory(entry.name, folder) as below:
                     yield from _below(below, f"{key}/")
             else:
                 yield key
@@ -184,5 +184,5 @@ def _fsync(folders: Sequence[int]) -> None:
 
 def fsync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
-    with _opened(path) as descriptor:
+    with _directory(path) as descriptor:
         os.fsync(descriptor)
