@@ -186,7 +186,7 @@ class Connection:
             nodes = {at: failed.get(names[at]) or self._coordinators.get((kind, names[at]), gone) for at in to_ask}
             asked: defaultdict[Any, list[int]] = defaultdict(list)
             for at, node in nodes.items():
-                asked[node if together else at].append(at)
+                asked[repr(node) if together else at].append(at)  # kafka-python's errors have no hash
             requests = self.send((request(places), nodes[places[0]]) for places in asked.values())
             again = []
             for places, sent in zip(asked.values(), requests, strict=True):
