@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +17,8 @@ from sinks.kafka.serialization.avro import merged
 from sinks.kafka.serialization.encoding import Writer, with_integers
 
 MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))
+INTERVAL = timedelta(microseconds=2**63 - 1)
+"""The longest that Arrow can hold."""
 KINDS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.bool_(), st.booleans()),
     *((getattr(pa, f"int{n}")(), st.integers(-(2 ** (n - 1)), 2 ** (n - 1) - 1)) for n in (8, 16, 32, 64)),
@@ -29,7 +31,7 @@ KINDS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.date32(), st.dates()),
     (pa.timestamp("us"), MOMENTS),
     (pa.timestamp("ns"), MOMENTS.filter(lambda at: 1700 < at.year < 2200)),
-    (pa.duration("us"), st.timedeltas()),
+    (pa.duration("us"), st.timedeltas(-INTERVAL, INTERVAL)),
     (pa.time64("us"), st.times()),
     (pa.time64("ns"), st.times()),
 ]

@@ -132,6 +132,13 @@ TRIGGER = "CREATE TRIGGER t BEFORE INSERT ON orders FOR EACH ROW SET NEW.name = 
     ],
 )
 def test_a_target_that_changes(db: Observer, sink: MySQLSink, changes: list[str], message: str, when: str) -> None:
+    if (
+        when == "then"
+        and sink.strategy == "xa"
+        and message in ("MyISAM", "trigger t is new")
+        and is_mariadb(db.connection)
+    ):
+        pytest.skip("MariaDB keeps no lock on a table's definition for a branch whose session has ended")
     if "INDEX" in changes[0] and is_mariadb(db.connection):
         changes = ["CREATE UNIQUE INDEX one ON orders (name(3))"]
     assert write(sink, 0) == COMMITTED
