@@ -48,7 +48,7 @@ def measure(sink: Sink, count: int, server: int, as_records: Callable[[pa.Table]
                 seconds.append((time.perf_counter() - began) * 1000)
                 client.append((time.process_time() - own) * 1000)
                 servers.append((_processor_seconds(server) - of_server) * 1000)
-                assert balance.verdict is not Verdict.DIFFERS, balance.found
+                assert balance.verdict is not Verdict.DIFFERS, balance.findings
             lines.append(
                 [name, balance.verdict.value, *(spread(each, "{:.0f}") for each in (seconds, client, servers))]
             )

@@ -26,7 +26,7 @@ from coordinator.protocol.spool import Spool
 from coordinator.protocol.waiting import Clock
 from coordinator.requests import Requests, place_for
 from coordinator.savepoints import Savepoint, take_savepoint
-from coordinator.savepoints.model import opened
+from coordinator.savepoints.model import storage_at
 from coordinator.spark.arrow import RowTransfer
 from coordinator.spark.connect import batch_of, reduced
 from coordinator.spark.internals import arrow_schema
@@ -271,7 +271,7 @@ class CheckpointCoordinator:
         stops: Query | None = None,
     ) -> Savepoint:
         """Between two batches, where `begin` is called, which may raise to refuse. `stops`: the query to stop there."""
-        with opened(target) as storage, self._one_at_a_time:
+        with storage_at(target) as storage, self._one_at_a_time:
             begin()
             savepoint = self._save(storage, location)
             if stops:

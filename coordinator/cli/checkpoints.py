@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Columns, Job, Location, coordinator_of, fail, say, show
+from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Columns, Job, Location, coordinator_of, fail, say, show
 from coordinator.cli.status import LOSSES, losses_of
 from coordinator.operate.memories import side_by_side
 from sinks.transaction import shown
@@ -50,7 +50,7 @@ def show_(
         for replay in rounds[1:]:
             say(f"Round {replay.round}, by generation {replay.generation}: {len(replay.committables)} written again.")
         if not all(memory.agrees for memory in memories):
-            raise typer.Exit(FOUND)
+            raise typer.Exit(FINDING)
 
 
 _TABLES: dict[str, Columns] = {

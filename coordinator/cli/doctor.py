@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 from coordinator import __version__
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Job, Location, coordinator_of, say, show
+from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Job, Location, coordinator_of, say, show
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.memories import side_by_side
 from coordinator.spark.preflight import advice_on_sockets, package_problems
@@ -53,7 +53,7 @@ def doctor(
     say(f"{severities.count(Severity.ERROR)} error(s), {severities.count(Severity.WARNING)} warning(s)")
     bad = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
     if any(finding.severity in bad for _, finding in findings):
-        raise typer.Exit(FOUND)
+        raise typer.Exit(FINDING)
 
 
 def _findings(coordinator: CheckpointCoordinator, location: str | None) -> Iterable[tuple[str, Finding]]:

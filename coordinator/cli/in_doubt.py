@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli import output
-from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, Yes, confirm, coordinator_of, fail, say, show
+from coordinator.cli.output import FINDING, JOB_FILE, USAGE, AsJson, Job, Yes, confirm, coordinator_of, fail, say, show
 from coordinator.cli.status import state_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import Superseded
@@ -60,7 +60,7 @@ def list_(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
         was_set_back = say_set_back(coordinator)
         left = any(pending.decision is not Decision.OPEN for pending in seen.pending)
         if missing or was_set_back or seen.errors or left:
-            raise typer.Exit(FOUND)
+            raise typer.Exit(FINDING)
 
 
 @app.command()
@@ -147,7 +147,7 @@ def abort(
         say_remedies(coordinator, replace(seen, pending=left), "Not touched: ")
         _report(coordinator, results, as_json, "There is no orphan, so nothing was aborted.", left)
         if any(pending.decision is Decision.STRANDED for pending in left):
-            raise typer.Exit(FOUND)
+            raise typer.Exit(FINDING)
 
 
 def _require_choice(chosen: list[str] | None, all_of_them: bool) -> None:
@@ -281,4 +281,4 @@ def _report(
         results={"id": "id", "sink": "sink", "transaction": _TRANSACTIONS["transaction"], "result": "result"},
     )
     if any(result not in ("committed", "aborted") for _, result in results):
-        raise typer.Exit(FOUND)
+        raise typer.Exit(FINDING)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.output import FOUND, USAGE, fail, say
+from coordinator.cli.output import FINDING, USAGE, fail, say
 
 _SKELETON = Path(__file__).parent / "skeleton"
 
@@ -37,7 +37,7 @@ def new_sink(
     if not folder.is_dir():
         fail(f"there is no folder {folder}", USAGE)
     if there := [str(file) for file in files if file.exists()]:
-        fail(f"{' and '.join(there)} exists already; nothing was written. Choose another name or --folder", FOUND)
+        fail(f"{' and '.join(there)} exists already; nothing was written. Choose another name or --folder", FINDING)
     for file, template in files.items():
         text = (_SKELETON / template).read_text(encoding="utf-8").replace("coordinator.cli.skeleton.sink", module)
         text = _with(text, also or []).replace("SkeletonSink", class_name).replace("Skeleton", plain.capitalize())

@@ -20,12 +20,12 @@ from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError
 from coordinator.jobfile import JobFileError, load_job
 from coordinator.operate.text import ago
-from coordinator.storage import MissingStorage, StorageError, storages_as_found
+from coordinator.storage import MissingStorage, StorageError, existing_storages
 from sinks.errors import SinkError, printable
 from sinks.optional import Diagnosable
 from sinks.progress import shown_by
 
-FOUND, USAGE, UNCONFIRMED, UNKNOWN = 1, 2, 3, 4
+FINDING, USAGE, UNCONFIRMED, UNKNOWN = 1, 2, 3, 4
 """Exit codes beside 0: something was found or failed; wrong usage or job file; a confirmation was not given; what was
 asked for cannot be told."""
 
@@ -62,7 +62,7 @@ def say_bad(sentences: Iterable[str]) -> None:
         say(f"Left out: {text}")
 
 
-def fail(text: str, code: int = FOUND) -> NoReturn:
+def fail(text: str, code: int = FINDING) -> NoReturn:
     say(text)
     raise typer.Exit(code)
 
@@ -73,7 +73,7 @@ def coordinator_of(place: str, *, missing_storage: bool = False) -> Iterator[Che
     `MissingStorage`. Errors of the coordinator end the command with their message and exit code."""
     _place.set(place)
     try:
-        with storages_as_found():
+        with existing_storages():
             coordinator = load_job(place)
     except JobFileError as error:
         fail(str(error), USAGE)

@@ -12,7 +12,7 @@ import typer
 
 from coordinator.cli import output
 from coordinator.cli.in_doubt import say_remedies, say_set_back
-from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Job, Yes, confirm, coordinator_of, fail, say, show
+from coordinator.cli.output import FINDING, JOB_FILE, USAGE, AsJson, Job, Yes, confirm, coordinator_of, fail, say, show
 from coordinator.cli.status import LOSSES, losses_of
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.operate.in_doubt import look
@@ -86,7 +86,7 @@ def resolve(
         undecided = [pending for pending in seen.pending if not pending.named]
         say_remedies(coordinator, replace(seen, pending=undecided), "Not touched: ")
         if errors or _missing(complete) or (was_set_back and not accept_loss):
-            raise typer.Exit(FOUND)
+            raise typer.Exit(FINDING)
 
 
 def _about(complete: Complete, errors: Mapping[Participant, Exception]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
-from coordinator.cli.output import FOUND, JOB_FILE, USAGE, AsJson, Columns, Job, coordinator_of, fail, say, show
+from coordinator.cli.output import FINDING, JOB_FILE, USAGE, AsJson, Columns, Job, coordinator_of, fail, say, show
 from coordinator.protocol.dead_letters import writers
 from sinks import dead_letters
 from sinks.diagnosis import SchemaDiff
@@ -63,7 +63,7 @@ def diff(
     for unfit in about["unfit"]:
         say(f"sink {unfit['sink']}, no statement can change this: {unfit['reason']}")
     if about["changes"] or about["unfit"]:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(FINDING)
 
 
 _CHANGES: Columns = {

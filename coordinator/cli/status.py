@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from coordinator.cli.output import FOUND, JOB_FILE, AsJson, Columns, Job, coordinator_of, say, say_bad, show
+from coordinator.cli.output import FINDING, JOB_FILE, AsJson, Columns, Job, coordinator_of, say, say_bad, show
 from coordinator.heartbeat import Driver, look_for_driver
 from coordinator.operate.text import of_driver, of_newest, time_of
 from coordinator.protocol.records import Record, jobs_in
@@ -36,7 +36,7 @@ def status(job: Job = JOB_FILE, as_json: AsJson = False) -> None:
     about = {"job": store.job, "storage": store.storage.uri} | state_of(driver, newest)
     show(about | {"losses": losses}, as_json, losses=LOSSES)
     if driver is None or not driver.runs:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(FINDING)
 
 
 LOSSES: Columns = {

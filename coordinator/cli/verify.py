@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from coordinator.cli.output import FOUND, JOB_FILE, UNKNOWN, AsJson, Job, coordinator_of, say, show
+from coordinator.cli.output import FINDING, JOB_FILE, UNKNOWN, AsJson, Job, coordinator_of, say, show
 from coordinator.operate.balance import COLUMNS, Balance, Verdict, take_balance
 
 _STYLES = {Verdict.BALANCED.value: "green", Verdict.DIFFERS.value: "bold red", Verdict.UNKNOWN.value: "yellow"}
-_CODES = {Verdict.DIFFERS: FOUND, Verdict.UNKNOWN: UNKNOWN}
+_CODES = {Verdict.DIFFERS: FINDING, Verdict.UNKNOWN: UNKNOWN}
 
 
 def verify(
@@ -41,7 +41,7 @@ def verify(
 
 
 def _say_differences(balance: Balance) -> None:
-    for text in balance.found:
+    for text in balance.findings:
         say(f"Differs: {text}")
     remarks = [
         (sink, text)

@@ -85,7 +85,7 @@ class Balance:
         return Verdict.UNKNOWN if unknown else Verdict.BALANCED
 
     @property
-    def found(self) -> tuple[str, ...]:
+    def findings(self) -> tuple[str, ...]:
         """Every difference, for a person."""
         return (
             *(f"sink {sink}: {text}" for sink, texts in self.differences.items() for text in texts),

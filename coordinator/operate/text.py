@@ -23,8 +23,8 @@ def ago(milliseconds: int) -> str:
     if not milliseconds:
         return "at an unknown time"
     age = time.time() - milliseconds / 1000
-    told = f"{duration(max(age, 0))} ago" if age > -1 else f"{duration(-age)} ahead of the clock of this machine"
-    return f"{time_of(milliseconds)} ({told})"
+    distance = f"{duration(max(age, 0))} ago" if age > -1 else f"{duration(-age)} ahead of the clock of this machine"
+    return f"{time_of(milliseconds)} ({distance})"
 
 
 def by_sink(counts: Mapping[str, int]) -> str:

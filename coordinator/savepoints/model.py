@@ -16,7 +16,7 @@ from typing import Any
 from coordinator.errors import CorruptRecord, SavepointError
 from coordinator.protocol.encoding import fitting, seal, understood, unseal
 from coordinator.protocol.records import Record
-from coordinator.storage import CheckpointStorage, StorageError, open_storage, storages_as_found
+from coordinator.storage import CheckpointStorage, StorageError, existing_storages, open_storage
 from coordinator.storage.uris import within
 
 logger = logging.getLogger(__package__)
@@ -114,32 +114,32 @@ def chunk_key(id: str, number: int) -> str:
 def list_savepoints(uri: str | CheckpointStorage, bad: list[str] | None = None) -> list[Savepoint]:
     """The whole savepoints in a storage, oldest first. Half-written and damaged ones are logged, or `bad` gets a
     sentence on each."""
-    found = []
-    with opened(uri, as_found=True) as storage:
+    savepoints = []
+    with storage_at(uri, existing=True) as storage:
         for id in sorted({key.partition("/")[0] for key in storage.list("") if key.startswith("savepoint-")}):
             try:
-                found.append(load(storage, id))
+                savepoints.append(load(storage, id))
             except (SavepointError, StorageError) as error:
                 if bad is None:
                     logger.warning("%s", error)
                 else:
                     bad.append(str(error))
-    return sorted(found, key=lambda savepoint: savepoint.created_at)
+    return sorted(savepoints, key=lambda savepoint: savepoint.created_at)
 
 
 def describe_savepoint(uri: str) -> Savepoint:
     """What a savepoint holds. Raises SavepointError if it is half-written or its `_metadata` damaged."""
-    with opened_savepoint(uri) as (storage, id):
+    with savepoint_at(uri) as (storage, id):
         return load(storage, id)
 
 
 def dispose_savepoint(uri: str) -> bool:
     """Delete a savepoint, also a half-written or damaged one. No job needs it: a restore makes a copy. False if nothing
     of it was there."""
-    with opened_savepoint(uri) as (storage, id):
-        found = bool(storage.list(id))
+    with savepoint_at(uri) as (storage, id):
+        was_there = bool(storage.list(id))
         delete(storage, id)
-        return found
+        return was_there
 
 
 def load(storage: CheckpointStorage, id: str) -> Savepoint:
@@ -178,14 +178,14 @@ def full_address(address: str, roots: Sequence[str]) -> str:
     if re.fullmatch(_ID, address) and roots:
         return address_of(roots[0], address)
     storage, id = _parts(address)
-    found = within(storage, roots)
-    return address_of(found, id) if found else address
+    root = within(storage, roots)
+    return address_of(root, id) if root else address
 
 
 @contextmanager
-def opened(uri: str | CheckpointStorage, *, as_found: bool = False) -> Iterator[CheckpointStorage]:
-    """Closes what it opens. `as_found`: makes nothing."""
-    with storages_as_found() if as_found else nullcontext():
+def storage_at(uri: str | CheckpointStorage, *, existing: bool = False) -> Iterator[CheckpointStorage]:
+    """Closes what it opens. `existing`: makes nothing."""
+    with existing_storages() if existing else nullcontext():
         storage = open_storage(uri)
     try:
         yield storage
@@ -195,9 +195,9 @@ def opened(uri: str | CheckpointStorage, *, as_found: bool = False) -> Iterator[
 
 
 @contextmanager
-def opened_savepoint(uri: str) -> Iterator[tuple[CheckpointStorage, str]]:
+def savepoint_at(uri: str) -> Iterator[tuple[CheckpointStorage, str]]:
     of, id = _parts(uri)
-    with opened(of, as_found=True) as storage:
+    with storage_at(of, existing=True) as storage:
         yield storage, id
 
 

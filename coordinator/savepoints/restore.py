@@ -18,7 +18,7 @@ from coordinator.errors import SavepointError, UnknownSink
 from coordinator.protocol.decisions import Complete
 from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import CheckpointStore, Record
-from coordinator.savepoints.model import MARK, Savepoint, chunk_key, load, opened, opened_savepoint
+from coordinator.savepoints.model import MARK, Savepoint, chunk_key, load, savepoint_at, storage_at
 from coordinator.spark.checkpoint_location import CheckpointLocation, open_location
 from coordinator.storage import CheckpointStorage
 from coordinator.storage.stream import Joined
@@ -51,7 +51,7 @@ def restore_savepoint(
     A driver of the earlier lineage stops with `Superseded`. After a crash call it again. Raises SavepointError,
     UnknownSink and StorageError, with nothing changed, and Superseded if a driver or another restore starts meanwhile.
     """
-    with opened_savepoint(uri) as (source, id), opened(storage) as target:
+    with savepoint_at(uri) as (source, id), storage_at(storage) as target:
         savepoint = load(source, id)
         _verify(source, savepoint)
         required = _required_sinks(savepoint, sinks, allow_non_restored)

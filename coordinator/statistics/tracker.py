@@ -101,8 +101,8 @@ class CheckpointStatisticsTracker(CheckpointListener):
             activity |= {"checkpoint": replace(current, duration=0.0).to_json(), "doing": under_way()}
         if self.in_doubt and self.in_doubt_seconds >= seconds:
             activity |= {"in_doubt": dict(self.in_doubt), "in_doubt_since": since_when // 1000 * 1000}
-        if self.balance and self.balance.found:
-            activity["balance"] = self.balance.found[0]
+        if self.balance and self.balance.findings:
+            activity["balance"] = self.balance.findings[0]
         return activity
 
     def storage_called(self, operation: str, seconds: float) -> None:
@@ -118,9 +118,9 @@ class CheckpointStatisticsTracker(CheckpointListener):
 
     def verified(self, balance: Balance) -> None:
         """The books were compared; from any thread."""
-        if balance.found and balance.found != (self.balance and self.balance.found):
+        if balance.findings and balance.findings != (self.balance and self.balance.findings):
             warning = "job %s: row counts differ: %s. See coordinator verify; docs/verify.md says what it means"
-            logger.warning(warning, self.job, "; ".join(balance.found))
+            logger.warning(warning, self.job, "; ".join(balance.findings))
         self.balance, self.verified_at = balance, self._clock.milliseconds()
 
     def on_step(self, step: Step, checkpoint_id: int, facts: Mapping[str, Any]) -> None:

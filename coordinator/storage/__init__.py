@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from coordinator.storage.base import SUPPORTED, CheckpointStorage, MissingStorage, NoSuchStorage, StorageError
 
-__all__ = ["CheckpointStorage", "MissingStorage", "StorageError", "open_storage", "storages_as_found"]
+__all__ = ["CheckpointStorage", "MissingStorage", "StorageError", "open_storage", "existing_storages"]
 
 _make: ContextVar[bool] = ContextVar("make", default=True)
 
@@ -50,7 +50,7 @@ def open_storage(uri: str | CheckpointStorage) -> CheckpointStorage:
 
 
 @contextmanager
-def storages_as_found() -> Iterator[None]:
+def existing_storages() -> Iterator[None]:
     """Within it, `open_storage` makes no directory and no table: what is not there is a `MissingStorage`."""
     before = _make.set(False)
     try:

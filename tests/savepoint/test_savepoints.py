@@ -34,7 +34,7 @@ from coordinator import (
 from coordinator.errors import InDoubtError, SavepointError, Superseded, UnknownSink
 from coordinator.protocol.encoding import seal, unseal
 from coordinator.protocol.records import CheckpointStore
-from coordinator.savepoints.model import opened_savepoint
+from coordinator.savepoints.model import savepoint_at
 from coordinator.savepoints.restore import _files
 from coordinator.savepoints.take import _require_own
 from coordinator.spark.checkpoint_location import open_location
@@ -59,7 +59,7 @@ def restored(played: Job, savepoint: Savepoint, folder: str = "restored", **opti
 
 
 def saved(savepoint: Savepoint) -> list[str]:
-    with opened_savepoint(savepoint.uri) as (storage, _):
+    with savepoint_at(savepoint.uri) as (storage, _):
         return [path for path, _ in _files(storage, savepoint)]
 
 
