@@ -226,8 +226,8 @@ class SqliteBackend(PooledServer, Backend):
 
     def staged(self, connection: Connection, schema: str, prefix: str) -> list[str]:
         tables = self.query(connection, "SELECT sql FROM sqlite_master WHERE type = 'table' AND name LIKE 'tpc%'")
-        found = [text for (sql,) in tables for text in re.findall(r"/\* (tpc\.[a-z0-9.-]+) \*/", sql)]
-        return sorted(text for text in found if text.startswith(prefix))
+        ids = [text for (sql,) in tables for text in re.findall(r"/\* (tpc\.[a-z0-9.-]+) \*/", sql)]
+        return sorted(text for text in ids if text.startswith(prefix))
 
     # ------------------------------------------------------------------ the move
     def lock(self, connection: Connection, plan: Plan, written: Sequence[str]) -> None:

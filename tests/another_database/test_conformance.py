@@ -64,7 +64,7 @@ def upserting(db: Database, table: str = "orders", **options: Any) -> SqliteSink
 
 
 def committed(sink: TableSink, number: int, *partitions: pa.RecordBatch) -> None:
-    staged = [pre_commit(sink, one, checkpoint=number, subtask=n) for n, one in enumerate(partitions)]
+    staged = [pre_commit(sink, rows, checkpoint=number, subtask=n) for n, rows in enumerate(partitions)]
     sink.validate_all(checkpoint(number), staged)
     assert sink.commit_all(checkpoint(number), staged) == [COMMITTED] * len(staged)
 
@@ -215,12 +215,12 @@ def test_a_new_trigger_is_refused_until_a_start_that_takes_it_as_meant(db: Datab
 def test_a_staging_table_that_is_dropped_is_lost_and_holds_its_siblings(db: Database) -> None:
     db.run("CREATE TABLE orders (id bigint NOT NULL, name text)")
     sink = SqliteSink(db.path, "orders")
-    lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+    lost, sibling = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
     db.run(f"DROP TABLE {lost.transaction['table']}")
-    outcomes = [outcome.state for outcome in sink.commit_all(checkpoint(), [lost, kept])]  # type: ignore[union-attr]
+    outcomes = [outcome.state for outcome in sink.commit_all(checkpoint(), [lost, sibling])]  # type: ignore[union-attr]
     assert outcomes == [CommitState.LOST, CommitState.HELD]
     replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
-    assert sink.commit_all(checkpoint(), [replay, kept]) == [COMMITTED, COMMITTED]
+    assert sink.commit_all(checkpoint(), [replay, sibling]) == [COMMITTED, COMMITTED]
     assert db.visible() == [(1, "row 1"), (2, "row 2")]
 
 

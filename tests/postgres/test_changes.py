@@ -196,8 +196,8 @@ def test_a_change_is_refused_before_the_decision_or_told_after_it_and_mended(
         sink.validate_all(checkpoint(), committables)
     sink.close()
 
-    for one in (sink, staging(db, writer)):  # the driver that decided, and one that starts anew
-        [outcome] = one.commit_all(checkpoint(), committables)
+    for restarted in (sink, staging(db, writer)):  # the driver that decided, and one that starts anew
+        [outcome] = restarted.commit_all(checkpoint(), committables)
         reason = why_unknown(outcome)
         if name != "unique":  # its two rows are told by the constraint itself
             assert re.search(CHANGES[name][1], reason), reason
@@ -205,7 +205,7 @@ def test_a_change_is_refused_before_the_decision_or_told_after_it_and_mended(
         assert "is unknown" not in reason
         if name != "gone":
             assert db.run("SELECT count(*) FROM orders") == [(0,)]
-        one.close()
+        restarted.close()
 
     change(db, writer, name, back=True)
     mended = staging(db, writer)

@@ -43,11 +43,11 @@ def dsn(server: PostgresServer) -> Iterator[str]:
 def test_an_operator_rolls_back_a_decided_prepared_transaction(tmp_path: Path, dsn: str) -> None:
     def roll_back() -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
-            found = connection.execute(
+            prepared = connection.execute(
                 "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
             ).fetchall()
-            assert len(found) == 3
-            connection.execute(f"ROLLBACK PREPARED '{found[0][0]}'")
+            assert len(prepared) == 3
+            connection.execute(f"ROLLBACK PREPARED '{prepared[0][0]}'")
 
     input = example_input()
     run(tmp_path, PostgresSink(dsn, "orders", strategy="prepared"), input, At(Step.COMPLETE, roll_back))

@@ -136,10 +136,10 @@ class TestPostgres(DeadLettersOfTables):
         assert_each_once(db, INPUT)
 
     @pytest.mark.parametrize(
-        ("most", "told"), [(8, "more than 8 of the rows of partition"), (12, "17 of the 260 rows of checkpoint 0")]
+        ("most", "reason"), [(8, "more than 8 of the rows of partition"), (12, "17 of the 260 rows of checkpoint 0")]
     )
-    def test_too_many_fail_the_checkpoint(self, tmp_path: Path, dsn: str, db: Observer, most: int, told: str) -> None:
-        with pytest.raises(TooManyDeadLetters, match=told) as error:
+    def test_too_many_fail_the_checkpoint(self, tmp_path: Path, dsn: str, db: Observer, most: int, reason: str) -> None:
+        with pytest.raises(TooManyDeadLetters, match=reason) as error:
             run(tmp_path, self.sink(dsn, max_dead_letters=most), INPUT)
         assert 'BadValue: column "name"' in str(error.value)
         assert (db.ids("good"), db.run("SELECT * FROM dead"), db.pending()) == ([], [], 0)

@@ -171,8 +171,8 @@ def test_what_a_column_cannot_hold_as_it_is_is_refused(
     with pytest.raises(BadValue, match=r'row 3, column "c": .*(rounding="allow"|is longer than)'):
         texts(connection, nest(array), column)
     assert len(texts(connection, nest(array.slice(0, 2)), column)) == 2
-    found = texts(connection, nest(array), column, rounding="allow")
-    assert (found[2] or "").strip('{" }') == stored
+    stored_texts = texts(connection, nest(array), column, rounding="allow")
+    assert (stored_texts[2] or "").strip('{" }') == stored
 
 
 @pytest.mark.parametrize("declared", ["interval year", "interval day to second(0)", "interval month[]"])
@@ -227,8 +227,8 @@ def test_decimals(connection: psycopg.Connection) -> None:
     # groups of four digits, with zeros at both ends
     groups = [Decimal(text) for text in ("10000.0001", "-10000", "0.00001", "99999999.99990000", "-0.99999999")]
     array = pa.array(groups, pa.decimal128(30, 8))
-    found = texts(connection, array, "numeric")
-    assert found == [format(value, "f") for value in array.to_pylist()]
+    read = texts(connection, array, "numeric")
+    assert read == [format(value, "f") for value in array.to_pylist()]
     tiny = pa.array([Decimal("9." + "9" * 37), Decimal("-9." + "9" * 37)], pa.decimal128(38, 37))
     assert texts(connection, tiny, "numeric") == [str(value) for value in tiny.to_pylist()]
     assert texts(connection, pa.array([2**64 - 1, 0], pa.uint64()), "numeric") == [str(2**64 - 1), "0"]
@@ -329,15 +329,15 @@ def test_large_lists(connection: psycopg.Connection) -> None:
 @pytest.mark.parametrize("declared", ["json", "jsonb"])
 def test_empty_arrays_in_json(connection: psycopg.Connection, declared: str) -> None:
     lists = pa.array([[], None, [[]], [[], None, [1]]], pa.list_(pa.list_(pa.int64())))
-    found = texts(connection, lists, declared)
-    assert [text and json.loads(text) for text in found] == [[], None, [[]], [[], None, [1]]]
+    read = texts(connection, lists, declared)
+    assert [text and json.loads(text) for text in read] == [[], None, [[]], [[], None, [1]]]
     inside = pa.array(
         [{"l": []}, {"l": None}, None, {"l": [{"m": []}]}],
         pa.struct([("l", pa.list_(pa.struct([("m", pa.list_(pa.int64()))])))]),
     )
     for part in (inside, inside.slice(1)):
-        found = texts(connection, part, declared)
-        assert [text and json.loads(text) for text in found] == part.to_pylist()
+        read = texts(connection, part, declared)
+        assert [text and json.loads(text) for text in read] == part.to_pylist()
 
 
 def test_years_in_json(connection: psycopg.Connection) -> None:
@@ -535,8 +535,8 @@ def test_any_rows_in_any_batches(connection: psycopg.Connection, data: st.DataOb
         declared.append(name + "[]" * in_array)
     batch = pa.RecordBatch.from_arrays(arrays, [f"c{i}" for i in range(len(arrays))])
     copy(connection, batch, declared, slices=data.draw(st.integers(1, 3)))
-    found = connection.execute("SELECT * FROM t").fetchall()
-    assert [tuple(map(_plain, row)) for row in found] == list(zip(*(a.to_pylist() for a in arrays), strict=True))
+    read = connection.execute("SELECT * FROM t").fetchall()
+    assert [tuple(map(_plain, row)) for row in read] == list(zip(*(a.to_pylist() for a in arrays), strict=True))
 
 
 def _plain(value: Any) -> Any:

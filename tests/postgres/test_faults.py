@@ -132,18 +132,18 @@ def test_a_server_that_is_down_is_told_in_a_few_lines(
         with CheckpointCoordinator("job", [sink], storage, config, [Crash()]) as coordinator:
             LocalQuery(tmp_path / "query", input).run(coordinator)
         with server.connect() as connection:
-            found = [id for (id,) in connection.execute("SELECT id FROM orders").fetchall()]
-        assert Counter(found) == Counter(ids(input))
-    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    lines = [record.getMessage() for record in told]
+            stored = [id for (id,) in connection.execute("SELECT id FROM orders").fetchall()]
+        assert Counter(stored) == Counter(ids(input))
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    lines = [record.getMessage() for record in warnings]
     assert "sink 'orders' fails to commit, and is asked again" in lines[0]
     assert "sink 'orders' answers again, after" in lines[-1]
     reminders = lines[1:-1]
-    lasted = told[-1].created - told[0].created
+    lasted = warnings[-1].created - warnings[0].created
     assert 1 <= len(reminders) <= 2 + math.log2(lasted), lines  # after 0.5, 1, 2, 4 s, if it is asked then
     assert all("sink 'orders' has failed to commit for" in line for line in reminders)
     assert not any("\n" in line for line in lines)
-    assert [record for record in told if record.exc_info] == []
+    assert [record for record in warnings if record.exc_info] == []
 
 
 class StopsInTheMiddle(StagingTables):

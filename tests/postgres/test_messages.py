@@ -94,7 +94,7 @@ TRIGGER = (
 
 @WHEN
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("ALTER TABLE orders ADD extra text", ""),
         ("ALTER TABLE orders ALTER name TYPE bigint USING 1", "bigint"),
@@ -109,7 +109,7 @@ TRIGGER = (
         (TRIGGER, "trigger t of orders is new"),
     ],
 )
-def test_a_target_that_changes(db: Observer, sink: PostgresSink, change: str, told: str, when: str) -> None:
+def test_a_target_that_changes(db: Observer, sink: PostgresSink, change: str, message: str, when: str) -> None:
     assert write(sink, 0) == COMMITTED
     if when == "between":
         db.run(change)
@@ -123,8 +123,8 @@ def test_a_target_that_changes(db: Observer, sink: PostgresSink, change: str, to
             db.run(change)
 
     amid, then = (alter if when == moment else nothing for moment in ("amid", "then"))
-    if told and (when == "between" or sink.strategy == "staged"):
-        with pytest.raises(Exception, match=told):
+    if message and (when == "between" or sink.strategy == "staged"):
+        with pytest.raises(Exception, match=message):
             write(sink, 1, amid, then)
     else:
         assert write(sink, 1, amid, then) == COMMITTED
@@ -134,7 +134,7 @@ def test_a_target_that_changes(db: Observer, sink: PostgresSink, change: str, to
 
 @WHEN
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("DELETE FROM tpc_ledger WHERE transaction_id = 'ledger'", "another one than when the query looked"),
         ("TRUNCATE tpc_ledger", "another one than when the query looked"),
@@ -144,7 +144,7 @@ def test_a_target_that_changes(db: Observer, sink: PostgresSink, change: str, to
         ("DROP TABLE tpc_ledger_witness", "tpc_ledger_witness"),
     ],
 )
-def test_a_ledger_that_changes(db: Observer, sink: PostgresSink, change: str, told: str, when: str) -> None:
+def test_a_ledger_that_changes(db: Observer, sink: PostgresSink, change: str, message: str, when: str) -> None:
     db.run("SET lock_timeout = '100ms'")
     assert write(sink, 0) == COMMITTED
     if when == "then":
@@ -155,7 +155,7 @@ def test_a_ledger_that_changes(db: Observer, sink: PostgresSink, change: str, to
         return
     if when == "between":
         db.run(change)
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=message):
         write(sink, 1, amid=(lambda: db.run(change)) if when == "amid" else nothing)
     assert db.ids() == [0]
 

@@ -63,11 +63,11 @@ def test_a_ledger_that_was_restored_from_a_dump_still_proves_a_commit(db: Observ
 
 def test_nothing_is_moved_beside_a_sibling_whose_outcome_is_unknown(db: Observer, staged: PostgresSink) -> None:
     """S moves beside an unknown sibling"""
-    one, two = pre_commit(staged, rows_of(1)), pre_commit(staged, rows_of(2), subtask=1)
-    db.run(f"DROP TABLE {one.transaction['table']}")
+    lost, sibling = pre_commit(staged, rows_of(1)), pre_commit(staged, rows_of(2), subtask=1)
+    db.run(f"DROP TABLE {lost.transaction['table']}")
     db.run("DROP TABLE tpc_ledger")
     again = PostgresSink(db.dsn, "orders", strategy="staged")
-    states = [o.state for o in again.commit_all(checkpoint(), [one, two]) if isinstance(o, CommitOutcome)]
+    states = [o.state for o in again.commit_all(checkpoint(), [lost, sibling]) if isinstance(o, CommitOutcome)]
     assert states == [CommitState.UNKNOWN, CommitState.HELD]
     assert db.ids() == []
     again.close()
@@ -141,8 +141,8 @@ def test_prune_leaves_the_rows_of_others_and_of_a_hundred_checkpoints(db: Observ
     last = pre_commit(staged, rows_of(2), checkpoint=250)
     assert staged.commit_all(checkpoint(250), [last]) == [CommitOutcome.COMMITTED]
     staged.purge(checkpoint(250, oldest=200))
-    kept = db.run("SELECT checkpoint FROM tpc_ledger WHERE job <> '-' ORDER BY 1")
-    assert [n for (n,) in kept] == [1, 2, 3, 100, 250]
+    remaining = db.run("SELECT checkpoint FROM tpc_ledger WHERE job <> '-' ORDER BY 1")
+    assert [n for (n,) in remaining] == [1, 2, 3, 100, 250]
 
 
 def test_an_abort_waits_for_a_move_in_flight_and_tells_that_it_is_committed(db: Observer, staged: PostgresSink) -> None:

@@ -142,15 +142,15 @@ def in_a_task(sink: PostgresSink, number: int) -> tuple[int, Committable]:
 
 
 def test_the_next_task_of_a_process_has_the_connection_of_the_last_one(db: Observer, sink: PostgresSink) -> None:
-    (first, one), (second, two) = in_a_task(sink, 1), in_a_task(sink, 2)
+    (first, by_first), (second, by_second) = in_a_task(sink, 1), in_a_task(sink, 2)
     assert first == second
     with ThreadPoolExecutor(2) as pool:  # two at once have two
         at_once = [pool.submit(in_a_task, sink, number) for number in (3, 4)]
         others = [each.result()[1] for each in at_once]
     db.run("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'tpc %'")
-    third, three = in_a_task(sink, 5)
+    third, by_third = in_a_task(sink, 5)
     assert third != first
-    assert sink.commit_all(checkpoint(), [one, two, *others, three]) == [COMMITTED] * 5
+    assert sink.commit_all(checkpoint(), [by_first, by_second, *others, by_third]) == [COMMITTED] * 5
     assert db.ids() == [1, 2, 3, 4, 5]
 
 
@@ -242,7 +242,7 @@ def test_a_connection_cut_during_commit_is_asked_again(db: Observer) -> None:
         eventually(lambda: bool(db.run(waiting)))
         db.run(f"SELECT pg_terminate_backend(pid, 5000) FROM ({waiting}) AS w")
         thread.join()
-    assert [type(one) for one in answers] == [psycopg.errors.AdminShutdown] * 2
+    assert [type(answer) for answer in answers] == [psycopg.errors.AdminShutdown] * 2
     assert db.visible() == []
     assert db.ledger() == {}
     assert sink.commit_all(checkpoint(), committables) == [COMMITTED, COMMITTED]

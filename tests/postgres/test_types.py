@@ -203,8 +203,8 @@ def test_structs_and_maps_become_json(connection: psycopg.Connection, declared: 
         empty,
     ]
     for part in (array, array.slice(1)):
-        found = [text and json.loads(text, parse_float=Decimal) for text in texts(connection, part, declared)]
-        assert found == [*expected, expected[0]][4 - len(part) :]
+        read = [text and json.loads(text, parse_float=Decimal) for text in texts(connection, part, declared)]
+        assert read == [*expected, expected[0]][4 - len(part) :]
     pairs = pa.array([[("a", 1), ("b", None)], None, [], [("c", 3)]], pa.map_(pa.string(), pa.int64()))
     assert round_trip(connection, pairs.slice(1), declared) == [None, {}, {"c": 3}]
     numbered = pa.array([[(1, "x")], None], pa.map_(pa.int64(), pa.string()))
@@ -320,5 +320,5 @@ def test_any_rows_of_the_common_types(connection: psycopg.Connection, data: st.D
     ]
     batch = pa.RecordBatch.from_arrays(columns, [f"c{i}" for i in range(len(columns))])
     copy(connection, batch, [target_type(kind) for kind, _ in chosen])
-    found = connection.execute("SELECT * FROM t").fetchall()
-    assert found == list(zip(*(column.to_pylist() for column in columns), strict=True))
+    read = connection.execute("SELECT * FROM t").fetchall()
+    assert read == list(zip(*(column.to_pylist() for column in columns), strict=True))

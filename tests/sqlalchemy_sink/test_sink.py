@@ -419,8 +419,8 @@ def test_with_keep_newer_an_older_change_of_a_later_batch_is_dropped(db: Play) -
     db.write(sink, STOCK, [("a", 1, 5, False), ("b", 1, 5, False), ("c", 1, 5, False), ("d", 1, None, False)])
     later = [("a", 2, 4, False), ("b", 2, 4, True), ("c", 2, 5, False), ("d", 2, 1, False), ("c", 3, None, False)]
     db.write(sink, STOCK, later, [("e", 2, None, False)])
-    kept = [("a", 1, 5), ("b", 1, 5), ("c", 2, 5), ("d", 2, 1), ("e", 2, None)]
-    assert db.run("SELECT * FROM stock ORDER BY sku") == kept
+    expected = [("a", 1, 5), ("b", 1, 5), ("c", 2, 5), ("d", 2, 1), ("e", 2, None)]
+    assert db.run("SELECT * FROM stock ORDER BY sku") == expected
     with pytest.raises(ConfigurationError, match="keep_newer=True needs order_by"):
         db.sink("stock", mode="upsert", keys=["sku"], keep_newer=True)
 
@@ -541,12 +541,12 @@ def test_a_replay_after_the_table_was_altered_moves_together_with_its_siblings(d
         return sink
 
     schema = pa.schema([STOCK.field(name) for name in ("sku", "pieces", "at")])
-    kept = db.pre_commit(sink(), schema, [("a", 2, 2), ("b", 1, 1)])
+    earlier = db.pre_commit(sink(), schema, [("a", 2, 2), ("b", 1, 1)])
     db.run("DROP TABLE stock")
     db.run("CREATE TABLE stock (sku varchar(255) PRIMARY KEY, pieces integer NOT NULL, at bigint)")
     restarted = sink()
     replayed = db.pre_commit(restarted, schema, [("a", 1, 1)], subtask=1)
-    assert db.commit(restarted, kept, replayed) == [CommitOutcome.COMMITTED] * 2
+    assert db.commit(restarted, earlier, replayed) == [CommitOutcome.COMMITTED] * 2
     assert db.run("SELECT * FROM stock ORDER BY sku") == [("a", 2, 2), ("b", 1, 1)]
 
 
