@@ -138,7 +138,7 @@ class Clause(Enum):
         return f"docstring of {name}, {Path(inspect.getfile(kind))}:{line}"
 
     @contextmanager
-    def kept(self, doing: str) -> Iterator[None]:
+    def guarding(self, doing: str) -> Iterator[None]:
         """Around a call of the sink that must not raise."""
         try:
             yield

@@ -82,7 +82,7 @@ class _Task:
     sink: Sink
     context: TransactionContext
     table: pa.Table
-    told: Path
+    reply: Path
     line: int | None = None
 
     def __call__(self) -> None:
@@ -93,7 +93,7 @@ class _Task:
             self.sink.write(transaction, batch)
         with watched(self.sink, at(-1 if self.line is None else self.line, die)):
             committable = self.sink.snapshot_state(transaction)
-        self.told.write_text(json.dumps(committable.to_json()))
+        self.reply.write_text(json.dumps(committable.to_json()))
         die()
 
 
@@ -120,15 +120,15 @@ class _Asks:
     sink: Sink
     job: str
     committables: Sequence[Committable]
-    told: Path
+    reply: Path
 
     def __call__(self) -> None:
         self.sink.open()
         memory, answers = self.sink.committed_checkpoints(self.job), list[Any]()
-        for one in self.committables:
-            (answer,) = self.sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), [one])
+        for committable in self.committables:
+            (answer,) = self.sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), [committable])
             answers.append(repr(answer) if isinstance(answer, Exception) else answer.state.value)
-        self.told.write_text(json.dumps([*answers, memory]))
+        self.reply.write_text(json.dumps([*answers, memory]))
 
 
 class SinkConformance(SinkContract):
@@ -178,24 +178,24 @@ class SinkConformance(SinkContract):
         committables = []
         for subtask in range(2):
             context = self.context(sink, subtask=subtask)
-            told = tmp_path / f"told-{subtask}"
-            code, said = in_process(_Task(sink, context, rows(10 * subtask, 5), told), tmp_path, type(sink))
+            reply = tmp_path / f"reply-{subtask}"
+            code, said = in_process(_Task(sink, context, rows(10 * subtask, 5), reply), tmp_path, type(sink))
             self.unpickled(code, said)
             assert code == KILLED, Clause.DURABLE.broken(
                 f"a task in its own process ended with {code}; it said:\n{said}"
             )
             committables.append(
-                Committable.from_json(json.loads(told.read_text())).of(sink.name, subtask, Fingerprint(5))
+                Committable.from_json(json.loads(reply.read_text())).of(sink.name, subtask, Fingerprint(5))
             )
         self.expect_doubts(sink, Clause.DURABLE, "when the tasks have died after pre_commit", *committables)
         self.abort(sink, committables[0], Clause.DURABLE)
         self.commit(sink, committables[1], clause=Clause.DURABLE, when="of a dead task's")
         self.expect_rows(sink, Clause.DURABLE, "with one of two dead tasks' committed", rows(10, 5))
-        told = tmp_path / "told"
-        code, said = in_process(_Asks(sink, self.job, committables, told), tmp_path, type(sink))
+        reply = tmp_path / "reply"
+        code, said = in_process(_Asks(sink, self.job, committables, reply), tmp_path, type(sink))
         self.unpickled(code, said)
         assert code == 0, Clause.DURABLE.broken(f"a driver that asks what became of both ended with {code}: {said}")
-        lost, done, memory = json.loads(told.read_text())
+        lost, done, memory = json.loads(reply.read_text())
         assert lost == CommitState.LOST.value, Clause.LOST.broken(f"{lost} in another process than aborted it")
         assert done == CommitState.COMMITTED.value, Clause.IDEMPOTENT.broken(f"{done} in another process")
         here = self.memory(sink)
@@ -211,7 +211,7 @@ class SinkConformance(SinkContract):
         for stop in stops:
             when = f"when a task was killed at {stop}"
             tables.append(rows(10 * len(tables), 4))
-            task = _Task(sink, self.context(sink, slot=0), tables[-1], tmp_path / "told", stop.number)
+            task = _Task(sink, self.context(sink, slot=0), tables[-1], tmp_path / "reply", stop.number)
             self._died(task, tmp_path, Clause.TASK_DIES, when)
             self.expect_rows(sink, Clause.TASK_DIES, when, *tables[:-1])
             self.sweep(sink, Clause.TASK_DIES, when)
@@ -220,7 +220,7 @@ class SinkConformance(SinkContract):
             self.expect_rows(sink, Clause.TASK_DIES, f"{when}, after the next attempt", *tables)
         if type(sink).purge is not Sink.purge and Ability.DEAD_TASKS not in self.cannot:
             self.commit(sink, self.pre_committed(sink, rows(900, 1), checkpoint=1))
-            with Clause.PURGE.kept("purge"):
+            with Clause.PURGE.guarding("purge"):
                 sink.purge(Checkpoint(self.job, LINEAGE, 1, oldest_retained=1))
             when = "after tasks were killed at lines of pre_commit, a sweep and a purge"
             self.expect_no_leftovers(sink, when, before, Clause.PURGE_LEFTOVERS)
@@ -267,7 +267,7 @@ class SinkConformance(SinkContract):
         for stop in stops:
             when, first = f"when a driver was killed at {stop}", 10 * len(tables)
             tables += rows(10 * first, 2), rows(10 * first + 5, 2)
-            old, kept, gone = self._retained(sink, first, *tables[-2:])
+            old, retained, gone = self._retained(sink, first, *tables[-2:])
             memory = self.memory(sink)
             checkpoint = Checkpoint(self.job, LINEAGE, first + 2, oldest_retained=first + 1)
             self._died(_Call(sink, "purge", (checkpoint,), stop.number), tmp_path, Clause.PURGE, when)
@@ -276,12 +276,12 @@ class SinkConformance(SinkContract):
                 self.expect_doubts(sink, Clause.PURGE, again)
                 after = self.memory(sink)
                 assert after == memory, Clause.PURGE.broken(f"{again}: committed_checkpoints is {after}, was {memory}")
-                self.commit(sink, kept, clause=Clause.PURGE, when=again)
+                self.commit(sink, retained, clause=Clause.PURGE, when=again)
                 (lost,) = self.outcomes(sink, gone, clause=Clause.PURGE)
                 assert lost.state is CommitState.LOST, Clause.PURGE.broken(f"{again}, commit of an aborted one: {lost}")
                 (purged,) = self.outcomes(sink, old, clause=Clause.PURGE)
                 assert purged.state is not CommitState.LOST, Clause.PURGE.broken(f"{again}, commit answers {purged}")
-                with Clause.PURGE.kept("purge"):
+                with Clause.PURGE.guarding("purge"):
                     sink.purge(checkpoint)
 
     def _retained(self, sink: Sink, first: int, *tables: pa.Table) -> list[Committable]:
@@ -380,7 +380,7 @@ class SinkConformance(SinkContract):
         self.expect_doubts(sink, Clause.DIRECTLY, "after at-least-once mode")
 
     # ------------------------------------------------------------------ losses and zombies
-    def roll_back_one(self, sink: Sink) -> None:
+    def lose_a_transaction(self, sink: Sink) -> None:
         listed = self.doubts(sink)
         assert len(listed) == 3, Clause.IN_DOUBT.broken(
             f"when a driver was killed with three transactions decided and none committed, it lists {listed}"
@@ -393,7 +393,7 @@ class SinkConformance(SinkContract):
         input = example_input(2)
         complete = KillAt(Step.COMPLETE, checkpoint_id=1)
         self.killed(self.driver(sink, tmp_path, input, listeners=[complete]), "when checkpoint 1 was complete")
-        self.roll_back_one(sink)
+        self.lose_a_transaction(sink)
         replay = self.driver(sink, tmp_path, input, listeners=[KillAt(step, checkpoint_id=1)])
         self.killed(replay, f"at step {step.name} of a replay")
         self.finish(sink, tmp_path, input, f"after a replay was killed at step {step.name}")
@@ -402,7 +402,7 @@ class SinkConformance(SinkContract):
         input = example_input(2)
         complete = KillAt(Step.COMPLETE, checkpoint_id=0)
         self.killed(self.driver(sink, tmp_path, input, listeners=[complete]), "when checkpoint 0 was complete")
-        self.roll_back_one(sink)
+        self.lose_a_transaction(sink)
         changed = [[rows(5000, 7), rows(6000, 8), rows(7000, 9), rows(0, 0)], *input[1:]]
         self.fails_with(
             self.driver(sink, tmp_path, changed).run_here,

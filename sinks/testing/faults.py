@@ -97,8 +97,8 @@ class Faults(SinkTests):
             assert wrong == [], Clause.ASK_AGAIN.broken(f"{failed}, and it answers {wrong}")
             forget(*answers)
             if COMMITTED in answers:
-                told = [table for table, answer in zip(tables, answers, strict=True) if answer == COMMITTED]
-                hidden = self.counted(*told) - self.seen(sink)
+                visible = [table for table, answer in zip(tables, answers, strict=True) if answer == COMMITTED]
+                hidden = self.counted(*visible) - self.seen(sink)
                 assert not hidden, Clause.ASK_AGAIN.broken(
                     f"{failed}; it answers COMMITTED, and {len(hidden)} rows are not visible"
                 )
@@ -190,8 +190,8 @@ class Faults(SinkTests):
             elif error is None:
                 (outcome,) = self.outcomes(sink, victim, clause=clause)
                 assert outcome.state is CommitState.LOST, clause.broken(f"{when}; then commit answers {outcome}")
-            told = self.memory(sink)
-            assert told == memory, clause.broken(f"{when}; committed_checkpoints was {memory}, and is {told}")
+            after = self.memory(sink)
+            assert after == memory, clause.broken(f"{when}; committed_checkpoints was {memory}, and is {after}")
             self.expect_rows(sink, clause, when, rows(0, 1))
 
     @together
@@ -202,12 +202,12 @@ class Faults(SinkTests):
         done: list[pa.Table] = []
         for stop in self._stops(sink, count, done):
             tables = [rows(100 * stop.number, 2), rows(100 * stop.number + 10, 2)]
-            one, two = self.participants(sink, tables)
+            first, second = self.participants(sink, tables)
             driver = copy_of(sink)
             driver.open()
-            answers = meet(driver, stop, partial(self.ask, driver, one), partial(self.ask, driver, two))
+            answers = meet(driver, stop, partial(self.ask, driver, first), partial(self.ask, driver, second))
             self.close(driver)
-            self._all_committed(sink, [*chain(*answers)], [one, two], f"beside another that is stopped at {stop}")
+            self._all_committed(sink, [*chain(*answers)], [first, second], f"beside another that is stopped at {stop}")
             done += tables
         self.expect_rows(sink, Clause.THREADS, "after commits side by side", *done)
         self.expect_doubts(sink, Clause.THREADS, "after commits side by side")
@@ -242,22 +242,22 @@ class Faults(SinkTests):
         made = self.participants(sink, tables)
         self.expect_doubts(sink, Clause.IN_DOUBT, f"with {self.many} pre-committed", *made)
         when = f"by commit_all of {self.many}"
-        with Clause.THREADS.kept(when):
+        with Clause.THREADS.guarding(when):
             answers = list(sink.notify_checkpoint_complete(Checkpoint(self.job, LINEAGE, 0), made))
         self._all_committed(sink, answers, made, when)
         self.expect_rows(sink, Clause.THREADS, f"after commit_all of {self.many}", *tables)
 
     def test_other_threads_call_the_same_sink(self, sink: Sink) -> None:
         """A driver's sweeps have their own thread."""
-        one, two = self.participants(sink, [rows(0, 2), rows(10, 2)])
+        first, second = self.participants(sink, [rows(0, 2), rows(10, 2)])
         driver = copy_of(sink)
         driver.open()
 
         def sweep() -> None:
-            with Clause.THREADS.kept("in_doubt, abort and commit in another thread than `open`"):
+            with Clause.THREADS.guarding("in_doubt, abort and commit in another thread than `open`"):
                 list(driver.in_doubt(self.job))
-                driver.abort(one.transaction)
-                self.commit(driver, two, clause=Clause.THREADS)
+                driver.abort(first.transaction)
+                self.commit(driver, second, clause=Clause.THREADS)
 
         with ThreadPoolExecutor(1) as pool:
             pool.submit(sweep).result()
@@ -393,7 +393,7 @@ class Faults(SinkTests):
             self.open(starting)
             ask = partial(starting.committed_checkpoints, self.job)
             answer = meet(driver, stop, purge, ask)[1] if stopped == "purge" else meet(starting, stop, ask, purge)[0]
-            for told in (answer, self.memory(sink)):
-                assert told == memory or isinstance(told, Exception), Clause.PURGE_BESIDE.broken(
-                    f"with {stopped} stopped at {stop}, committed_checkpoints is {told}, and was {memory}"
+            for answered in (answer, self.memory(sink)):
+                assert answered == memory or isinstance(answered, Exception), Clause.PURGE_BESIDE.broken(
+                    f"with {stopped} stopped at {stop}, committed_checkpoints is {answered}, and was {memory}"
                 )

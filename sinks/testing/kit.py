@@ -46,7 +46,7 @@ _checked: dict[int, tuple[Sink, pa.Schema]] = {}
 """By the id of a sink of this test: itself, and the columns that it was last checked for."""
 
 
-_opened: dict[int, Sink] = {}
+_open_sinks: dict[int, Sink] = {}
 """Those of this test that are open, by their ids: a driver stays so for all of its life."""
 _checkpoints: dict[str, Checkpoint] = {}
 """Of transactions of this test, by the texts of their identities."""
@@ -71,7 +71,7 @@ def closed_later(sink: Sink) -> Sink:
 
 def copy_of(sink: Sink) -> Sink:
     """The sink in another task or driver."""
-    with Clause.PICKLED.kept("pickle"):
+    with Clause.PICKLED.guarding("pickle"):
         copy: Sink = pickle.loads(pickle.dumps(sink))
     closed_later(copy)
     if id(sink) in _checked:
@@ -165,7 +165,7 @@ class SinkTests:
         while _open:
             with suppress(Exception):
                 _open.pop().close()
-        for known in (_checked, _made, _opened, _checkpoints):
+        for known in (_checked, _made, _open_sinks, _checkpoints):
             known.clear()
 
     # ------------------------------------------------------------------ the steps of a task
@@ -195,19 +195,19 @@ class SinkTests:
         self.open(sink)
         _, last = _checked.get(id(sink), (sink, None))
         if schema != last:
-            with Clause.CHECK.kept(f"check({schema.names})"):
+            with Clause.CHECK.guarding(f"check({schema.names})"):
                 sink.check(schema)
             _checked[id(sink)] = sink, schema
 
     def begun(self, sink: Sink, context: TransactionContext | None = None, **parts: Any) -> Any:
         context = context or self.context(sink, **parts)
         self.checked(sink, context.schema)
-        with Clause.BEGIN.kept(f"begin_transaction({context.transaction_id!r})"):
+        with Clause.BEGIN.guarding(f"begin_transaction({context.transaction_id!r})"):
             return sink.begin_transaction(context)
 
     def write(self, sink: Sink, transaction: Any, table: pa.Table, clause: Clause = Clause.WRITE) -> None:
         for batch in table.to_batches():
-            with clause.kept(f"write of {batch.num_rows} rows"):
+            with clause.guarding(f"write of {batch.num_rows} rows"):
                 sink.write(transaction, batch)
 
     def written(
@@ -226,7 +226,7 @@ class SinkTests:
     def sealed(
         self, sink: Sink, transaction: Any, count: int, subtask: int = 0, clause: Clause = Clause.PRE_COMMIT
     ) -> Committable:
-        with clause.kept("pre_commit"):
+        with clause.guarding("pre_commit"):
             if isinstance(sink, Auditable):
                 sink.record_fingerprint(transaction, Fingerprint(count))
             committable = sink.snapshot_state(transaction)
@@ -253,19 +253,19 @@ class SinkTests:
         return committable
 
     def rollback(self, sink: Sink, transaction: Any, clause: Clause = Clause.ROLLBACK) -> None:
-        with clause.kept("rollback"):
+        with clause.guarding("rollback"):
             sink.rollback(transaction)
 
     def open(self, sink: Sink) -> None:
         """Unless it is."""
-        if id(sink) not in _opened:
-            with Clause.OPEN.kept("open"):
+        if id(sink) not in _open_sinks:
+            with Clause.OPEN.guarding("open"):
                 sink.open()
-            _opened[id(sink)] = sink
+            _open_sinks[id(sink)] = sink
 
     def close(self, sink: Sink) -> None:
-        _opened.pop(id(sink), None)
-        with Clause.CLOSE.kept("close"):
+        _open_sinks.pop(id(sink), None)
+        with Clause.CLOSE.guarding("close"):
             sink.close()
 
     def never_seen(self, sink: Sink, context: TransactionContext) -> Committable:
@@ -275,11 +275,11 @@ class SinkTests:
         for committable in made:
             self.abort(sink, committable)
         here, there, new = (c.transaction_id.rpartition(".")[2] for c in (*contexts, context))
-        one, other, proof = map(_text, (made[0].transaction, made[1].transaction, made[0].proof))
+        first, second, proof = map(_text, (made[0].transaction, made[1].transaction, made[0].proof))
         identity = self.unseen(made[0], context.transaction_id)
-        if identity is None and one.replace(here, there) != other:
+        if identity is None and first.replace(here, there) != second:
             pytest.skip("identities hold more than `context.transaction_id`: override `unseen`")
-        identity = identity or json.loads(one.replace(here, new))
+        identity = identity or json.loads(first.replace(here, new))
         return Committable(identity, json.loads(proof.replace(here, new))).of(sink.name, 0, Fingerprint(1))
 
     # ------------------------------------------------------------------ the steps of a driver
@@ -330,22 +330,22 @@ class SinkTests:
     def commit(self, sink: Sink, *committables: Committable, clause: Clause = Clause.COMMIT, when: str = "") -> None:
         """All have to be COMMITTED."""
         outcomes = self.outcomes(sink, *committables, clause=clause)
-        assert all(o == CommitOutcome.COMMITTED for o in outcomes), clause.broken(f"{_told(outcomes)} {when}")
+        assert all(o == CommitOutcome.COMMITTED for o in outcomes), clause.broken(f"{_described(outcomes)} {when}")
 
     def abort(self, sink: Sink, committable: Committable, clause: Clause = Clause.ABORT, when: str = "") -> None:
         identity = json.loads(json.dumps(dict(committable.transaction)))
         self.open(sink)
-        with clause.kept(f"abort {when}"):
+        with clause.guarding(f"abort {when}"):
             sink.abort(identity)
 
     def doubts(self, sink: Sink, job: str = "") -> list[Identity]:
         self.open(sink)
-        with Clause.IN_DOUBT.kept("in_doubt"):
+        with Clause.IN_DOUBT.guarding("in_doubt"):
             return [dict(identity) for identity in sink.in_doubt(job or self.job)]
 
     def memory(self, sink: Sink, job: str = "") -> Mapping[str, int] | None:
         self.open(sink)
-        with Clause.MEMORY.kept("committed_checkpoints"):
+        with Clause.MEMORY.guarding("committed_checkpoints"):
             return sink.committed_checkpoints(job or self.job)
 
     def sweep(self, sink: Sink, clause: Clause, when: str) -> None:
@@ -357,7 +357,7 @@ class SinkTests:
     # ------------------------------------------------------------------ what has to be seen
     def expect_rows(self, sink: Sink, clause: Clause, when: str, *tables: pa.Table) -> None:
         """These rows are visible, each once, and no other."""
-        with clause.kept(f"{when}, `visible`"):
+        with clause.guarding(f"{when}, `visible`"):
             seen = self.seen(sink, (tables[0].schema if tables else SCHEMA).names)
         expected = self.counted(*tables)
         assert seen == expected, clause.broken(f"{when}, {_difference(seen, expected)}")
@@ -367,10 +367,10 @@ class SinkTests:
         listed = Counter(map(_text, self.doubts(sink, job)))
         expected = Counter(_text(committable.transaction) for committable in committables)
         lacks, more = sorted((expected - listed).elements()), sorted((listed - expected).elements())
-        told = [f"lacks {_few(lacks)}"] * bool(lacks) + [f"lists {_few(more)} beside what it should"] * bool(more)
+        faults = [f"lacks {_few(lacks)}"] * bool(lacks) + [f"lists {_few(more)} beside what it should"] * bool(more)
         if lacks and len(lacks) == len(more):
-            told = [f"lists {_few(more)} for what pre_commit answered {_few(lacks)}; {_unlike(lacks[0], more[0])}"]
-        assert listed == expected, clause.broken(f"{when}, `in_doubt` {', and '.join(told)}")
+            faults = [f"lists {_few(more)} for what pre_commit answered {_few(lacks)}; {_unlike(lacks[0], more[0])}"]
+        assert listed == expected, clause.broken(f"{when}, `in_doubt` {', and '.join(faults)}")
 
     def expect_no_leftovers(
         self, sink: Sink, when: str, before: Sequence[str] = (), clause: Clause = Clause.LEFTOVERS
@@ -398,7 +398,7 @@ def forget(*errors: object) -> None:
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return tuple((key, _hashable(one)) for key, one in value.items())
+        return tuple((key, _hashable(item)) for key, item in value.items())
     if isinstance(value, float) and (value == 0 or value != value):
         return repr(value)  # NaN is not itself, and -0.0 is 0.0
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
@@ -408,8 +408,8 @@ def _text(identity: Mapping[str, Any]) -> str:
     return json.dumps({str(name): value for name, value in identity.items()}, sort_keys=True, default=repr)
 
 
-def _unlike(one: str, other: str) -> str:
-    here, there = json.loads(one), json.loads(other)
+def _unlike(expected: str, listed: str) -> str:
+    here, there = json.loads(expected), json.loads(listed)
     unlike = [name for name in {**here, **there} if here.get(name, ...) != there.get(name, ...)]
     return ", ".join(
         f"{name!r} is {there.get(name, 'missing')!r} instead of {here.get(name, 'missing')!r}" for name in unlike
@@ -425,7 +425,7 @@ def _short(value: object, length: int = 200) -> str:
     return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
 
 
-def _told(outcomes: Sequence[CommitOutcome]) -> str:
+def _described(outcomes: Sequence[CommitOutcome]) -> str:
     return ", ".join(f"{o.state.name} ({o.reason})" if o.reason else o.state.name for o in outcomes)
 
 
@@ -434,7 +434,7 @@ def _difference(seen: Counter[Row], expected: Counter[Row]) -> str:
     missing, more = expected - seen, seen - expected
     doubled, strange = [row for row in more if row in expected], [row for row in more if row not in expected]
     parts = []
-    for what, found in (("lost", list(missing)), ("visible twice", doubled), ("visible, unexpected", strange)):
-        if found:
-            parts.append(f"{len(found)} rows {what}: {_short(found[0])}" + " and others" * (len(found) > 1))
+    for what, unequal in (("lost", list(missing)), ("visible twice", doubled), ("visible, unexpected", strange)):
+        if unequal:
+            parts.append(f"{len(unequal)} rows {what}: {_short(unequal[0])}" + " and others" * (len(unequal) > 1))
     return "; ".join(parts)

@@ -66,13 +66,13 @@ class Options(SinkTests):
         self.needs(Ability.DIRECTLY)
         before = self.leftovers(sink)
         transaction = self.written(sink, rows(0, 5), exactly_once=False)
-        with Clause.DIRECTLY.kept("the end of a transaction in at-least-once mode"):
+        with Clause.DIRECTLY.guarding("the end of a transaction in at-least-once mode"):
             commit_now(sink, transaction, Checkpoint(self.job, LINEAGE, 0))
         self.close(sink)
         self.expect_rows(sink, Clause.DIRECTLY, "in at-least-once mode", rows(0, 5))
         self.expect_doubts(sink, Clause.DIRECTLY, "in at-least-once mode")
-        told = sink.committed_checkpoints(self.job)
-        assert not told, Clause.MEMORY_DIRECTLY.broken(f"`committed_checkpoints` tells {told}")
+        memory = sink.committed_checkpoints(self.job)
+        assert not memory, Clause.MEMORY_DIRECTLY.broken(f"`committed_checkpoints` tells {memory}")
         self.expect_no_leftovers(sink, "in at-least-once mode", before)
 
     # ------------------------------------------------------------------ Validating
@@ -81,7 +81,7 @@ class Options(SinkTests):
         committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
         sink.open()
         for _ in range(2):
-            with Clause.VALIDATE.kept("validate_all of good rows"):
+            with Clause.VALIDATE.guarding("validate_all of good rows"):
                 validating.validate_all(Checkpoint(self.job, LINEAGE, 0), committables)
         self.expect_rows(sink, Clause.VALIDATE, "after validate_all")
         self.expect_doubts(sink, Clause.VALIDATE, "after validate_all", *committables)
@@ -97,16 +97,18 @@ class Options(SinkTests):
             table = [row | self.bad if at in places else row for at, row in enumerate(good)]
             batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
             transaction = self.begun(sink)
-            with Clause.WRITE_GOOD_ROWS.kept(f"write_good_rows of 9 rows, of which those at {places} are bad,"):
-                found = [one.row for one in choosy.write_good_rows(transaction, batch, 9)]
-            assert found == places, Clause.WRITE_GOOD_ROWS.broken(f"of 9 rows those at {places} are bad, not {found}")
+            with Clause.WRITE_GOOD_ROWS.guarding(f"write_good_rows of 9 rows, of which those at {places} are bad,"):
+                refused = [refusal.row for refusal in choosy.write_good_rows(transaction, batch, 9)]
+            assert refused == places, Clause.WRITE_GOOD_ROWS.broken(
+                f"of 9 rows those at {places} are bad, not {refused}"
+            )
             self.rollback(sink, transaction)
         transaction = self.begun(sink)
         for part in (good[:4], good[4:]):
             batch = pa.RecordBatch.from_pylist([*part, good[0] | self.bad], schema=SCHEMA)
-            found = [one.row for one in choosy.write_good_rows(transaction, batch, 10)]
-            told = f"in one of two batches, row {len(part)} is bad, not {found}"
-            assert found == [len(part)], Clause.WRITE_GOOD_ROWS.broken(told)
+            refused = [refusal.row for refusal in choosy.write_good_rows(transaction, batch, 10)]
+            seen = f"in one of two batches, row {len(part)} is bad, not {refused}"
+            assert refused == [len(part)], Clause.WRITE_GOOD_ROWS.broken(seen)
         self.commit(sink, self.sealed(sink, transaction, 9, clause=Clause.WRITE_GOOD_ROWS))
         self.expect_rows(sink, Clause.WRITE_GOOD_ROWS, "after 9 good rows and two bad ones", rows(0, 9))
 
@@ -115,17 +117,17 @@ class Options(SinkTests):
         if type(letters).read_dead_letters is DeadLettering.read_dead_letters:
             pytest.skip("this sink does not override `read_dead_letters`: it cannot tell")
 
-        def found(most: int) -> list[int]:
-            with Clause.LETTERS.kept("read_dead_letters"):
-                told = letters.read_dead_letters(self.job, "theirs", most)
-            return [] if told is None else sorted(one["row_number"] for one in told.rows)
+        def newest(most: int) -> list[int]:
+            with Clause.LETTERS.guarding("read_dead_letters"):
+                answer = letters.read_dead_letters(self.job, "theirs", most)
+            return [] if answer is None else sorted(letter["row_number"] for letter in answer.rows)
 
         try:
             letters.open()
             letters.check(LETTERS)
         except ConfigurationError:
             pytest.skip("this sink takes no letters: override `accepting`, if another into the same system does")
-        with Clause.LETTERS.kept("read_dead_letters where no letter was written yet"):
+        with Clause.LETTERS.guarding("read_dead_letters where no letter was written yet"):
             if letters.read_dead_letters(self.job, "theirs", 9) is None:
                 pytest.skip("this sink cannot tell of letters as it is set up")
         made = [
@@ -135,33 +137,33 @@ class Options(SinkTests):
             )
         ]
         self.abort(letters, made[4])
-        assert found(9) == [], Clause.LETTERS.broken(f"of letters that are in doubt or aborted, it tells {found(9)}")
+        assert newest(9) == [], Clause.LETTERS.broken(f"of letters that are in doubt or aborted, it tells {newest(9)}")
         self.commit(letters, *made[:3], *made[5:], clause=Clause.LETTERS)
-        assert found(9) == [0, 1, 2], Clause.LETTERS.broken(f"numbers 0, 1, 2 are visible, and it tells {found(9)}")
-        assert found(2)[-2:] == [1, 2], Clause.LETTERS.broken(f"1 and 2 are the newest two, and it tells {found(2)}")
+        assert newest(9) == [0, 1, 2], Clause.LETTERS.broken(f"numbers 0, 1, 2 are visible, and it tells {newest(9)}")
+        assert newest(2)[-2:] == [1, 2], Clause.LETTERS.broken(f"1 and 2 are the newest two, and it tells {newest(2)}")
 
     # ------------------------------------------------------------------ SchemaEvolving
     def test_evolve_takes_new_columns(self, sink: Sink) -> None:
-        one = self.evolving(sink)
-        if one is None:
+        candidate = self.evolving(sink)
+        if candidate is None:
             pytest.skip("this kit has no sink that evolves: it does not override `evolving`")
-        evolving: SchemaEvolving[Any] = as_(SchemaEvolving, closed_later(one))
+        evolving: SchemaEvolving[Any] = as_(SchemaEvolving, closed_later(candidate))
         wider = rows(10, 2).add_column(0, "more", pa.array([1, None], pa.int64()))
         older = [rows(0, 2), rows(20, 2)]
         self.commit(evolving, self.pre_committed(evolving, older[0]), clause=Clause.EVOLVE)
         for when in ("before", "again before"):
-            with Clause.SCHEMA_DIFF.kept("schema_diff"):
+            with Clause.SCHEMA_DIFF.guarding("schema_diff"):
                 diff = evolving.schema_diff(wider.schema)
-            told = diff is None or any(change.column == "more" for change in diff.changes)
-            assert told, Clause.SCHEMA_DIFF.broken(f"{when} evolve, of a new column `more`: {diff}")
+            as_documented = diff is None or any(change.column == "more" for change in diff.changes)
+            assert as_documented, Clause.SCHEMA_DIFF.broken(f"{when} evolve, of a new column `more`: {diff}")
         for _ in range(2):
-            with Clause.EVOLVE.kept("check, then evolve, twice,"):
+            with Clause.EVOLVE.guarding("check, then evolve, twice,"):
                 evolving.check(wider.schema)
                 evolving.evolve(wider.schema)
         diff = evolving.schema_diff(wider.schema)
         assert diff is None or not diff.changes, Clause.SCHEMA_DIFF.broken(f"after evolve, it tells {diff}")
         self.commit(evolving, self.pre_committed(evolving, wider, subtask=1), clause=Clause.EVOLVE)
-        with Clause.EVOLVE.kept("check, then evolve, for rows without the new column,"):
+        with Clause.EVOLVE.guarding("check, then evolve, for rows without the new column,"):
             evolving.check(SCHEMA)
             evolving.evolve(SCHEMA)
         late = self.pre_committed(evolving, older[1], clause=Clause.EVOLVE, subtask=2)
@@ -182,38 +184,38 @@ class Options(SinkTests):
             parts.append(Part(LINEAGE, number, made[number:]))
         self.commit(sink, self.pre_committed(sink, rows(900, 1), job=f"{self.job}-2"), clause=Clause.AUDIT)
         for quick in (False, True):
-            with Clause.AUDIT.kept(f"audit with quick={quick}"):
+            with Clause.AUDIT.guarding(f"audit with quick={quick}"):
                 held = list(auditable.audit(self.job, parts, quick=quick).holdings)
             assert len(held) == 2, Clause.AUDIT.broken(f"{len(held)} answers for 2 checkpoints")
-            for one, expected in zip(held, (7, 4), strict=True):
-                counts = {one.rows, one.fingerprint.rows if one.fingerprint else None}
-                told = f"{one} of {expected} rows that are visible, with quick={quick}"
-                assert counts <= {None, expected}, Clause.AUDIT.broken(told)
-                assert not one.differences, Clause.AUDIT.broken(told)
+            for holding, expected in zip(held, (7, 4), strict=True):
+                counts = {holding.rows, holding.fingerprint.rows if holding.fingerprint else None}
+                seen = f"{holding} of {expected} rows that are visible, with quick={quick}"
+                assert counts <= {None, expected}, Clause.AUDIT.broken(seen)
+                assert not holding.differences, Clause.AUDIT.broken(seen)
 
     # ------------------------------------------------------------------ Diagnosable
     def test_what_operators_are_told_is_told_as_documented(self, sink: Sink) -> None:
         diagnosable: Diagnosable[Any] = as_(Diagnosable, sink)
         committables = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(2)]
         listed = self.doubts(sink)
-        with Clause.INSPECT.kept("inspect of what `in_doubt` lists"):
-            told = [*diagnosable.inspect([]), *diagnosable.inspect(listed)]
-        assert [dict(one.transaction) for one in told if isinstance(one, InDoubt)] == listed, Clause.INSPECT.broken(
-            f"{told} for {listed}"
+        with Clause.INSPECT.guarding("inspect of what `in_doubt` lists"):
+            inspected = [*diagnosable.inspect([]), *diagnosable.inspect(listed)]
+        assert [dict(item.transaction) for item in inspected if isinstance(item, InDoubt)] == listed, (
+            Clause.INSPECT.broken(f"{inspected} for {listed}")
         )
         for committable in committables:
             self.abort(sink, committable)
-        with Clause.DIAGNOSE.kept("diagnose"):
+        with Clause.DIAGNOSE.guarding("diagnose"):
             findings = list(as_(Diagnosable, copy_of(sink)).diagnose(self.job))
-        strange = [one for one in findings if not isinstance(one, Finding)]
+        strange = [finding for finding in findings if not isinstance(finding, Finding)]
         assert strange == [], Clause.DIAGNOSE.broken(f"{strange}")
         for job in (self.job, "doctor"):
             self.expect_doubts(sink, Clause.DIAGNOSE, f"after diagnose, for job {job!r}", job=job)
         self.expect_rows(sink, Clause.DIAGNOSE, "after diagnose")
-        with Clause.WEAKNESSES.kept("weaknesses"):
+        with Clause.WEAKNESSES.guarding("weaknesses"):
             weaknesses = diagnosable.weaknesses()
         assert not isinstance(weaknesses, str), Clause.WEAKNESSES.broken(f"one text: {weaknesses!r}")
-        assert all(isinstance(one, str) for one in weaknesses), Clause.WEAKNESSES.broken(f"{weaknesses!r}")
+        assert all(isinstance(weakness, str) for weakness in weaknesses), Clause.WEAKNESSES.broken(f"{weaknesses!r}")
 
 
 def _letters(number: int, job: str, sink: str) -> pa.Table:

@@ -47,8 +47,8 @@ class Outcomes(SinkTests):
             self.expect_doubts(asked, Clause.IN_DOUBT_RESOLVED, "after abort", other)
         self.abort(driver, other)
         self.expect_no_leftovers(sink, "after abort", before, Clause.ABORT_LEFTOVERS)
-        for one in (sink, copy_of(sink)):
-            self.abort(one, committable, Clause.ABORT_AGAIN, "again")
+        for asked in (sink, copy_of(sink)):
+            self.abort(asked, committable, Clause.ABORT_AGAIN, "again")
         self.expect_rows(sink, Clause.ABORT_AGAIN, "after three aborts")
         self.commit(sink, self.pre_committed(sink, rows(10, 5), slot=0), clause=Clause.ABORT)
         self.expect_rows(sink, Clause.ABORT, "after an abort, and a commit of the next attempt", rows(10, 5))
@@ -56,21 +56,21 @@ class Outcomes(SinkTests):
     def test_commit_after_abort_is_lost_and_stays_lost(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
         self.abort(sink, committable)
-        for one in (sink, copy_of(sink)):
-            (outcome,) = self.outcomes(one, committable, clause=Clause.LOST)
+        for asked in (sink, copy_of(sink)):
+            (outcome,) = self.outcomes(asked, committable, clause=Clause.LOST)
             assert outcome.state is CommitState.LOST, Clause.LOST.broken(f"{outcome}")
             assert outcome.reason, Clause.COMMIT_OUTCOME.broken("LOST without a reason")
-            self.abort(one, committable, Clause.ABORT_AGAIN, "after a commit that was told LOST")
+            self.abort(asked, committable, Clause.ABORT_AGAIN, "after a commit that was told LOST")
         self.expect_rows(sink, Clause.LOST, "after abort, then commit")
         self.expect_doubts(sink, Clause.IN_DOUBT_RESOLVED, "after abort, then commit")
 
     def test_abort_after_commit_raises_and_changes_nothing(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
         self.commit(sink, committable)
-        for one in (sink, copy_of(sink)):
-            one.open()
+        for asked in (sink, copy_of(sink)):
+            asked.open()
             try:
-                one.abort(committable.transaction)
+                asked.abort(committable.transaction)
             except CommittedError:
                 pass
             except Exception as error:
@@ -95,17 +95,17 @@ class Outcomes(SinkTests):
         """Spark's speculation. Whatever becomes of the slow one, the rows of the other are visible, once."""
         self.needs(Ability.SIDE_BY_SIDE)
         fast, slow = copy_of(sink), copy_of(sink)
-        one, other = self.begun(slow, slot=0), self.begun(fast, slot=1, attempt=0)
+        losing, winning = self.begun(slow, slot=0), self.begun(fast, slot=1, attempt=0)
         for first in (0, 10):
-            self.write(slow, one, rows(first, 5))
-            self.write(fast, other, rows(first, 5))
-        winner = self.sealed(fast, other, 10, clause=Clause.NAMES)
+            self.write(slow, losing, rows(first, 5))
+            self.write(fast, winning, rows(first, 5))
+        winner = self.sealed(fast, winning, 10, clause=Clause.NAMES)
         self.close(fast)
         when = f"when another attempt of the same subtask {loser}"
         if loser == "is stopped":
-            self.rollback(slow, one)
+            self.rollback(slow, losing)
         if loser == "goes on":
-            late = self.sealed(slow, one, 10, clause=Clause.NAMES)
+            late = self.sealed(slow, losing, 10, clause=Clause.NAMES)
             self.expect_doubts(sink, Clause.IN_DOUBT, when, winner, late)
             self.abort(sink, late)
         if loser != "is killed" or Ability.TELL_OPEN not in self.cannot:
@@ -113,7 +113,7 @@ class Outcomes(SinkTests):
         self.commit(sink, winner, clause=Clause.NAMES, when=when)
         self.expect_rows(sink, Clause.NAMES, when, rows(0, 5), rows(10, 5))
         if loser == "is killed":
-            self.rollback(slow, one)
+            self.rollback(slow, losing)
         self.close(slow)
         self.expect_rows(sink, Clause.NAMES, f"{when}, at the end", rows(0, 5), rows(10, 5))
 
@@ -131,11 +131,11 @@ class Outcomes(SinkTests):
                 f"two that differ in {next(iter(parts))} are both {dict(made[0].transaction)}"
             )
         for committable in made:
-            with Clause.OWNS.kept(f"owns of {committable.transaction}"):
+            with Clause.OWNS.guarding(f"owns of {committable.transaction}"):
                 owns = sink.owns(self.job, committable.transaction)
             assert owns, Clause.OWNS.broken(f"{owns!r} for {committable.transaction}, which it pre-committed")
         for identity in ({}, {"another": 1}, dict.fromkeys(made[0].transaction, 1)):
-            with Clause.OWNS.kept(f"owns of {identity}"):
+            with Clause.OWNS.guarding(f"owns of {identity}"):
                 sink.owns(self.job, identity)
         self.expect_doubts(sink, Clause.IN_DOUBT, f"with transactions that differ in {EACH_PART[1:]}", *made)
         for committable, parts in zip(made, EACH_PART, strict=True):
@@ -220,22 +220,22 @@ class Outcomes(SinkTests):
         for at, name in enumerate((ours, theirs)):
             job, _, own = name.partition("+")
             job = f"{prefix}{job}"
-            one = closed_later(self.named(sink, own))
-            done = self.pre_committed(one, rows(100 * at, 2), job=job, checkpoint=at, task_attempt=1)
-            self.commit(one, done, clause=Clause.IN_DOUBT_JOB)
-            gone = self.pre_committed(one, rows(100 * at + 10, 2), job=job, checkpoint=at, task_attempt=2)
-            self.abort(one, gone)
-            left = self.pre_committed(one, rows(100 * at + 20, 2), job=job, checkpoint=at, task_attempt=3)
-            made.append((job, one, done, gone, left))
-        for at, (job, one, _, _, left) in enumerate(made):
+            named = closed_later(self.named(sink, own))
+            done = self.pre_committed(named, rows(100 * at, 2), job=job, checkpoint=at, task_attempt=1)
+            self.commit(named, done, clause=Clause.IN_DOUBT_JOB)
+            gone = self.pre_committed(named, rows(100 * at + 10, 2), job=job, checkpoint=at, task_attempt=2)
+            self.abort(named, gone)
+            left = self.pre_committed(named, rows(100 * at + 20, 2), job=job, checkpoint=at, task_attempt=3)
+            made.append((job, named, done, gone, left))
+        for at, (job, named, _, _, left) in enumerate(made):
             alike = f"beside job and sink {(theirs, ours)[at]!r}, for {(ours, theirs)[at]!r}"
-            self.expect_doubts(one, Clause.IN_DOUBT_JOB, alike, left, job=job)
-            told = self.memory(one, job)
-            assert not told or told == {LINEAGE: at}, Clause.MEMORY.broken(f"{alike}, it tells {told}")
-        job, one, *_, left = made[0]
-        self.commit(one, left, clause=Clause.IN_DOUBT_JOB)
-        with Clause.PURGE.kept("purge"):
-            one.purge(Checkpoint(job, LINEAGE, 50, oldest_retained=50))
+            self.expect_doubts(named, Clause.IN_DOUBT_JOB, alike, left, job=job)
+            memory = self.memory(named, job)
+            assert not memory or memory == {LINEAGE: at}, Clause.MEMORY.broken(f"{alike}, it tells {memory}")
+        job, named, *_, left = made[0]
+        self.commit(named, left, clause=Clause.IN_DOUBT_JOB)
+        with Clause.PURGE.guarding("purge"):
+            named.purge(Checkpoint(job, LINEAGE, 50, oldest_retained=50))
         _, other, done, gone, left = made[1]
         when = f"after a purge for {ours!r}, of {theirs!r}"
         self.commit(other, done, left, clause=Clause.PURGE, when=when)
@@ -257,13 +257,13 @@ class Outcomes(SinkTests):
         self.expect_rows(sink, Clause.IN_DOUBT_READS, "after commit", *(rows(10 * p, 2) for p in range(len(made))))
 
     def test_the_longest_names(self, sink: Sink) -> None:
-        one, job = closed_later(self.named(sink, "s" * 100)), "j" * 100
+        named, job = closed_later(self.named(sink, "s" * 100)), "j" * 100
         parts: dict[str, Any] = {"checkpoint": 10**9, "subtask": 10**5, "generation": 10**4}
-        context = self.context(one, job=job, slot=0, task_attempt=10**12, **parts)
+        context = self.context(named, job=job, slot=0, task_attempt=10**12, **parts)
         length = len(context.transaction_id)
-        made = self.pre_committed(one, rows(0, 2), context)
-        self.expect_doubts(one, Clause.NAMES, f"with a name of {length} characters", made, job=job)
-        self.commit(one, made, clause=Clause.NAMES, when=f"with a name of {length} characters")
+        made = self.pre_committed(named, rows(0, 2), context)
+        self.expect_doubts(named, Clause.NAMES, f"with a name of {length} characters", made, job=job)
+        self.commit(named, made, clause=Clause.NAMES, when=f"with a name of {length} characters")
 
     # ------------------------------------------------------------------ never seen
     def test_commit_of_what_was_never_seen_is_no_success_and_no_proof(self, sink: Sink) -> None:
@@ -315,15 +315,15 @@ class Outcomes(SinkTests):
             pytest.skip("this sink does not override `committed_checkpoints`: its system keeps no memory")
 
         def expect(expected: Mapping[str, int], when: str, job: str = self.job, of: Sink = sink) -> None:
-            told = self.memory(of, job) or {}
-            assert told == expected, Clause.MEMORY.broken(f"{when}, it tells {told} instead of {expected}")
+            memory = self.memory(of, job) or {}
+            assert memory == expected, Clause.MEMORY.broken(f"{when}, it tells {memory} instead of {expected}")
 
         expect({}, "on an empty target")
-        one, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2))
+        committed, other = (self.pre_committed(sink, rows(10 * p, 5), subtask=p, checkpoint=9) for p in range(2))
         expect({}, "after pre_commit")
         self.abort(sink, other)
         expect({}, "after abort")
-        self.commit(sink, one)
+        self.commit(sink, committed)
         if self.memory(sink) is None:
             pytest.skip("this sink's system keeps no memory of committed checkpoints")
         expect({LINEAGE: 9}, "with checkpoint 9 visible")
@@ -335,39 +335,39 @@ class Outcomes(SinkTests):
         self.commit(sink, self.pre_committed(sink, rows(20, 1), checkpoint=10))
         expect({LINEAGE: 10}, "with checkpoints 9 and 10 visible")
         self.commit(sink, self.pre_committed(sink, rows(30, 1), lineage="feedbeef", checkpoint=100))
-        told = dict(self.memory(sink) or {})
-        assert told in ({"feedbeef": 100}, {LINEAGE: 10, "feedbeef": 100}), Clause.MEMORY.broken(
-            f"with checkpoint 100 of another lineage visible, too, it tells {told}"
+        memory = dict(self.memory(sink) or {})
+        assert memory in ({"feedbeef": 100}, {LINEAGE: 10, "feedbeef": 100}), Clause.MEMORY.broken(
+            f"with checkpoint 100 of another lineage visible, too, it tells {memory}"
         )
 
     def test_purge_removes_nothing_that_is_still_asked_for(self, sink: Sink) -> None:
         other = self.sibling(sink)
-        about: list[dict[str, Any]] = [
+        each_part: list[dict[str, Any]] = [
             {"checkpoint": 9},
             {"checkpoint": 10},
             {"lineage": "feedbeef"},
             {"job": "another"},
         ]
-        tables = [rows(10 * n, 2) for n in range(len(about) + 1)]
-        done = [self.pre_committed(sink, table, **one) for table, one in zip(tables, about, strict=False)]
+        tables = [rows(10 * n, 2) for n in range(len(each_part) + 1)]
+        done = [self.pre_committed(sink, table, **parts) for table, parts in zip(tables, each_part, strict=False)]
         done.append(self.pre_committed(other, tables[-1]))
-        gone = [self.pre_committed(sink, rows(900, 2), **one) for one in about] + [
+        gone = [self.pre_committed(sink, rows(900, 2), **parts) for parts in each_part] + [
             self.pre_committed(other, rows(900, 1))
         ]
         waiting = [self.pre_committed(sink, rows(800 + n, 1), checkpoint=n) for n in (9, 11)]
-        for one, another in zip(done, gone, strict=True):
-            self.commit(sink if one.sink == sink.name else other, one)
-            self.abort(sink if one.sink == sink.name else other, another)
+        for committed, aborted in zip(done, gone, strict=True):
+            self.commit(sink if committed.sink == sink.name else other, committed)
+            self.abort(sink if committed.sink == sink.name else other, aborted)
         memory = self.memory(sink)
         task = copy_of(sink)
         is_open = None if Ability.SIDE_BY_SIDE in self.cannot else self.begun(task, checkpoint=12)
         if is_open is not None:
             self.write(task, is_open, rows(700, 1))
         for _ in range(2):
-            with Clause.PURGE.kept("purge"):
+            with Clause.PURGE.guarding("purge"):
                 sink.purge(Checkpoint(self.job, LINEAGE, 11, oldest_retained=10))
         if is_open is not None:
-            with Clause.PURGE.kept("pre_commit of a newer transaction that was open during the purge"):
+            with Clause.PURGE.guarding("pre_commit of a newer transaction that was open during the purge"):
                 waiting.append(task.snapshot_state(is_open).of(sink.name, 0, Fingerprint(1)))
         self.expect_rows(sink, Clause.PURGE, "after purge", *tables)
         self.expect_doubts(sink, Clause.PURGE, "after purge", *waiting)
@@ -377,12 +377,12 @@ class Outcomes(SinkTests):
         for purged, never in ((first, CommitState.LOST), (lost, CommitState.COMMITTED)):
             (outcome,) = self.outcomes(sink, purged, clause=Clause.PURGE)
             assert outcome.state is not never, Clause.PURGE.broken(f"with its proof purged, commit answers {outcome}")
-        for one, another in zip(others, more, strict=True):
-            asked = sink if one.sink == sink.name else other
-            self.commit(asked, one, clause=Clause.PURGE, when=f"of what was committed, {one.transaction}")
-            (outcome,) = self.outcomes(asked, another, clause=Clause.PURGE)
+        for committed, aborted in zip(others, more, strict=True):
+            asked = sink if committed.sink == sink.name else other
+            self.commit(asked, committed, clause=Clause.PURGE, when=f"of what was committed, {committed.transaction}")
+            (outcome,) = self.outcomes(asked, aborted, clause=Clause.PURGE)
             assert outcome.state is CommitState.LOST, Clause.PURGE.broken(
-                f"commit of what was aborted, {another.transaction}, answers {outcome}"
+                f"commit of what was aborted, {aborted.transaction}, answers {outcome}"
             )
         self.close(other)
         self.commit(sink, *waiting, clause=Clause.PURGE, when="of what was in doubt")
@@ -394,17 +394,19 @@ class Outcomes(SinkTests):
         made = [self.pre_committed(sink, rows(10 * p, 2), subtask=p) for p in range(3)]
         self.abort(sink, made[lost])
         states = [outcome.state.name for outcome in self.outcomes(sink, *made, clause=Clause.COMMIT_ALL)]
-        apart = ["LOST" if p == lost else "COMMITTED" for p in range(3)]
+        separate = ["LOST" if p == lost else "COMMITTED" for p in range(3)]
         held = ["LOST" if p == lost else "HELD" for p in range(3)]
-        assert states in (apart, held), Clause.COMMIT_ALL.broken(f"number {lost} of three is lost, and told {states}")
-        kept = [rows(10 * p, 2) for p in range(3) if p != lost]
+        assert states in (separate, held), Clause.COMMIT_ALL.broken(
+            f"number {lost} of three is lost, and told {states}"
+        )
+        others = [rows(10 * p, 2) for p in range(3) if p != lost]
         if states == held:
             self.expect_rows(sink, Clause.AT_ONCE, "with participants that are HELD")
             replacement = self.pre_committed(sink, rows(10 * lost, 2), subtask=lost, round=1)
             self.commit(sink, *(c for c in made if c is not made[lost]), replacement, clause=Clause.AT_ONCE)
-            self.expect_rows(sink, Clause.AT_ONCE, "after the replay", *kept, rows(10 * lost, 2))
+            self.expect_rows(sink, Clause.AT_ONCE, "after the replay", *others, rows(10 * lost, 2))
         else:
-            self.expect_rows(sink, Clause.COMMIT_ALL, f"with {states}", *kept)
+            self.expect_rows(sink, Clause.COMMIT_ALL, f"with {states}", *others)
         self.answer_the_same(sink, made, lost)
 
     def test_what_is_unknown_keeps_no_sibling_from_its_outcome(self, sink: Sink) -> None:
@@ -440,10 +442,12 @@ class Outcomes(SinkTests):
         driver.close()
         if not called:
             pytest.skip("this sink's `commit_all` does not use `commit`")
-        told = [str(getattr(answer, "state", answer)) for answer in answers]
-        assert answers[0] is self.outage, Clause.COMMIT_ALL_GOES_ON.broken(f"the first raises, and is told {told[0]}")
+        described = [str(getattr(answer, "state", answer)) for answer in answers]
+        assert answers[0] is self.outage, Clause.COMMIT_ALL_GOES_ON.broken(
+            f"the first raises, and is told {described[0]}"
+        )
         assert answers[1:] == [CommitOutcome.COMMITTED] * 2, Clause.COMMIT_ALL_GOES_ON.broken(
-            f"the first of three raises, and the others are told {told[1:]}"
+            f"the first of three raises, and the others are told {described[1:]}"
         )
         self.commit(sink, *made, clause=Clause.ASK_AGAIN)
         self.expect_rows(sink, Clause.ASK_AGAIN, "asked again", *(rows(10 * p, 2) for p in range(3)))
@@ -461,7 +465,7 @@ class Outcomes(SinkTests):
         task = copy_of(sink)
         made = [self.pre_committed(task, rows(10 * p, 2), subtask=p) for p in range(3)]
         self.close(sink)
-        with Clause.MADE_ANEW.kept("its constructor, called with the same arguments,"):
+        with Clause.MADE_ANEW.guarding("its constructor, called with the same arguments,"):
             anew = self.made_anew(sink)
         when = "in a sink that is made anew by its constructor"
         self.expect_doubts(anew, Clause.MADE_ANEW, when, *made)

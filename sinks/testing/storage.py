@@ -183,7 +183,7 @@ class ProcessConformance(StorageConformance):
         moment = time.time() + 1
         for writer in writers:
             writer.connection.send(moment)
-        won = [(key, str(number)) for number, writer in enumerate(writers) for key in writer.told()]
+        won = [(key, str(number)) for number, writer in enumerate(writers) for key in writer.messages()]
         assert [writer.process.exitcode for writer in writers] == [0] * self.writers
         storage = reopen()
         assert sorted(key for key, _ in won) == storage.list("race") == sorted(f"race/{n}" for n in range(self.keys))
@@ -203,9 +203,9 @@ class ProcessConformance(StorageConformance):
             time.sleep(0.02 + 0.013 * attempt)
             assert writer.process.pid
             os.killpg(writer.process.pid, signal.SIGKILL)  # with its JVM, if it has one
-            told = [first, *writer.told()]
+            sent = [first, *writer.messages()]
             listed = storage.list(f"run/{attempt}")
-            assert set(told) <= set(listed)
+            assert set(sent) <= set(listed)
             for key in listed:
                 value = storage.get(key)
                 assert value is not None

@@ -33,7 +33,7 @@ class Writer:
         self.process: BaseProcess = fork(_work, dict(environment), work, theirs, *arguments, preload=__name__)
         theirs.close()
 
-    def told(self) -> Iterator[Any]:
+    def messages(self) -> Iterator[Any]:
         """What it sends, until it has ended."""
         try:
             while True:

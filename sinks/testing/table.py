@@ -59,13 +59,13 @@ def pre_commit(
     """What a task does for its partition; rolls back what fails."""
     transaction = sink.begin_transaction(context(sink, checkpoint, subtask, batches[0].schema, job, round))
     try:
-        for one in batches:
-            sink.write(transaction, one)
+        for part in batches:
+            sink.write(transaction, part)
         committable = sink.pre_commit(transaction)
     except BaseException:
         sink.rollback(transaction)
         raise
-    return committable.of(sink.name, subtask, Fingerprint(sum(one.num_rows for one in batches), 0))
+    return committable.of(sink.name, subtask, Fingerprint(sum(part.num_rows for part in batches), 0))
 
 
 def checkpoint(number: int = 0, job: str = "job", oldest: int = 0) -> Checkpoint:

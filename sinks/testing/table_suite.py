@@ -93,9 +93,9 @@ class TableSuite:
 
     def test_what_an_operator_rolls_back_is_lost(self, db: Database) -> None:
         sink = self.make(db, strategy=self.two_phase)
-        lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+        lost, intact = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
         self.end_prepared(lost, db, "ROLLBACK")
-        outcomes = sink.commit_all(checkpoint(), [lost, kept])
+        outcomes = sink.commit_all(checkpoint(), [lost, intact])
         assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
         assert outcomes[1] == COMMITTED
         assert sorted(db.ledger().values()) == [False, True]
@@ -118,17 +118,17 @@ class TableSuite:
         answers: list[list[Any]] = []
         start = threading.Barrier(2)
 
-        def drive(one: TableSink) -> None:
+        def drive(driver: TableSink) -> None:
             start.wait()
-            answers.append(list(one.commit_all(checkpoint(), committables)))
+            answers.append(list(driver.commit_all(checkpoint(), committables)))
 
-        threads = [threading.Thread(target=drive, args=(one,)) for one in (sink, other)]
+        threads = [threading.Thread(target=drive, args=(driver,)) for driver in (sink, other)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         for answer in answers:  # an exception means: ask again
-            assert all(one == COMMITTED or isinstance(one, Exception) for one in answer)
+            assert all(outcome == COMMITTED or isinstance(outcome, Exception) for outcome in answer)
         assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * 8
         assert db.ids() == list(range(8))
         assert db.pending() == 0
@@ -150,16 +150,16 @@ class TableSuite:
 
     def test_a_dropped_staging_table_is_lost_and_holds_its_siblings(self, db: Database) -> None:
         sink = self.make(db, strategy="staged")
-        lost, kept = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
+        lost, intact = pre_commit(sink, rows_of(1), subtask=0), pre_commit(sink, rows_of(2), subtask=1)
         db.run(f"DROP TABLE {lost.transaction['table']}")
         for _ in range(2):
-            outcomes = sink.commit_all(checkpoint(), [lost, kept])
+            outcomes = sink.commit_all(checkpoint(), [lost, intact])
             assert outcomes[0].state is CommitState.LOST  # type: ignore[union-attr]
             assert outcomes[1] == CommitOutcome.HELD
             assert db.ledger() == {lost.transaction["transaction_id"]: False}
             assert db.visible() == []
         replay = pre_commit(sink, rows_of(1), subtask=0, round=1)
-        assert sink.commit_all(checkpoint(), [replay, kept]) == [COMMITTED, COMMITTED]
+        assert sink.commit_all(checkpoint(), [replay, intact]) == [COMMITTED, COMMITTED]
         assert db.ids() == [1, 2]
         assert db.pending() == 0
 
@@ -174,8 +174,8 @@ class TableSuite:
         elsewhere = self.make(db, strategy=sink.strategy, table="others", name=sink.name)
         for _ in range(2):
             outcomes = elsewhere.commit_all(checkpoint(), [first, second])
-            told = r"written for .*orders \(append\), and the sink writes to .*others \(append\) now"
-            assert re.search(told, why_unknown(outcomes[1]))
+            reason = r"written for .*orders \(append\), and the sink writes to .*others \(append\) now"
+            assert re.search(reason, why_unknown(outcomes[1]))
             assert (staged and why_unknown(outcomes[0]) != "") or outcomes[0] == COMMITTED
         outcomes = sink.commit_all(checkpoint(), [first, second])
         assert outcomes[0] == COMMITTED
@@ -196,11 +196,11 @@ class TableSuite:
         committable = pre_commit(sink, rows_of(1))
         assert sink.commit_all(checkpoint(), [committable]) == [COMMITTED]
         db.run("TRUNCATE tpc_ledger")
-        for one in (sink, self.make(db, strategy=sink.strategy)):
-            (outcome,) = one.commit_all(checkpoint(), [committable])
+        for asked in (sink, self.make(db, strategy=sink.strategy)):
+            (outcome,) = asked.commit_all(checkpoint(), [committable])
             assert "was emptied or dropped" in why_unknown(outcome)
-        later = pre_commit(one, rows_of(2), checkpoint=1)
-        assert one.commit_all(checkpoint(1), [later]) == [COMMITTED]
+        later = pre_commit(asked, rows_of(2), checkpoint=1)
+        assert asked.commit_all(checkpoint(1), [later]) == [COMMITTED]
 
     @pytest.mark.parametrize("partly", [False, True])
     def test_a_ledger_that_is_older_than_its_rows_proves_no_loss(
@@ -330,7 +330,7 @@ class TableSuite:
         second += [change(5, "comes", 1), change(6, "new", None), change(3, "older", None)]
         for number, changes in enumerate((first, second)):
             committables = [
-                pre_commit(sink, batch([one], CHANGES), checkpoint=number, subtask=n) for n, one in enumerate(changes)
+                pre_commit(sink, batch([row], CHANGES), checkpoint=number, subtask=n) for n, row in enumerate(changes)
             ]
             sink.validate_all(checkpoint(number), committables)
             assert sink.commit_all(checkpoint(number), committables) == [COMMITTED] * len(changes)
@@ -377,13 +377,13 @@ class TableSuite:
 
     def test_many_create_the_ledger_at_once(self, db: Database) -> None:
         sink = self.make(db, check=None)
-        start, found, failed = threading.Barrier(8), [], []
+        start, identities, failed = threading.Barrier(8), [], []
 
         def create() -> None:
             with sink._backend.lend() as connection:
                 start.wait()
                 try:
-                    found.append(sink._planner.ensure_ledger(connection))
+                    identities.append(sink._planner.ensure_ledger(connection))
                 except Exception as error:
                     failed.append(error)
 
@@ -395,8 +395,8 @@ class TableSuite:
             for thread in threads:
                 thread.join()
             assert failed == []
-            assert len(set(found)) == 1
-            found.clear()
+            assert len(set(identities)) == 1
+            identities.clear()
 
     def test_a_truncated_staging_table_is_unknown_and_moves_nothing(self, db: Database) -> None:
         sink = self.make(db, strategy="staged")
@@ -440,7 +440,7 @@ class TableSuite:
         newer = pre_commit(sink, batch([change(1, "newer", 2)], CHANGES), subtask=1)
         keyed.run(f"DROP TABLE {older.transaction['table']}")
         outcomes = sink.commit_all(checkpoint(), [older, newer])
-        assert [one.state for one in outcomes] == [CommitState.LOST, CommitState.HELD]  # type: ignore[union-attr]
+        assert [outcome.state for outcome in outcomes] == [CommitState.LOST, CommitState.HELD]  # type: ignore[union-attr]
         replay = pre_commit(sink, batch([change(1, "older", 1)], CHANGES), subtask=0, round=1)
         assert sink.commit_all(checkpoint(), [newer, replay]) == [COMMITTED, COMMITTED]
         assert keyed.visible() == [(1, "newer")]
@@ -481,7 +481,7 @@ class TableSuite:
             *(change(8, "e", 2), change(5, "y", 2)),  # a new one takes
             *(change(6, "g", 2), change(7, None, 2, True)),  # a deleted one gives up
         ]
-        committables = [pre_commit(sink, batch([one], schema), subtask=n) for n, one in enumerate(changes)]
+        committables = [pre_commit(sink, batch([row], schema), subtask=n) for n, row in enumerate(changes)]
         sink.validate_all(checkpoint(), committables)
         assert keyed.visible()[0] == (1, "a", "old 1")
         assert sink.commit_all(checkpoint(), committables) == [COMMITTED] * len(changes)

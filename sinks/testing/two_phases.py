@@ -45,7 +45,7 @@ class TwoPhases(SinkTests):
 
     @at_least_once
     def test_check_takes_and_refuses_columns(self, sink: Sink) -> None:
-        with Clause.CHECK.kept("check of SCHEMA, twice,"):
+        with Clause.CHECK.guarding("check of SCHEMA, twice,"):
             sink.open()
             sink.check(SCHEMA)
             sink.check(SCHEMA)
@@ -87,17 +87,17 @@ class TwoPhases(SinkTests):
         def check() -> None:
             driver = copy_of(sink)
             self.open(driver)
-            with Clause.CHECK.kept("check"):
+            with Clause.CHECK.guarding("check"):
                 driver.check(SCHEMA)
 
         self._undisturbed(sink, Clause.CHECK, "checked", check)
 
     def test_a_sink_that_closes_elsewhere_touches_no_transaction(self, sink: Sink) -> None:
         def close() -> None:
-            for one in (copy_of(sink), opened := copy_of(sink)):
-                if one is opened:
-                    self.open(one)
-                self.close(one)
+            self.close(copy_of(sink))
+            driver = copy_of(sink)
+            self.open(driver)
+            self.close(driver)
 
         self._undisturbed(sink, Clause.CLOSE_KEEPS, "closed", close)
 
@@ -114,12 +114,12 @@ class TwoPhases(SinkTests):
         if Ability.SIDE_BY_SIDE not in self.cannot:
             transaction = self.written(sink, rows(10, 2), subtask=1)
             call()
-            with clause.kept(f"pre_commit of a transaction that was open when a copy of the sink was {what}"):
+            with clause.guarding(f"pre_commit of a transaction that was open when a copy of the sink was {what}"):
                 sink.snapshot_state(transaction)
 
     def test_the_identity_is_a_dict_of_json_values(self, sink: Sink) -> None:
         committable = self.pre_committed(sink, rows(0, 5))
-        with Clause.IDENTITY.kept("json.dumps of the committable"):
+        with Clause.IDENTITY.guarding("json.dumps of the committable"):
             text = json.dumps(committable.to_json())
         again = Committable.from_json(json.loads(text))
         for what in ("transaction", "proof"):
@@ -170,7 +170,7 @@ class TwoPhases(SinkTests):
     # ------------------------------------------------------------------ rollback
     def test_rollback_leaves_nothing(self, sink: Sink) -> None:
         """In the same object, and of others whose names begin with the same."""
-        kept, task, is_open = self.pre_committed(sink, rows(100, 2), slot=0, task_attempt=10), copy_of(sink), None
+        neighbour, task, is_open = self.pre_committed(sink, rows(100, 2), slot=0, task_attempt=10), copy_of(sink), None
         if not {Ability.SIDE_BY_SIDE, Ability.TELL_OPEN} & {*self.cannot}:
             is_open = self.written(task, rows(10, 2), subtask=1)
         before = self.leftovers(sink)
@@ -180,8 +180,8 @@ class TwoPhases(SinkTests):
             self.close(sink)
             self.expect_no_leftovers(sink, f"after rollback of {count} rows", before)
         self.expect_rows(sink, Clause.ROLLBACK, "after rollback")
-        self.expect_doubts(sink, Clause.ROLLBACK, "after rollback beside one that is pre-committed", kept)
-        made = [kept, self.pre_committed(sink, rows(20, 2), clause=Clause.ROLLBACK, subtask=2)]
+        self.expect_doubts(sink, Clause.ROLLBACK, "after rollback beside one that is pre-committed", neighbour)
+        made = [neighbour, self.pre_committed(sink, rows(20, 2), clause=Clause.ROLLBACK, subtask=2)]
         if is_open is not None:
             made.append(self.sealed(task, is_open, 2, 1, Clause.ROLLBACK))
         self.commit(sink, *made, clause=Clause.ROLLBACK, when="beside a rollback")
@@ -207,12 +207,12 @@ class TwoPhases(SinkTests):
 
     def test_two_open_transactions_of_one_sink_object_do_not_meet(self, sink: Sink) -> None:
         self.needs(Ability.SIDE_BY_SIDE)
-        one, other = self.begun(sink, subtask=0), self.begun(sink, subtask=1)
-        for first in (0, 10):
-            self.write(sink, one, rows(first, 2))
-            self.write(sink, other, rows(100 + first, 2))
-        committable = self.sealed(sink, one, 4)
-        self.rollback(sink, other)
+        first, second = self.begun(sink, subtask=0), self.begun(sink, subtask=1)
+        for start in (0, 10):
+            self.write(sink, first, rows(start, 2))
+            self.write(sink, second, rows(100 + start, 2))
+        committable = self.sealed(sink, first, 4)
+        self.rollback(sink, second)
         self.expect_doubts(sink, Clause.HANDLE, "with one of two sealed, the other rolled back", committable)
         self.commit(sink, committable, clause=Clause.HANDLE)
         self.expect_rows(sink, Clause.HANDLE, "with one of two committed", rows(0, 2), rows(10, 2))

@@ -82,7 +82,7 @@ class Values(SinkTests):
     ) -> None:
         transaction = self.begun(sink, self.context(sink, table.schema, exactly_once=self._two_phase))
         for batch in table.to_batches(batches):
-            with Clause.WRITE.kept(f"write of {what}"):
+            with Clause.WRITE.guarding(f"write of {what}"):
                 sink.write(transaction, batch)
         if self._two_phase:
             self.commit(sink, self.sealed(sink, transaction, table.num_rows), clause=Clause.WRITE, when=what)
@@ -130,7 +130,9 @@ class Values(SinkTests):
             self.needs(Ability.NEGATIVE_ZERO)
         name, amount = (value, 0.5) if isinstance(value, str) else ("x", value)
         beside = [] if Ability.NULLS in self.cannot else [(3, None, None)]
-        table = pa.table([list(one) for one in zip((1, "x", 1.5), (2, name, amount), *beside, strict=True)], SCHEMA)
+        table = pa.table(
+            [list(column) for column in zip((1, "x", 1.5), (2, name, amount), *beside, strict=True)], SCHEMA
+        )
         context = self.context(sink, exactly_once=self._two_phase)
         transaction = self.begun(sink, context)
         try:
@@ -197,7 +199,7 @@ class Values(SinkTests):
             pytest.skip("this kit names no further `types` that the sink takes")
         names = [f"c{n}" for n in range(len(self.types))]
         schema = pa.schema([("id", pa.int64()), *zip(names, self.types, strict=True)])
-        table = pa.table([[0, 1, 2], *(SAMPLES[one] for one in self.types)], schema=schema)
+        table = pa.table([[0, 1, 2], *(SAMPLES[kind] for kind in self.types)], schema=schema)
         accepting = self.accepting(sink, schema)
         for part, already in ((table, []), (table.slice(1), [table])):
             what = f"values of {', '.join(map(str, self.types))}, {part.num_rows} of 3 rows"

@@ -29,8 +29,8 @@ class _AllAtOnce(Shelf):
     """`commit_all` moves those that are there, and `commit` is as it should be."""
 
     def commit_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[Any]:
-        self.move([one.transaction["name"] for one in committables])
-        return [self.of_gone(one.transaction["name"]) for one in committables]
+        self.move([committable.transaction["name"] for committable in committables])
+        return [self.of_gone(committable.transaction["name"]) for committable in committables]
 
     def move(self, names: list[str]) -> None:
         raise NotImplementedError
@@ -186,7 +186,7 @@ class RemembersJobsOfAnyCase(Shelf):
 @breaks(Clause.NAMES, "the_longest_names")
 class CutsNames(Shelf):
     def in_doubt(self, job: str) -> Iterable[Identity]:
-        return [{"name": one["name"][:110]} for one in super().in_doubt(job)]
+        return [{"name": identity["name"][:110]} for identity in super().in_doubt(job)]
 
 
 # ---------------------------------------------------------------------- process and state

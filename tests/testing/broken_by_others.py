@@ -31,9 +31,9 @@ class ShowsBesideWhatIsUnknown(WholeShelf):
     def settle(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
         answers = super().settle(committables)
         if any(a.state.name == "UNKNOWN" for a in answers):
-            kept = [c for c, a in zip(committables, answers, strict=True) if a.state.name != "UNKNOWN"]
-            if kept:
-                super().settle(kept)
+            known = [c for c, a in zip(committables, answers, strict=True) if a.state.name != "UNKNOWN"]
+            if known:
+                super().settle(known)
         return answers
 
 
@@ -64,11 +64,11 @@ class ListsNothingWhenTheSystemIsSilent(Shelf):
 class RemembersNothingWhenTheSystemIsSilent(Shelf):
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         try:
-            return self._told(job)
+            return self._remembered(job)
         except Exception:
             return {}
 
-    def _told(self, job: str) -> Mapping[str, int] | None:
+    def _remembered(self, job: str) -> Mapping[str, int] | None:
         return super().committed_checkpoints(job)
 
 
@@ -89,11 +89,11 @@ class SaysAbortedWhenTheSystemIsSilent(Shelf):
 @breaks(Clause.PURGE, "silence_is_no_answer", method="purge")
 class ForgetsItsMemoryWhenPurgeFails(Shelf):
     def purge(self, checkpoint: Checkpoint) -> None:
-        told = dict(super().committed_checkpoints(checkpoint.job) or {})
-        memory = self.folder / "memory"
-        memory.write_text("")
-        memory.write_text(repr(told))
-        memory.unlink()
+        memory = dict(super().committed_checkpoints(checkpoint.job) or {})
+        file = self.folder / "memory"
+        file.write_text("")
+        file.write_text(repr(memory))
+        file.unlink()
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         if (self.folder / "memory").exists():
@@ -139,8 +139,8 @@ class HoldsAFileForEachCommitUntilItCloses(Shelf):
         return super().commit(committable)
 
     def close(self) -> None:
-        for one in self.files:
-            os.close(one)
+        for file in self.files:
+            os.close(file)
         self.files = ()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -166,20 +166,20 @@ class ProvesAbortsInItsProcess(Shelf):
 
 @breaks(Clause.MEMORY, "another_process_sees_and_commits_what_a_dead_one_pre_committed")
 class RemembersInItsProcess(Shelf):
-    told: ClassVar[dict[str, Any]] = {}
+    memory: ClassVar[dict[str, Any]] = {}
 
     def commit(self, committable: Committable) -> CommitOutcome:
         outcome = super().commit(committable)
         if outcome == COMMITTED:
             name = TransactionId.parse(committable.transaction["name"])
             key = f"{self.folder}{name.job}{name.sink}"
-            mine = self.told.setdefault(key, {})
+            mine = self.memory.setdefault(key, {})
             mine[name.lineage] = max(name.checkpoint, mine.get(name.lineage, 0))
         return outcome
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         name = TransactionId.parse(str(TransactionId(job, "0", 0, self.name, 0, 0, 0, 0, 0)))
-        return dict(self.told.get(f"{self.folder}{name.job}{name.sink}", {}))
+        return dict(self.memory.get(f"{self.folder}{name.job}{name.sink}", {}))
 
 
 # ---------------------------------------------------------------------- check, open, close
@@ -309,8 +309,8 @@ class AuditsSlowlyOnly(Shelf):
 class AuditsAllJobs(Shelf):
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
         def count(part: Part) -> int:
-            found = self.folder.glob(f"tpc.*.{part.lineage}.{part.checkpoint_id}.*.done")
-            return len([row for path in found for row in stored(path)])
+            paths = self.folder.glob(f"tpc.*.{part.lineage}.{part.checkpoint_id}.*.done")
+            return len([row for path in paths for row in stored(path)])
 
         return Audit([Holding(rows=count(part)) for part in parts])
 
@@ -333,7 +333,7 @@ class LocksWhatItValidates(Shelf):
 @breaks(Clause.INSPECT, "what_operators_are_told_is_told_as_documented")
 class InspectsSomethingOnly(Shelf):
     def inspect(self, transactions: Sequence[Identity]) -> Sequence[InDoubt]:
-        oldest = min(TransactionId.parse(one["name"]).checkpoint for one in transactions)
+        oldest = min(TransactionId.parse(identity["name"]).checkpoint for identity in transactions)
         assert oldest >= 0
         return super().inspect(transactions)
 
@@ -371,8 +371,8 @@ class AbortsOnlyWhatItListed(Shelf):
 class MergesEqualParticipants(WholeShelf):
     def settle(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
         seen: list[Any] = []
-        for one in committables:
-            path = self.path(one.transaction["name"], "ready")
+        for committable in committables:
+            path = self.path(committable.transaction["name"], "ready")
             if path.exists():
                 rows = list(stored(path))
                 if rows in seen:

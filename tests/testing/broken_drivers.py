@@ -139,7 +139,7 @@ class CommitsOnceMoreEachTime(_Copies):
             file.write(ready.read_bytes())
 
     def in_doubt(self, job: str) -> Iterable[Identity]:
-        return [one for one in super().in_doubt(job) if not self.path(one["name"], "done").exists()]
+        return [identity for identity in super().in_doubt(job) if not self.path(identity["name"], "done").exists()]
 
 
 @breaks(Clause.LOST, ABORTED)
@@ -397,7 +397,7 @@ class StopsAtTheFirstError(Shelf):
 class TellsNoError(Shelf):
     def commit_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> Sequence[Any]:
         answers = super().commit_all(checkpoint, committables)
-        return [CommitOutcome.HELD if isinstance(one, Exception) else one for one in answers]
+        return [CommitOutcome.HELD if isinstance(answer, Exception) else answer for answer in answers]
 
 
 @breaks(Clause.AT_ONCE, "a_checkpoint_becomes_visible_as_a_whole")
@@ -528,15 +528,15 @@ class ListsTheNewestLineage(Shelf):
     def in_doubt(self, job: str) -> Iterable[Identity]:
         names = [TransactionId.parse(path.stem) for path in self.paths(job, "ready")]
         newest = max((name.lineage for name in names), default="")
-        return [one for one in super().in_doubt(job) if f".{newest}." in one["name"]]
+        return [identity for identity in super().in_doubt(job) if f".{newest}." in identity["name"]]
 
 
 @breaks(Clause.IN_DOUBT, PARTS)
 class ListsTheNewestGeneration(Shelf):
     def in_doubt(self, job: str) -> Iterable[Identity]:
         listed = list(super().in_doubt(job))
-        newest = max((TransactionId.parse(one["name"]).generation for one in listed), default=0)
-        return [one for one in listed if TransactionId.parse(one["name"]).generation == newest]
+        newest = max((TransactionId.parse(identity["name"]).generation for identity in listed), default=0)
+        return [identity for identity in listed if TransactionId.parse(identity["name"]).generation == newest]
 
 
 @breaks(Clause.IN_DOUBT, PARTS)
@@ -548,7 +548,7 @@ class ListsAFew(Shelf):
 @breaks(Clause.IN_DOUBT, PARTS)
 class ListsOneOfEachSubtask(Shelf):
     def in_doubt(self, job: str) -> Iterable[Identity]:
-        return {TransactionId.parse(one["name"]).subtask: one for one in super().in_doubt(job)}.values()
+        return {TransactionId.parse(identity["name"]).subtask: identity for identity in super().in_doubt(job)}.values()
 
 
 @breaks(Clause.IN_DOUBT_JOB, JOBS, other="conformance-2")
@@ -573,8 +573,8 @@ class _RawNames(Shelf):
 
     def paths(self, job: str, state: str) -> list[Path]:
         job = job.replace("/", "-").replace(" ", "-")
-        found = [path for path in self.folder.glob(f"*.{state}") if self.matches(path, job)]
-        return [path for path in found if TransactionId.find(path.stem).sink == token(self.name)]
+        paths = [path for path in self.folder.glob(f"*.{state}") if self.matches(path, job)]
+        return [path for path in paths if TransactionId.find(path.stem).sink == token(self.name)]
 
 
 @breaks(Clause.IN_DOUBT_JOB, JOBS, other="conformanc")

@@ -32,8 +32,8 @@ class IsAnotherEachTimeItIsMade(Shelf):
         return f"{self.prefix}-{context.transaction_id}"
 
     def paths(self, job: str, state: str) -> list[Path]:
-        found = self.folder.glob(f"{self.prefix}-{TransactionId.prefix(job)}*.{state}")
-        return [path for path in found if TransactionId.find(path.stem).sink == token(self.name)]
+        paths = self.folder.glob(f"{self.prefix}-{TransactionId.prefix(job)}*.{state}")
+        return [path for path in paths if TransactionId.find(path.stem).sink == token(self.name)]
 
     def committed_checkpoints(self, job: str) -> None:
         return None
@@ -126,17 +126,17 @@ class KeepsTheRowsOfWhatIsAborted(Shelf):
 
 @breaks(Clause.ABORT, GONE)
 class ShowsAbortedRowsWithTheNext(Shelf):
-    def kept(self, subtask: int) -> Path:
-        return self.folder / f"kept-{subtask}"
+    def remains(self, subtask: int) -> Path:
+        return self.folder / f"remains-{subtask}"
 
     def put(self, transaction: Handle, rows: Rows) -> None:
-        kept = self.kept(transaction.context.subtask)
-        super().put(transaction, rows + (list(stored(kept)) if kept.exists() else []))
+        remains = self.remains(transaction.context.subtask)
+        super().put(transaction, rows + (list(stored(remains)) if remains.exists() else []))
 
     def abort(self, transaction: Identity) -> None:
         ready = self.path(transaction["name"], "ready")
         if ready.exists():
-            self.kept(TransactionId.parse(transaction["name"]).subtask).write_bytes(ready.read_bytes())
+            self.remains(TransactionId.parse(transaction["name"]).subtask).write_bytes(ready.read_bytes())
         super().abort(transaction)
 
 
@@ -182,13 +182,13 @@ class _Finds(AnyShelf):
 
     def read_dead_letters(self, job: str, sink: str, most: int) -> DeadLetters | None:
         letters = [row for state in self.states for path in self.folder.glob(f"*.{state}") for row in stored(path)]
-        return DeadLetters(self.chosen([one for one in letters if self.matches(one, job, sink)], most))
+        return DeadLetters(self.chosen([letter for letter in letters if self.matches(letter, job, sink)], most))
 
     def matches(self, letter: dict[str, Any], job: str, sink: str) -> bool:
         return bool(letter["job"] == job and letter["sink"] == sink)
 
     def chosen(self, letters: Rows, most: int) -> Rows:
-        return sorted(letters, key=lambda one: -one["row_number"])[:most]
+        return sorted(letters, key=lambda letter: -letter["row_number"])[:most]
 
 
 @breaks(Clause.LETTERS, LETTERS)
@@ -205,7 +205,7 @@ class TellsOfTheLettersOfAllSinks(_Finds):
 @breaks(Clause.LETTERS, LETTERS)
 class TellsOfTheOldestLetters(_Finds):
     def chosen(self, letters: Rows, most: int) -> Rows:
-        return sorted(letters, key=lambda one: one["row_number"])[:most]
+        return sorted(letters, key=lambda letter: letter["row_number"])[:most]
 
 
 @breaks(Clause.EVOLVE, EVOLVED)

@@ -65,23 +65,23 @@ class IsNotOpenedAgain(Shelf):
 
 @breaks(Clause.CLOSE_KEEPS, "a_sink_that_closes_elsewhere_touches_no_transaction")
 class ClosesTransactionsToo(Shelf):
-    opened = False
+    is_open = False
 
     def open(self) -> None:
-        self.opened = True
+        self.is_open = True
 
     def close(self) -> None:
-        if not self.opened:  # also in a copy that has not opened anything
+        if not self.is_open:  # also in a copy that has not is_open anything
             for path in self.folder.glob("*.ready"):
                 path.unlink()
-        self.opened = False
+        self.is_open = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"opened": False}
+        return super().__getstate__() | {"is_open": False}
 
     def pre_commit(self, transaction: Handle) -> Identity | Committable:
         identity = super().pre_commit(transaction)
-        self.opened = False
+        self.is_open = False
         return identity
 
 
@@ -347,7 +347,7 @@ class StoresEmptyTextsAsNull(_Alters):
 @breaks(Clause.WRITE_GOOD_ROWS, BAD)
 class CountsBadRowsFromOne(Shelf):
     def write_good_rows(self, transaction: Handle, batch: pa.RecordBatch, most: int) -> Sequence[Refusal]:
-        return [replace(one, row=one.row + 1) for one in super().write_good_rows(transaction, batch, most)]
+        return [replace(refusal, row=refusal.row + 1) for refusal in super().write_good_rows(transaction, batch, most)]
 
 
 @breaks(Clause.WRITE_GOOD_ROWS, BAD)

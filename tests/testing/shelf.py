@@ -155,8 +155,8 @@ class Shelf(
         return [{"name": path.stem} for path in self.paths(job, "ready")]
 
     def paths(self, job: str, state: str) -> list[Path]:
-        found = self.folder.glob(f"{TransactionId.prefix(job)}*.{state}")
-        return [path for path in found if TransactionId.parse(path.stem).sink == token(self.name)]
+        paths = self.folder.glob(f"{TransactionId.prefix(job)}*.{state}")
+        return [path for path in paths if TransactionId.parse(path.stem).sink == token(self.name)]
 
     def committed_checkpoints(self, job: str) -> Mapping[str, int] | None:
         newest: dict[str, int] = {}
@@ -172,15 +172,17 @@ class Shelf(
                 path.unlink(missing_ok=True)
 
     def validate_all(self, checkpoint: Checkpoint, committables: Sequence[Committable]) -> None:
-        for one in committables:
-            assert self.path(one.transaction["name"], "ready").exists()
+        for committable in committables:
+            assert self.path(committable.transaction["name"], "ready").exists()
 
     def audit(self, job: str, parts: Sequence[Part], *, quick: bool = False) -> Audit:
-        return Audit([Holding(rows=sum(self.count(one) for one in part.committables)) for part in parts])
+        return Audit(
+            [Holding(rows=sum(self.count(committable) for committable in part.committables)) for part in parts]
+        )
 
     def count(self, committable: Committable) -> int:
-        found = [self.path(committable.transaction["name"], state) for state in self.shown_in]
-        return len([row for path in found if path.exists() for row in stored(path)])
+        paths = [self.path(committable.transaction["name"], state) for state in self.shown_in]
+        return len([row for path in paths if path.exists() for row in stored(path)])
 
     def probe_schema(self) -> pa.Schema | None:
         return SCHEMA
@@ -263,8 +265,8 @@ class WholeShelf(WholeCommitting[Handle], Shelf):
             super().abort(transaction)
 
     def paths(self, job: str, state: str) -> list[Path]:
-        found, shown = super().paths(job, "ready" if state == "done" else state), self.shown()
-        return [path for path in found if (path.stem in shown) == (state == "done")]
+        paths, shown = super().paths(job, "ready" if state == "done" else state), self.shown()
+        return [path for path in paths if (path.stem in shown) == (state == "done")]
 
 
 class Kit(SinkConformance):

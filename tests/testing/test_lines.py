@@ -123,15 +123,15 @@ def test_a_failure_at_any_line_leaves_no_lock_locked(way: str) -> None:
 
 def test_each_line_after_one_that_did_something_is_one_to_stop_at() -> None:
     source = Path(__file__).read_text(encoding="utf-8").splitlines()
-    told = {str(stop) for stop in _stops(lambda: Locked("try_and_finally"))}
+    stops = {str(stop) for stop in _stops(lambda: Locked("try_and_finally"))}
     for line, function in (
         ("while self.taken < 2:", "commit"),
         ("self.taken += 1", "try_and_finally"),
         ("return self.taken", "commit"),
     ):
         at_line = next(n for n, text in enumerate(source, 1) if text.strip() == line and _in(source, n, function))
-        assert f"test_lines.py:{at_line} in {function}: `{line}`" in told
-    assert len(told) == 3
+        assert f"test_lines.py:{at_line} in {function}: `{line}`" in stops
+    assert len(stops) == 3
 
 
 def _in(source: list[str], line: int, function: str) -> bool:

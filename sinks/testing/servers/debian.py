@@ -55,19 +55,19 @@ def _fetch(package: str, suite: str, binary: str, files: Sequence[str], folder: 
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as temporary:
         work = Path(temporary)
         _download(work, f"deb [signed-by={_KEYRING}] {archive} {suite} main\n", package)
-        root, kept = work / "root", work / "kept"
+        root, installation = work / "root", work / "installation"
         for deb in sorted((work / "archives").glob("*.deb")):
             _run(["dpkg-deb", "--extract", str(deb), str(root)])
         for path in files:
-            target = kept / path
+            target = installation / path
             target.parent.mkdir(parents=True, exist_ok=True)
             (shutil.copytree if (root / path).is_dir() else shutil.copy2)(root / path, target)
-        (kept / "bin").mkdir()
-        shutil.copy2(root / binary, kept / "bin")
-        (kept / "lib").mkdir()
+        (installation / "bin").mkdir()
+        shutil.copy2(root / binary, installation / "bin")
+        (installation / "lib").mkdir()
         for library in _libraries(root, root / binary):
-            shutil.copy2(library, kept / "lib")  # follows the links
-        kept.rename(folder)
+            shutil.copy2(library, installation / "lib")  # follows the links
+        installation.rename(folder)
 
 
 def _download(work: Path, source: str, package: str) -> None:

@@ -263,17 +263,17 @@ class KafkaServer(KafkaService):
         """Those with which a cluster of these features and users begins, as Kafka's tool writes them. They are kept, if
         there are no users: the tool takes half as long as a broker's start."""
         features = [f"{feature}={level}" for feature, level in self.features.items()]
-        kept = cache_folder() / "-".join(["kafka", self.version, *features, "bootstrap.checkpoint"])
-        if not self._passwords and kept.exists():
-            return kept.read_bytes()
+        cached = cache_folder() / "-".join(["kafka", self.version, *features, "bootstrap.checkpoint"])
+        if not self._passwords and cached.exists():
+            return cached.read_bytes()
         options = [option for feature in features for option in ("--feature", feature)]
         for user, password in self._passwords.items():
             options.append(f"--add-scram=SCRAM-SHA-512=[name={user},password={password}]")
         records = self._brokers[0].first_records(*options)
         if not self._passwords:
-            new = kept.with_suffix(f".{uuid.uuid4().hex}")
+            new = cached.with_suffix(f".{uuid.uuid4().hex}")
             new.write_bytes(records)
-            new.replace(kept)
+            new.replace(cached)
         return records
 
     def _watch(self) -> None:
@@ -604,8 +604,8 @@ class ExternalKafka(KafkaService, Unmanaged):
         nodes = admin.list_topics(timeout=START_TIMEOUT).brokers
         answers = admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, str(node)) for node in nodes])
         for answer in answers.values():
-            found = answer.result(START_TIMEOUT)
-            if any(name not in found or found[name].value != value for name, value in settings.items()):
+            described = answer.result(START_TIMEOUT)
+            if any(name not in described or described[name].value != value for name, value in settings.items()):
                 return False
         return True
 

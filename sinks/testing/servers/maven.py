@@ -108,9 +108,11 @@ def _require_pinned(file: Path) -> None:
     """Raises RuntimeError for a file that `pins.sha256` knows by its name, and not with this content."""
     lines = (Path(__file__).parent / "pins.sha256").read_text().splitlines()
     known = {name: checksum for checksum, name in map(str.split, lines)}
-    found = hashlib.sha256(file.read_bytes()).hexdigest()
-    if known.get(file.name, found) != found:
-        raise RuntimeError(f"{file.name} is not what it was: its SHA-256 is {found}, and {known[file.name]} is pinned")
+    checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+    if known.get(file.name, checksum) != checksum:
+        raise RuntimeError(
+            f"{file.name} is not what it was: its SHA-256 is {checksum}, and {known[file.name]} is pinned"
+        )
 
 
 def _module(coordinates: tuple[str, ...], scope: str, classifier: str = "") -> str:
