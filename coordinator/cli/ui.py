@@ -23,12 +23,12 @@ def ui(
     try:
         with needs_extra("ui"):
             from waitress.server import create_server
-        from coordinator.ui.job import view_of
+        from coordinator.ui.job import JobView
         from coordinator.ui.page import page_of
     except ModuleNotFoundError as error:
         fail(str(error), USAGE)
     with coordinator_of(job) as coordinator:
-        page = page_of(view_of(coordinator), shlex.quote(job))
+        page = page_of(JobView(coordinator), shlex.quote(job))
         try:
             place = socket.create_server(("127.0.0.1", port))
         except OSError as error:

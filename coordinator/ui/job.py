@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.config import CheckpointConfig
 from coordinator.coordinator import CheckpointCoordinator
 from coordinator.errors import CheckpointError, reason
 from coordinator.guarantee import Guarantee
 from coordinator.heartbeat import Driver, look_for_driver
-from coordinator.operate.balance import take_balance
+from coordinator.operate.balance import Balance, take_balance
 from coordinator.operate.in_doubt import Seen, look, remedies
 from coordinator.operate.memories import set_back
-from coordinator.operate.text import of_driver, of_newest
-from coordinator.protocol.batch import Sink
-from coordinator.protocol.records import CheckpointStore, jobs_in
+from coordinator.operate.text import duration, of_driver
+from coordinator.protocol.records import Acceptance, CheckpointStore, Record
 from coordinator.savepoints.model import Savepoint, list_savepoints
 from coordinator.statistics.history import load_history
 from coordinator.statistics.model import Activity, CheckpointStatistics, Status
-from coordinator.storage import CheckpointStorage, StorageError
+from coordinator.storage import StorageError
 from coordinator.storage.uris import redacted
-from coordinator.ui.answer_cache import Answer, AnswerCache
+from sinks.errors import SinkError
 from sinks.optional import Diagnosable
+from sinks.transaction import Committable
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 5.0
+"""Seconds that a page waits for an answer, from when it was asked for."""
 
 
 @dataclass(frozen=True)
-class Notice:
+class Answer:
+    """What was read, and why it could not be, or not all of it."""
+
+    value: Any = None
+    trouble: str = ""
+
+
+class Notice(NamedTuple):
     """Something that a person should see. `level`: bad or warn; `page`: where there is more."""
 
     level: str
@@ -38,8 +53,7 @@ class Notice:
     page: str = ""
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """One of a waterfall; `begin` and `width` in thousandths of the whole."""
 
     phase: str
@@ -49,91 +63,110 @@ class Bar:
     width: float
 
 
-@dataclass(frozen=True)
-class Setting:
-    name: str
-    value: str
-    is_default: bool
-    what: str = ""
+def _good_for(seconds: float) -> Callable[[Callable[..., Any]], Callable[..., Answer]]:
+    """Makes a method that reads one whose `Answer` is good for so many seconds. One thread at a time reads, so many
+    viewers cost no more than one, and a slow answer stops no other page: who would wait too long gets the answer of
+    before. The method gets a list for sentences on what it leaves out."""
+
+    def answering(read: Callable[..., Any]) -> Callable[..., Answer]:
+        @functools.wraps(read)
+        def get(view: JobView, *about: Any) -> Answer:
+            return view.answer((read.__name__, *about), seconds, functools.partial(read, view, *about))
+
+        return get
+
+    return answering
 
 
-@dataclass
 class JobView:
     """Of one job, for one page."""
 
-    job: str
-    storage: CheckpointStorage
-    sinks: Mapping[str, Sink]
-    config: CheckpointConfig
-    guarantee: Callable[[], Guarantee]
-    _answers: AnswerCache = field(default_factory=AnswerCache)
-    _tries: dict[str, list[CheckpointStatistics]] = field(default_factory=dict)
+    def __init__(self, coordinator: CheckpointCoordinator) -> None:
+        self._coordinator = coordinator
+        self.job, self.sinks, self.config = coordinator.job, coordinator.sinks, coordinator.config
+        self.storage = coordinator.protocol.store.storage
+        self._lock = threading.Lock()
+        self._answers: dict[tuple[Any, ...], tuple[float, Answer]] = {}
+        self._readers: dict[tuple[Any, ...], tuple[float, threading.Thread]] = {}
+        self._tries: dict[str, list[CheckpointStatistics]] = {}
 
     @property
     def store(self) -> CheckpointStore:
         """Of its own: one in use follows the lineage of what was claimed last."""
         return CheckpointStore(self.storage, self.job)
 
+    # ------------------------------------------------------------------ answers
+    def answer(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> Answer:
+        with self._lock:
+            until, answer = self._answers.get(name, (0.0, Answer()))
+            if time.monotonic() < until:
+                return answer
+            if name not in self._readers:
+                thread = threading.Thread(target=self._read, args=(name, seconds, read), daemon=True)
+                self._readers[name] = time.monotonic(), thread
+                thread.start()
+            began, thread = self._readers[name]
+        thread.join(max(0.0, began + _PATIENCE - time.monotonic()))
+        if thread.is_alive():
+            late = f"no answer for {duration(time.monotonic() - began)}"
+            return replace(answer, trouble=f"{late}; what is shown is older" if until else late)
+        return self._answers[name][1]
+
+    def _read(self, name: tuple[Any, ...], seconds: float, read: Callable[[list[str]], Any]) -> None:
+        bad: list[str] = []
+        try:
+            answer = Answer(read(bad), " ".join(bad))
+        except Exception as error:
+            if not isinstance(error, (CheckpointError, StorageError, SinkError, OSError)):
+                logger.warning("%s could not be read", name[0], exc_info=True)
+            answer = Answer(trouble=reason(error))
+        with self._lock:
+            self._answers[name] = time.monotonic() + seconds, answer
+            del self._readers[name]
+
     # ------------------------------------------------------------------ tries of checkpoints
+    @_good_for(1)
+    def history(self, bad: list[str]) -> list[CheckpointStatistics]:
+        return load_history(self.store, bad, self._tries)[::-1]
+
     def tries(self) -> Answer:
         """Those kept, newest first."""
-        answer = self._answers.get("history", 1, lambda bad: load_history(self.store, bad, self._tries))
-        return Answer(list(reversed(answer.value or ())), answer.trouble)
+        history = self.history()
+        return replace(history, value=history.value or [])
 
     def activity(self) -> Activity:
         return Activity.of(self.driver().value)
 
     def find(self, key: str) -> CheckpointStatistics | None:
-        return next((statistics for statistics in self.tries().value if key_of(statistics) == key), None)
+        return next((each for each in self.tries().value if key_of(each) == key), None)
 
-    def participants(self, statistics: CheckpointStatistics) -> Answer:
+    @_good_for(5)
+    def participants(self, checkpoint_id: int, _: list[str]) -> list[tuple[int, Committable]]:
         """Its committables, with the round of each, as long as the record is retained."""
-
-        if statistics.status is Status.FAILED:
-            return Answer([])
-
-        def read(bad: list[str]) -> list[tuple[int, Any]]:
-            for rounds in self.store.history(lambda id: id == statistics.checkpoint_id):
-                if rounds[0].checkpoint_id == statistics.checkpoint_id:
-                    return [(record.round, committable) for record in rounds for committable in record.committables]
-            return []
-
-        return self._answers.get(f"participants {statistics.checkpoint_id}", 5, read)
+        history = self.store.history(lambda id: id == checkpoint_id)
+        records = next((rounds for rounds in history if rounds[0].checkpoint_id == checkpoint_id), ())
+        return [(record.round, committable) for record in records for committable in record.committables]
 
     # ------------------------------------------------------------------ the job
-    def driver(self) -> Answer:
-        return self._answers.get("driver", 1, lambda bad: look_for_driver(self.store, bad))
+    @_good_for(1)
+    def driver(self, bad: list[str]) -> Driver | None:
+        return look_for_driver(self.store, bad)
 
-    def newest(self) -> Answer:
+    @_good_for(3)
+    def newest(self, _: list[str]) -> Sequence[Record]:
         """The newest complete checkpoint's records."""
-        return self._answers.get("newest", 3, lambda _: self.store.load_newest())
+        return self.store.load_newest()
 
-    def jobs(self) -> Answer:
-        """All that the storage holds: each one's driver and newest checkpoint, as sentences."""
-
-        def read(bad: list[str]) -> list[tuple[str, str, str]]:
-            jobs = []
-            for name in jobs_in(self.storage):
-                store = CheckpointStore(self.storage, name)
-                try:
-                    jobs.append((name, of_driver(look_for_driver(store, bad)), of_newest(store.load_newest())))
-                except (CheckpointError, StorageError) as error:
-                    jobs.append((name, reason(error), ""))
-            return jobs
-
-        return self._answers.get("jobs", 30, read)
-
-    def given_up(self) -> Answer:
-        return self._answers.get(
-            "losses", 30, lambda bad: [loss for record in self.store.losses(bad) for loss in record.accepted]
-        )
+    @_good_for(30)
+    def given_up(self, bad: list[str]) -> list[Acceptance]:
+        return [loss for record in self.store.losses(bad) for loss in record.accepted]
 
     def promise(self) -> tuple[Guarantee, str]:
         """The guarantee, and whose word it is."""
-        tries = self.tries().value
-        if tries:
+        if tries := self.tries().value:
             return Guarantee(tries[0].reasons), f"computed by the driver of generation {tries[0].generation}"
-        return self.guarantee(), "computed from the configuration and checkpoint storage; there is no checkpoint yet"
+        whence = "computed from the configuration and checkpoint storage; there is no checkpoint yet"
+        return self._coordinator.guarantee, whence
 
     def notices(self) -> list[Notice]:
         """What is wrong, the worst first."""
@@ -181,53 +214,42 @@ class JobView:
         return said
 
     # ------------------------------------------------------------------ what other systems tell
-    def in_doubt(self) -> Answer:
+    @_good_for(10)
+    def in_doubt(self, _: list[str]) -> tuple[Seen, list[str]]:
         """What is in doubt, and a sentence on each sink that remembers other checkpoints than storage. Of copies of the
         sinks, since the balance may ask them just now."""
+        copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
+        try:
+            for sink in copies.values():
+                if isinstance(sink, Diagnosable):
+                    sink.set_answer_timeout(8.0)
+            return look(self.store, copies), set_back(self.store, copies)
+        finally:
+            for sink in copies.values():
+                sink.close()
 
-        def ask(_: list[str]) -> tuple[Seen, list[str]]:
-            copies = {name: copy.deepcopy(sink) for name, sink in self.sinks.items()}
-            try:
-                for sink in copies.values():
-                    if isinstance(sink, Diagnosable):
-                        sink.set_answer_timeout(8.0)
-                return look(self.store, copies), set_back(self.store, copies)
-            finally:
-                for sink in copies.values():
-                    sink.close()
-
-        return self._answers.get("in doubt", 10, ask)
-
-    def savepoints(self) -> Answer:
+    @_good_for(10)
+    def savepoints(self, bad: list[str]) -> list[Savepoint]:
         place = self.config.savepoint_dir
-        if not place:
-            return Answer([])
+        newest_first = reversed(list_savepoints(place, bad)) if place else ()
+        return [savepoint for savepoint in newest_first if savepoint.job == self.job]
 
-        def read(bad: list[str]) -> list[Savepoint]:
-            return [savepoint for savepoint in reversed(list_savepoints(place, bad)) if savepoint.job == self.job]
-
-        return self._answers.get("savepoints", 10, read)
-
-    def balance(self) -> Answer:
+    @_good_for(30)
+    def balance(self, _: list[str]) -> Balance:
         """Records beside the systems' own ledgers: no table and no topic is read."""
-        return self._answers.get("balance", 30, lambda _: take_balance(self.store, self.sinks, quick=True))
+        return take_balance(self.store, self.sinks, quick=True)
 
     # ------------------------------------------------------------------ configuration
-    def settings(self) -> list[Setting]:
-        documented = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)$", CheckpointConfig.__doc__ or "", re.MULTILINE)
-        texts = {name: " ".join(text.split()) for name, text in documented}
+    def settings(self) -> list[tuple[str, str, bool]]:
+        """Name, value, and whether it is the default."""
         settings = []
         for each in fields(CheckpointConfig):
-            value = getattr(self.config, each.name)
-            if each.name == "storage":
-                value, is_default = self.storage.uri, False
-            else:
-                is_default = value == each.default
-                value = redacted(value) if each.name == "savepoint_dir" and value else value
-            value = value.value if isinstance(value, Enum) else value
-            settings.append(
-                Setting(each.name, "" if value is None else str(value), is_default, texts.get(each.name, ""))
-            )
+            value = self.storage.uri if each.name == "storage" else getattr(self.config, each.name)
+            is_default = value == each.default
+            if value and each.name in ("savepoint_dir", "spool_dir"):
+                value = redacted(value)
+            text = value.value if isinstance(value, Enum) else "" if value is None else str(value)
+            settings.append((each.name, text, is_default))
         return settings
 
     def how_sinks_write(self) -> dict[str, str]:
@@ -238,38 +260,18 @@ class JobView:
         return {name: sink.describe_writing(written.get(name)) for name, sink in diagnosable.items()}
 
 
-def view_of(coordinator: CheckpointCoordinator) -> JobView:
-    return JobView(
-        coordinator.job,
-        coordinator.protocol.store.storage,
-        coordinator.sinks,
-        coordinator.config,
-        lambda: coordinator.guarantee,
-    )
-
-
 # ---------------------------------------------------------------------- of one or several tries
 def key_of(statistics: CheckpointStatistics) -> str:
     """Its place in addresses."""
     return f"{statistics.generation}.{statistics.checkpoint_id}.{statistics.attempt}.{statistics.triggered_at}"
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Of the last completed tries, between the first's end and the last's."""
-
-    rows: float
-    """A second."""
-    seconds: float
-    """Between the ends of two."""
-
-
-def pace(tries: Sequence[CheckpointStatistics]) -> Pace | None:
-    """`tries` newest first; None for less than two."""
+def pace(tries: Sequence[CheckpointStatistics]) -> tuple[float, float] | None:
+    """Of the completed ones of `tries`, newest first: rows a second, and seconds from one's end to the next's."""
     completed = [statistics for statistics in tries if statistics.status is Status.COMPLETED]
     if len(completed) < 2 or (span := (completed[0].ended_at - completed[-1].ended_at) / 1000) <= 0:
         return None
-    return Pace(sum(sum(statistics.rows.values()) for statistics in completed[:-1]) / span, span / (len(completed) - 1))
+    return sum(sum(statistics.rows.values()) for statistics in completed[:-1]) / span, span / (len(completed) - 1)
 
 
 def waterfall(statistics: CheckpointStatistics) -> list[Bar]:

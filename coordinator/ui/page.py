@@ -34,7 +34,6 @@ TABS = {
     "balance": "Balance",
     "guarantee": "Guarantee",
     "configuration": "Configuration",
-    "jobs": "All jobs",
 }
 """By path."""
 
@@ -56,12 +55,23 @@ def page_of(view: JobView, job_file: str = "FILE") -> Flask:
     """`job_file` is what commands name the job by."""
     app = Flask("coordinator.ui")
     app.config["TRUSTED_HOSTS"] = _HOSTS
-    _make_ready(app)
-
-    @app.context_processor
-    def _of_all() -> dict[str, Any]:
-        of_job = {"job": view.job, "place": view.storage.uri, "job_option": f"--job {job_file}"}
-        return {"tabs": TABS, "tab": "", "view": view, **of_job}
+    app.jinja_env.undefined = StrictUndefined
+    app.jinja_env.finalize = lambda value: printable(value) if type(value) is str else value
+    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
+    functions = (key_of, pace, remedies, summarized, waterfall)
+    app.jinja_env.globals |= {each.__name__: each for each in functions}
+    app.jinja_env.globals |= {"Status": Status, "PHASES": PHASES, "COLUMNS": COLUMNS, "command": _command}
+    app.jinja_env.globals |= {"tabs": TABS, "tab": "", "view": view, "job_option": f"--job {job_file}"}
+    filters = (ago, by_sink, of_driver, of_newest, shown)
+    app.jinja_env.filters |= {each.__name__: each for each in filters}
+    app.jinja_env.filters |= {
+        "clock": _clock,
+        "number": "{:,}".format,
+        "pretty": _pretty,
+        "rate": _rate,
+        "time": time_of,
+        "took": _took,
+    }
 
     @app.get("/")
     @app.get("/<tab>")
@@ -102,29 +112,6 @@ def _paged(view: JobView, query: Mapping[str, str]) -> dict[str, Any]:
     number = min(max(number, 1), pages)
     shown_tries = tries[(number - 1) * _ON_A_PAGE : number * _ON_A_PAGE]
     return {"shown_tries": shown_tries, "wanted": wanted, "number": number, "pages": pages}
-
-
-def _make_ready(app: Flask) -> None:
-    """Its templates."""
-    app.jinja_env.undefined = StrictUndefined
-    app.jinja_env.finalize = lambda value: printable(value) if type(value) is str else value
-    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    functions = (key_of, pace, waterfall, remedies, summarized)
-    app.jinja_env.globals |= {each.__name__: each for each in functions}
-    app.jinja_env.globals |= {"Status": Status, "PHASES": PHASES, "COLUMNS": COLUMNS, "command": _command}
-    app.jinja_env.filters |= {
-        "ago": ago,
-        "by_sink": by_sink,
-        "clock": _clock,
-        "newest_text": of_newest,
-        "driver_text": of_driver,
-        "number": "{:,}".format,
-        "pretty": _pretty,
-        "rate": _rate,
-        "shown": shown,
-        "time": time_of,
-        "took": _took,
-    }
 
 
 def _command(pending: Pending) -> str:

@@ -17,7 +17,7 @@ from coordinator.jobfile import load_job
 from coordinator.protocol.encoding import seal, unseal
 from coordinator.statistics.model import CheckpointStatistics
 from coordinator.storage import CheckpointStorage
-from coordinator.ui.job import view_of
+from coordinator.ui.job import JobView
 from coordinator.ui.page import TABS, page_of
 from sinks.errors import SinkError, printable
 from sinks.transaction import shown
@@ -106,7 +106,7 @@ def test_what_a_driver_says_that_it_does(job: Job) -> None:
 
 def see_all(job: Job) -> dict[str, str]:
     with load_job(str(job.file)) as coordinator:
-        client = page_of(view_of(coordinator)).test_client()
+        client = page_of(JobView(coordinator)).test_client()
         pages = {}
         for tab in TABS:
             with client.get(f"/{tab}", headers={"Host": "127.0.0.1"}) as answer:

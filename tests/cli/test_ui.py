@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.jobfile import load_job
-from coordinator.ui.job import view_of
+from coordinator.ui.job import JobView
 from coordinator.ui.page import page_of
 from tests.cli.play import Job, cli
 from tests.signals import in_background, in_foreground
@@ -58,7 +58,7 @@ def test_how_each_sink_writes(pg_job: Job) -> None:
 
     def writes() -> str:
         with load_job(str(pg_job.file)) as coordinator:
-            return page_of(view_of(coordinator)).test_client().get("/configuration").text
+            return page_of(JobView(coordinator)).test_client().get("/configuration").text
 
     text = pg_job.file.read_text().replace('strategy = "prepared"', 'strategy = "auto"')
     pg_job.file.write_text(text)

@@ -18,7 +18,7 @@ from werkzeug.serving import make_server
 from coordinator import CheckpointConfig, CheckpointCoordinator
 from coordinator.errors import CheckpointFailed
 from coordinator.storage import open_storage
-from coordinator.ui.job import view_of
+from coordinator.ui.job import JobView
 from coordinator.ui.page import TABS, page_of
 from examples.custom_sink import FileSink
 from sinks.testing import Hooked
@@ -48,7 +48,7 @@ class Watched:
     requests to elsewhere."""
 
     def __init__(self, browser: Any, driver: CheckpointCoordinator, **options: Any) -> None:
-        self._server = make_server("127.0.0.1", 0, page_of(view_of(driver)), threaded=True)
+        self._server = make_server("127.0.0.1", 0, page_of(JobView(driver)), threaded=True)
         threading.Thread(target=self._server.serve_forever, args=[0.1]).start()
         self.home = f"http://127.0.0.1:{self._server.server_port}"
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)
